@@ -1,0 +1,45 @@
+# Every target sets up what it needs in .venv, inside this checkout.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test lint types bench docs clean
+
+help:  ## Show what can be made
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 …")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --editable '.[all]' --group dev
+	touch $@
+
+setup: $(READY)  ## Make .venv with everything the other targets use
+
+demo: $(READY)  ## Run the main job on the embedded default: no key, no network
+	$(BIN)/python examples/demo.py
+
+test: $(READY)  ## Run all tests, on asyncio and on trio, in parallel
+	$(BIN)/python -X dev -m pytest --numprocesses=auto --dist=worksteal
+
+lint: $(READY)  ## ruff, flake8-async, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/flake8 --select=ASYNC --enable=ASYNC sampling examples
+	$(BIN)/lint-imports --no-cache
+
+types: $(READY)  ## mypy strict and pyright strict
+	$(BIN)/mypy
+	$(BIN)/pyright --warnings
+	$(BIN)/pyright --ignoreexternal --verifytypes sampling
+
+bench: $(READY)  ## Measure against a floor and against peers, in one run
+	$(BIN)/python -m benchmarks
+
+docs: $(READY)  ## Build the documentation into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+clean:  ## Remove what the other targets made
+	rm -rf $(VENV) site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/results

@@ -1,0 +1,83 @@
+"""Checks for what callers pass in: each names the argument, shows the value and says what is allowed."""
+
+import math
+from collections.abc import Iterable
+from typing import Any, cast
+
+_LONGEST_SHOWN = 80
+
+MAX_ATTEMPTS = 1_000_000
+"""loop_budget * concurrency_budget may not be larger: a record of each attempt is kept, and more is a slip."""
+
+
+def shown(value: object) -> str:
+    """Render a value for an error message: its repr, cut where it gets long."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
+
+
+def wrong_type(name: str, value: object, allowed: str) -> TypeError:
+    """Build the TypeError for an argument that is of the wrong kind."""
+    return TypeError(f"{name} must be {allowed}, got {shown(value)} ({type(value).__name__})")
+
+
+def check_int(name: str, value: object, *, least: int | None = None) -> int:
+    """Return value if it is a real int (a bool is not) of at least `least`."""
+    if type(value) is not int:
+        raise wrong_type(name, value, "an int" if least is None else f"an int >= {least}")
+    if least is not None and value < least:
+        raise ValueError(f"{name} must be >= {least}, got {value}")
+    return value
+
+
+def check_number(name: str, value: object, *, least: float | None = None, above: float | None = None) -> float:
+    """Return value if it is a finite int or float (a bool is not) within the bounds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise wrong_type(name, value, "a number")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    if least is not None and value < least:
+        raise ValueError(f"{name} must be >= {least}, got {value}")
+    if above is not None and value <= above:
+        raise ValueError(f"{name} must be > {above}, got {value}")
+    return value
+
+
+def check_str(name: str, value: object, *, empty: bool = True) -> str:
+    """Return value if it is a str, and not a blank one unless that is allowed."""
+    if not isinstance(value, str):
+        raise wrong_type(name, value, "a str")
+    if not empty and not value.strip():
+        raise ValueError(f"{name} must not be empty, got {value!r}")
+    return value
+
+
+def check_bool(name: str, value: object) -> bool:
+    """Return value if it is True or False."""
+    if not isinstance(value, bool):
+        raise wrong_type(name, value, "True or False")
+    return value
+
+
+def check_instance(name: str, value: object, types: type[Any] | tuple[type[Any], ...], allowed: str) -> None:
+    """Raise a TypeError that says what is allowed unless value is an instance of `types`."""
+    if not isinstance(value, types):
+        raise wrong_type(name, value, allowed)
+
+
+def check_items(name: str, value: object, allowed: str) -> tuple[Any, ...]:
+    """Return the items of an iterable that is not a string: a lone str here is nearly always a forgotten bracket."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise wrong_type(name, value, allowed)
+    return tuple(cast("Iterable[Any]", value))
+
+
+def check_budgets(loop_budget: object, concurrency_budget: object) -> tuple[int, int]:
+    """Return depth and breadth if each is an int of at least 1, and both together are not absurd."""
+    depth = check_int("loop_budget", loop_budget, least=1)
+    breadth = check_int("concurrency_budget", concurrency_budget, least=1)
+    if depth * breadth > MAX_ATTEMPTS:
+        raise ValueError(
+            f"loop_budget * concurrency_budget must be <= {MAX_ATTEMPTS:,}, got {depth:,} * {breadth:,} attempts"
+        )
+    return depth, breadth

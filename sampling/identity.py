@@ -1,0 +1,104 @@
+"""Who is asking: the ids of the attempt that the running code belongs to."""
+
+import os
+import time
+from contextvars import ContextVar, Token
+
+import attrs
+
+from sampling.usage import Usage
+
+__all__ = ["Identity", "current", "report_usage"]
+
+
+@attrs.frozen(kw_only=True)
+class Identity:
+    """Where in which call the running code is. Between attempts, the four last fields are None."""
+
+    sampling_id: str
+    """One call of `sample()`: unique everywhere, and sorts by the time of the call."""
+
+    parent_id: str | None = None
+    """The iteration_id of the attempt that this call was made from, if it was made inside another call."""
+
+    iteration: int | None = None
+    """subsample * loop_budget + attempt + 1: unique inside the call."""
+
+    iteration_id: str | None = None
+    """One attempt: unique across calls, processes and machines."""
+
+    subsample: int | None = None
+    attempt: int | None = None
+
+
+@attrs.define
+class Place:
+    """What the context variable holds: the ids of one attempt, and what its backend says it has used so far."""
+
+    sampling_id: str
+    parent_id: str | None
+    iteration: int = 0
+    """0 between attempts: the first one is 1."""
+
+    iteration_id: str = ""
+    subsample: int = 0
+    attempt: int = 0
+    reported: Usage | None = None
+
+
+_place: ContextVar[Place | None] = ContextVar("sampling_place", default=None)
+
+
+def current() -> Identity | None:
+    """Return the ids of the call and the attempt that this code runs in, or None outside of any call."""
+    place = _place.get()
+    if place is None:
+        return None
+    if not place.iteration:
+        return Identity(sampling_id=place.sampling_id, parent_id=place.parent_id)
+    return Identity(
+        sampling_id=place.sampling_id,
+        parent_id=place.parent_id,
+        iteration=place.iteration,
+        iteration_id=place.iteration_id,
+        subsample=place.subsample,
+        attempt=place.attempt,
+    )
+
+
+def report_usage(usage: Usage) -> None:
+    """
+    Say what the running attempt has used so far; a later report replaces an earlier one.
+
+    For backends: a generation that is cancelled or fails never returns its usage,
+    but what it had used by then is paid for all the same. Outside an attempt this does nothing.
+    """
+    place = _place.get()
+    if place is not None:
+        place.reported = usage
+
+
+def enter(place: Place) -> Token[Place | None]:
+    """Make `place` the current one."""
+    return _place.set(place)
+
+
+def leave(token: Token[Place | None]) -> None:
+    """Undo the `enter` that gave this token."""
+    _place.reset(token)
+
+
+def parent_id() -> str | None:
+    """Return what a call that starts here has as its parent."""
+    place = _place.get()
+    return None if place is None else place.iteration_id or place.sampling_id
+
+
+def new_sampling_id() -> str:
+    """Make an id that sorts by time (nanoseconds) and is unique without asking anyone (64 random bits)."""
+    return f"{time.time_ns():016x}{os.urandom(8).hex()}"
+
+
+def iteration_id(sampling_id: str, iteration: int) -> str:
+    """Make the id of one attempt; seven digits, so that they sort within a call too."""
+    return f"{sampling_id}-{iteration:07d}"

@@ -1,0 +1,121 @@
+"""Where subsamples put their records, and in which order a strategy gets to see them."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar, overload
+
+from sampling.errors import WrongThread
+from sampling.results import Slice
+
+__all__ = ["Prefix", "ResultQueue"]
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+_ANSWERED = frozenset({"valid", "invalid"})
+
+
+class Prefix(Sequence[S]):
+    """The first items of a growing list, read-only: a strategy sees what there was when it was asked, for free."""
+
+    __slots__ = ("_items", "_length")
+
+    def __init__(self, items: list[S], length: int | None = None) -> None:
+        self._items = items
+        self._length = len(items) if length is None else length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> S: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[S]: ...
+    def __getitem__(self, index: int | slice) -> S | Sequence[S]:
+        if isinstance(index, slice):
+            return [self._items[i] for i in range(*index.indices(self._length))]
+        if not -self._length <= index < self._length:
+            raise IndexError(f"index {index} is out of range: there are {self._length}")
+        return self._items[index if index >= 0 else self._length + index]
+
+    def __iter__(self) -> Iterator[S]:
+        for index in range(self._length):
+            yield self._items[index]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+class ResultQueue(Generic[T]):
+    """
+    Every record of one call. It has room for all of them, so `put` never waits and a cancellation loses nothing.
+
+    `ready` holds the slices that the strategy may decide on, in the order in which it gets to see them:
+    as they finish, or, in a deterministic call, by (attempt, subsample) with no gap,
+    so that a decision never depends on which of two answers was faster.
+    """
+
+    def __init__(self, *, subsamples: int, deterministic: bool) -> None:
+        self.records: list[Slice[T]] = []
+        self.slices: list[Slice[T]] = []
+        self.ready: list[Slice[T]] = [] if deterministic else self.slices
+        self._seen = 0
+        self._held = _InOrder[T](subsamples) if deterministic else None
+        self._thread = threading.get_ident()
+
+    def put(self, record: Slice[T]) -> None:
+        """Add one record."""
+        if threading.get_ident() != self._thread:
+            raise WrongThread("a record can only be added in the thread that the call runs in")
+        self.records.append(record)
+        if record.outcome in _ANSWERED:
+            self.slices.append(record)
+        if self._held is not None:
+            self._held.put(record)
+
+    def close(self, subsample: int) -> None:
+        """Say that this subsample adds nothing more."""
+        if self._held is not None:
+            self._held.close(subsample)
+
+    def newly_ready(self) -> Iterator[Sequence[Slice[T]]]:
+        """Yield what the strategy has to be asked about: once for each slice that became ready since the last time."""
+        if self._held is not None:
+            self.ready.extend(record for record in self._held.release() if record.outcome in _ANSWERED)
+        while self._seen < len(self.ready):
+            self._seen += 1
+            yield Prefix(self.ready, self._seen)
+
+    def known_up_to(self, record: Slice[T]) -> list[Slice[T]]:
+        """Return all slices that come no later than this one in a deterministic order, gaps or not."""
+        return sorted((s for s in self.slices if order_key(s) <= order_key(record)), key=order_key)
+
+
+def order_key(record: Slice[T]) -> tuple[int, int]:
+    """Rank records as a deterministic call does."""
+    return record.attempt, record.subsample
+
+
+class _InOrder(Generic[T]):
+    """Holds records back until all that come before them, by (attempt, subsample), are there or never will be."""
+
+    def __init__(self, subsamples: int) -> None:
+        self._waiting: dict[tuple[int, int], Slice[T]] = {}
+        self._closed = [False] * subsamples
+        self._next = (0, 0)
+
+    def put(self, record: Slice[T]) -> None:
+        self._waiting[order_key(record)] = record
+
+    def close(self, subsample: int) -> None:
+        self._closed[subsample] = True
+
+    def release(self) -> Iterator[Slice[T]]:
+        while self._waiting:
+            attempt, subsample = self._next
+            record = self._waiting.pop(self._next, None)
+            if record is None and not self._closed[subsample]:
+                return
+            self._next = (attempt, subsample + 1) if subsample + 1 < len(self._closed) else (attempt + 1, 0)
+            if record is not None:
+                yield record

@@ -1,0 +1,28 @@
+"""How failed requirements are put to a model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sampling._arguments import check_str
+from sampling.results import Slice
+
+__all__ = ["check_template", "fill"]
+
+
+def check_template(template: object, *fields: str) -> str:
+    """Return a template that has all of these fields in it."""
+    text = check_str("template", template, empty=False)
+    for field in fields:
+        if field not in text:
+            raise ValueError(f"template must contain {field}, got {text!r}")
+    return text
+
+
+def fill(template: str, failed: Slice[Any], *, action: str = "") -> str:
+    """Fill a template in; by replacing and not by formatting, for a reason may quote the model's braces."""
+    before, _, after = template.partition("{reasons}")
+    return before.replace("{action}", action) + _listed(failed.complaints) + after.replace("{action}", action)
+
+
+def _listed(reasons: Sequence[str]) -> str:
+    return "\n".join(f"- {reason}" for reason in reasons)

@@ -1,0 +1,327 @@
+"""`BaseSamplingStrategy`: budgets, the decisions to override, and `sample()`."""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Self, TypeVar, cast, final, overload
+
+import anyio
+
+from sampling._arguments import check_bool, check_budgets, check_instance, check_int, check_number, wrong_type
+from sampling.budgets import Budget
+from sampling.engine import Call, run
+from sampling.errors import InsideEventLoop
+from sampling.hooks import Emitter, Hooks
+from sampling.messages import Action, Attempt, Context, Generation, Options, Request
+from sampling.plugins import installed_hooks
+from sampling.protocols import BackendLike
+from sampling.requirements import Requirement, RequirementLike, as_requirements
+from sampling.results import SamplingResult, Slice, by_merit
+
+__all__ = ["BaseSamplingStrategy"]
+
+T = TypeVar("T")
+
+
+class BaseSamplingStrategy:
+    """
+    Ask `loop_budget` times deep and `concurrency_budget` wide, and stop at the first valid answer.
+
+    There are `concurrency_budget` subsamples, all running at once. Each makes up to `loop_budget` attempts,
+    one after the other, and after an invalid one `repair` says what to try next.
+    The first valid slice ends the call: the others are cancelled, and what they spent is on the result.
+
+    What breadth costs: the number of requests multiplies, up to `loop_budget * concurrency_budget`,
+    and with it the prompt tokens; rate limits come sooner;
+    and which of several valid answers wins depends on timing, unless `deterministic=True`.
+
+    To write a strategy of your own, override any of the four decisions, `repair`, `done`, `select` and
+    `select_from_failure`. They are pure and synchronous: the engine does the waiting,
+    and hooks, ids, budgets and cancellation come with it. Set budgets as class attributes to change the defaults.
+    """
+
+    loop_budget: int = 1
+    """Depth: how many attempts each subsample may make."""
+
+    concurrency_budget: int = 1
+    """Breadth: how many subsamples run at once."""
+
+    requirements: Sequence[Requirement] = ()
+    """Checked on every sample, before those of the call."""
+
+    hooks: Hooks
+    deterministic: bool = False
+    """Whether the winner must not depend on timing: the valid slice with the smallest (attempt, subsample) wins."""
+
+    check_timeout_s: float | None = 60.0
+    """How long an async check may take, if its requirement does not say."""
+
+    max_context_chars: int = 10_000_000
+    """How long a conversation may get by repairs before its subsample ends."""
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
+        # Here, so that a subclass with an __init__ of its own has hooks even before it calls ours.
+        self = super().__new__(cls)
+        self.hooks = Hooks()
+        return self
+
+    def __init__(
+        self,
+        *,
+        loop_budget: int | None = None,
+        concurrency_budget: int | None = None,
+        requirements: Iterable[RequirementLike] | None = None,
+        hooks: Hooks | None = None,
+        deterministic: bool | None = None,
+        check_timeout_s: float | None = None,
+        max_context_chars: int | None = None,
+    ) -> None:
+        """Set what differs from the defaults of the class; None keeps them."""
+        if loop_budget is not None:
+            self.loop_budget = loop_budget
+        if concurrency_budget is not None:
+            self.concurrency_budget = concurrency_budget
+        check_budgets(self.loop_budget, self.concurrency_budget)
+        if requirements is not None:
+            self.requirements = as_requirements("requirements", requirements)
+        if hooks is not None:
+            check_instance("hooks", hooks, Hooks, "Hooks")
+            self.hooks = hooks
+        if deterministic is not None:
+            self.deterministic = check_bool("deterministic", deterministic)
+        if check_timeout_s is not None:
+            self.check_timeout_s = check_number("check_timeout_s", check_timeout_s, above=0)
+        if max_context_chars is not None:
+            self.max_context_chars = check_int("max_context_chars", max_context_chars, least=1)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("sample", "sample_sync"):
+            if name in cls.__dict__:
+                raise TypeError(
+                    f"{cls.__name__} overrides {name}(), which is final: it carries the hooks, ids, budgets and "
+                    "cancellation. Override repair, done, select or select_from_failure instead"
+                )
+
+    # Decisions.
+
+    def repair(self, history: Sequence[Slice[T]]) -> Attempt[T]:
+        """
+        Say what to try next in a subsample whose last attempt was invalid.
+
+        `history` holds the slices of this subsample only, oldest first; attempts that errored are not in it.
+        It is asked neither after the last attempt, nor after a transient error: then the same is tried again.
+        By default, the first question is asked again, unchanged.
+        """
+        first = history[0]
+        return Attempt(first.action, first.context_before, first.options)
+
+    def done(self, slices: Sequence[Slice[T]]) -> bool:
+        """
+        Say whether the whole call may stop now. It is asked after every slice; the newest one is the last.
+
+        By default, at the first valid one.
+        """
+        return slices[-1].valid
+
+    def select(self, slices: Sequence[Slice[T]]) -> Slice[T]:
+        """Choose the answer among the valid slices, which come in the order in which `done` saw them."""
+        return slices[0]
+
+    def select_from_failure(self, slices: Sequence[Slice[T]]) -> Slice[T]:
+        """
+        Choose the answer when no slice is valid; they come by iteration.
+
+        By default by merit: most requirements passed, then the higher score, then the earliest.
+        """
+        return by_merit(slices)
+
+    # The call.
+
+    @overload
+    async def sample(
+        self,
+        action: str,
+        ctx: Context | None,
+        backend: BackendLike,
+        reqs: Iterable[RequirementLike] | None = None,
+        *,
+        options: Options | None = None,
+        budget: Budget | None = None,
+        validation_ctx: Context | None = None,
+        hooks: Hooks | None = None,
+    ) -> SamplingResult[str]: ...
+    @overload
+    async def sample(
+        self,
+        action: Action[T],
+        ctx: Context | None,
+        backend: BackendLike,
+        reqs: Iterable[RequirementLike] | None = None,
+        *,
+        options: Options | None = None,
+        budget: Budget | None = None,
+        validation_ctx: Context | None = None,
+        hooks: Hooks | None = None,
+    ) -> SamplingResult[T]: ...
+    @final
+    async def sample(
+        self,
+        action: Action[Any] | str,
+        ctx: Context | None,
+        backend: BackendLike,
+        reqs: Iterable[RequirementLike] | None = None,
+        *,
+        options: Options | None = None,
+        budget: Budget | None = None,
+        validation_ctx: Context | None = None,
+        hooks: Hooks | None = None,
+    ) -> SamplingResult[Any]:
+        """
+        Ask until an answer is valid or the budgets are used up.
+
+        Args:
+            action: What to ask: an `Action`, or its text.
+
+            ctx: The conversation to ask in; None for a new one.
+
+            backend: Who answers: a `Backend`, or any `async def f(request) -> Generation | str`.
+
+            reqs: What must be true of the answer, after the strategy's own requirements:
+                `Requirement` objects, plain checks, or sentences that a model judges.
+
+            options: How to generate.
+
+            budget: What may be spent; share one between calls to limit them together.
+
+            validation_ctx: The conversation that requirements see, instead of that of each attempt.
+
+            hooks: Called in this call, after those of plugins and of the strategy.
+
+        Returns:
+            A result for every ending that has something to show, `success` or not.
+
+        Raises:
+            What the backend raised, with its own type, if no attempt came to an answer;
+            when several failed, from an `ExceptionGroup` of all of them.
+        """
+        return await run(self._call(action, ctx, backend, reqs, options, budget, validation_ctx, hooks))
+
+    @overload
+    def sample_sync(
+        self,
+        action: str,
+        ctx: Context | None,
+        backend: BackendLike,
+        reqs: Iterable[RequirementLike] | None = None,
+        *,
+        options: Options | None = None,
+        budget: Budget | None = None,
+        validation_ctx: Context | None = None,
+        hooks: Hooks | None = None,
+    ) -> SamplingResult[str]: ...
+    @overload
+    def sample_sync(
+        self,
+        action: Action[T],
+        ctx: Context | None,
+        backend: BackendLike,
+        reqs: Iterable[RequirementLike] | None = None,
+        *,
+        options: Options | None = None,
+        budget: Budget | None = None,
+        validation_ctx: Context | None = None,
+        hooks: Hooks | None = None,
+    ) -> SamplingResult[T]: ...
+    @final
+    def sample_sync(
+        self,
+        action: Action[Any] | str,
+        ctx: Context | None,
+        backend: BackendLike,
+        reqs: Iterable[RequirementLike] | None = None,
+        *,
+        options: Options | None = None,
+        budget: Budget | None = None,
+        validation_ctx: Context | None = None,
+        hooks: Hooks | None = None,
+    ) -> SamplingResult[Any]:
+        """Do as `sample()` does, for code that has no event loop; inside of one it raises `InsideEventLoop`."""
+        if _loop_is_running():
+            raise InsideEventLoop
+        call = partial(self.sample, options=options, budget=budget, validation_ctx=validation_ctx, hooks=hooks)
+        return anyio.run(call, cast("Action[Any]", action), ctx, backend, reqs)
+
+    def _call(
+        self,
+        action: object,
+        ctx: object,
+        backend: object,
+        reqs: Iterable[RequirementLike] | None,
+        options: object,
+        budget: object,
+        validation_ctx: object,
+        hooks: object,
+    ) -> Call[Any]:
+        """Check what `sample()` was given, and freeze it."""
+        for name, value, kind in (
+            ("ctx", ctx, Context),
+            ("options", options, Options),
+            ("budget", budget, Budget),
+            ("validation_ctx", validation_ctx, Context),
+            ("hooks", hooks, Hooks),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise wrong_type(name, value, f"{kind.__name__} or None")
+        if isinstance(action, str):
+            action = Action(action)
+        elif not isinstance(action, Action):
+            raise wrong_type("action", action, "an Action or a str")
+        check_budgets(self.loop_budget, self.concurrency_budget)
+        return Call(
+            strategy=cast("Any", self),
+            first=Attempt(cast("Action[Any]", action), cast("Context", ctx or Context())),
+            generate=_generate_of(backend),
+            requirements=_together(self.requirements, as_requirements("reqs", reqs)),
+            options=cast("Options", options or Options()),
+            loop_budget=self.loop_budget,
+            concurrency_budget=self.concurrency_budget,
+            deterministic=self.deterministic,
+            budget=cast("Budget | None", budget),
+            validation_ctx=cast("Context | None", validation_ctx),
+            emitter=Emitter([installed_hooks(), self.hooks, *([hooks] if isinstance(hooks, Hooks) else [])]),
+            check_timeout_s=self.check_timeout_s,
+            max_context_chars=self.max_context_chars,
+        )
+
+    def __repr__(self) -> str:
+        budgets = f"loop_budget={self.loop_budget}, concurrency_budget={self.concurrency_budget}"
+        return f"{type(self).__name__}({budgets}{', deterministic=True' if self.deterministic else ''})"
+
+
+def _loop_is_running() -> bool:
+    try:
+        anyio.get_cancelled_exc_class()
+    except anyio.NoEventLoopError:
+        return False
+    return True
+
+
+def _generate_of(backend: object) -> Callable[[Request], Awaitable[Generation | str]]:
+    if isinstance(backend, type):
+        raise TypeError(f"backend must be an instance, got the class {backend.__name__}: call it first")
+    generate = getattr(backend, "generate", backend)
+    if not callable(generate):
+        allowed = "a Backend with `async def generate(request)`, or an async function of one request"
+        raise wrong_type("backend", backend, allowed)
+    return cast("Callable[[Request], Awaitable[Generation | str]]", generate)
+
+
+def _together(own: Iterable[RequirementLike], given: tuple[Requirement, ...]) -> tuple[Requirement, ...]:
+    """Put the strategy's requirements before the call's, each once."""
+    if not own:
+        return given
+    both = (*as_requirements("requirements", own), *given)
+    once: dict[tuple[str, int], Requirement] = {}
+    for requirement in both:
+        once.setdefault((requirement.description, id(requirement.check)), requirement)
+    return tuple(once.values())

@@ -1,0 +1,39 @@
+"""What was spent."""
+
+import attrs
+
+from sampling._arguments import check_int, check_number
+
+__all__ = ["Usage"]
+
+
+@attrs.frozen
+class Usage:
+    """Tokens and money that went into something. Adds with `+`, and with `sum()`."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        check_int("input_tokens", self.input_tokens, least=0)
+        check_int("output_tokens", self.output_tokens, least=0)
+        check_number("cost", self.cost, least=0)
+
+    @property
+    def total_tokens(self) -> int:
+        """Input and output together."""
+        return self.input_tokens + self.output_tokens
+
+    def __add__(self, other: object) -> "Usage":
+        if not isinstance(other, Usage):
+            return NotImplemented
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cost + other.cost,
+        )
+
+    def __radd__(self, other: object) -> "Usage":
+        # sum() starts from 0
+        return self if other == 0 else NotImplemented
