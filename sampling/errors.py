@@ -5,11 +5,21 @@ Everything that `sampling` raises.
     ├── BackendError                 the model's side
     │   ├── TransientError           may pass on another try
     │   │   ├── RateLimited
-    │   │   └── Timeout
-    │   └── FatalError               never will
-    │       ├── AuthenticationFailed
-    │       ├── BadRequest
-    │       └── ModelNotFound
+    │   │   ├── Timeout
+    │   │   ├── ServerError
+    │   │   ├── ConnectFailed        the server was not reached
+    │   │   ├── ConnectionLost       it was, and may have done the work
+    │   │   ├── Incomplete           an answer without an end
+    │   │   └── MalformedResponse
+    │   ├── FatalError               never will
+    │   │   ├── AuthenticationFailed
+    │   │   ├── BadRequest
+    │   │   │   └── RequestTooLarge
+    │   │   ├── CertificateInvalid
+    │   │   ├── ModelNotFound
+    │   │   ├── QuotaExhausted
+    │   │   └── Redirected
+    │   └── ResponseTooLarge         ends its subsample only
     ├── BudgetExceeded               a request that the budget has no room for
     ├── NoValidAnswer                what `result.unwrap()` raises
     ├── CheckTimeout                 a requirement's check took too long
@@ -18,6 +28,7 @@ Everything that `sampling` raises.
     ├── SelectionFailed              `select` or `select_from_failure` gave no slice of this call
     ├── ContextTooLarge              a repair that makes the conversation grow without end
     ├── PluginFailed                 a plugin that can't be loaded
+    ├── MissingExtra (ImportError)   an optional dependency that is not installed
     ├── WrongThread (RuntimeError)   a running call touched from a thread that is not its own
     └── InsideEventLoop (RuntimeError)   `sample_sync` called where `await sample` is needed
 
@@ -37,17 +48,28 @@ __all__ = [
     "BadRequest",
     "BadVerdict",
     "BudgetExceeded",
+    "CertificateInvalid",
     "CheckTimeout",
+    "ConnectFailed",
+    "ConnectionLost",
     "ContextTooLarge",
     "FatalError",
     "HookTimeout",
+    "Incomplete",
     "InsideEventLoop",
+    "MalformedResponse",
+    "MissingExtra",
     "ModelNotFound",
     "NoValidAnswer",
     "PluginFailed",
+    "QuotaExhausted",
     "RateLimited",
+    "Redirected",
+    "RequestTooLarge",
+    "ResponseTooLarge",
     "SamplingError",
     "SelectionFailed",
+    "ServerError",
     "Timeout",
     "TransientError",
     "WrongThread",
@@ -73,6 +95,15 @@ class SamplingError(Exception):
 
 class BackendError(SamplingError):
     """The backend gave no answer."""
+
+    status: int | None = None
+    """The HTTP status, where there was one."""
+
+    maybe_billed: bool = False
+    """Whether the server may have done the work, and charge for it, although nothing usable came back."""
+
+    partial_text: str | None = None
+    """What had come of the answer by then. It is here to look at, never to be used as an answer."""
 
 
 class TransientError(BackendError):
@@ -105,6 +136,44 @@ class Timeout(TransientError):
     hint = "Raise the backend's timeout, or ask for fewer tokens."
 
 
+class ServerError(TransientError):
+    """The server failed, or is overloaded."""
+
+    hint = "The server's own trouble: try again later, or ask another one."
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
+        """How long the server asked to wait, if it said so."""
+
+
+class ConnectFailed(TransientError):
+    """The server could not be reached; nothing was sent."""
+
+    hint = "Check base_url, that the server is running, and the network."
+
+
+class ConnectionLost(TransientError):
+    """The connection broke after the request was sent: the server may have done the work, and charge for it."""
+
+    hint = "Another try asks, and pays, again from the start: what came before the break can't be continued."
+    maybe_billed = True
+
+
+class Incomplete(TransientError):
+    """The answer stopped without saying that it is finished."""
+
+    hint = "If this server never sends a finish_reason, pass allow_missing_finish=True to the backend."
+    maybe_billed = True
+
+
+class MalformedResponse(TransientError):
+    """The server answered with something that is not an answer."""
+
+    hint = "Check that base_url is that of an OpenAI-compatible API, with its /v1, and not of a proxy or a web page."
+    maybe_billed = True
+
+
 class FatalError(BackendError):
     """The backend will never answer this. It ends the call at once, and its siblings with it."""
 
@@ -121,10 +190,41 @@ class BadRequest(FatalError):
     hint = "The same request fails every time: change the options or the messages."
 
 
+class RequestTooLarge(BadRequest):
+    """The request is longer than the backend, or the server, allows."""
+
+    hint = "Send fewer or shorter messages, or raise the backend's max_request_bytes."
+
+
+class CertificateInvalid(FatalError):
+    """The server's certificate does not prove that it is who base_url names; nothing was sent."""
+
+    hint = "For a private certificate authority, pass ssl_context=ssl.create_default_context(cafile=…)."
+
+
 class ModelNotFound(FatalError):
     """The backend has no model of that name."""
 
     hint = "Check the model's name against the list that the server gives."
+
+
+class QuotaExhausted(FatalError):
+    """The account has nothing left to pay with."""
+
+    hint = "Check the plan and the billing of the account that the key belongs to."
+
+
+class Redirected(FatalError):
+    """The server wants the request to be sent elsewhere. It is not: the key would go with it."""
+
+    hint = "If the new address is right, give it as base_url."
+
+
+class ResponseTooLarge(BackendError):
+    """The answer was longer than the backend allows, and was cut off."""
+
+    hint = "Ask for fewer tokens, or raise the backend's max_response_bytes."
+    maybe_billed = True
 
 
 class BudgetExceeded(SamplingError):
@@ -190,6 +290,13 @@ class PluginFailed(SamplingError):
     """An installed plugin could not be loaded."""
 
     hint = "Fix or uninstall the distribution that brings it, or set SAMPLING_PLUGINS=off."
+
+
+class MissingExtra(SamplingError, ImportError):
+    """Something was used that needs a package which is not installed."""
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(f'{what} needs the package {package!r}: pip install "sampling[{extra}]"')
 
 
 class WrongThread(SamplingError, RuntimeError):

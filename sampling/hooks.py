@@ -1,6 +1,6 @@
 """What others may see and do while a call runs."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from inspect import isawaitable
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -203,16 +203,18 @@ class CriticalHookError(Exception):
 class Emitter:
     """The hooks of one call, sorted by event, and what went wrong in them."""
 
-    def __init__(self, sources: Sequence[Hooks]) -> None:
-        self._hooks = tuple(hook for hooks in sources for hook in hooks)
+    def __init__(self, hooks: Iterable[Hook]) -> None:
+        self._hooks = tuple(hooks)
         self._by_event: dict[type[Event], tuple[Hook, ...]] = {}
+        self.silent = not self._hooks
+        """Whether nobody wants anything: then the engine has nothing to announce."""
         self.failures: list[HookFailure] = []
 
     def hooks_for(self, event: type[Event]) -> tuple[Hook, ...]:
         """Return who wants this kind of event; the engine builds no event that nobody wants."""
         found = self._by_event.get(event)
         if found is None:
-            found = tuple(hook for hook in self._hooks if issubclass(event, hook.event)) if self._hooks else ()
+            found = tuple(hook for hook in self._hooks if issubclass(event, hook.event))
             self._by_event[event] = found
         return found
 
@@ -251,6 +253,10 @@ class Emitter:
         iteration_id = getattr(event, "iteration_id", None)
         self.failures.append(HookFailure(hook.name, kind, error, iteration_id))
         log.warning("hook_failed", hook=hook.name, hook_event=kind, error_type=type(error).__name__, exc_info=error)
+
+
+SILENT = Emitter(())
+"""For calls without hooks, and so without failures of hooks: one serves them all."""
 
 
 async def _within(hook: Hook, event: Event, answer: Awaitable[Any], *, shield: bool) -> Any:

@@ -2,9 +2,11 @@
 
 import os
 import time
-from contextvars import ContextVar, Token
+from contextvars import ContextVar, Token, copy_context
+from typing import Any, TypeAlias
 
 import attrs
+from structlog.contextvars import bind_contextvars
 
 from sampling.usage import Usage
 
@@ -49,6 +51,17 @@ class Place:
 _place: ContextVar[Place | None] = ContextVar("sampling_place", default=None)
 
 
+def _log_variable(key: str) -> ContextVar[Any]:
+    """Return the variable behind a key of structlog's context, so that binding it is a plain `set`."""
+    return copy_context().run(bind_contextvars, **{key: ""})[key].var
+
+
+_logged_call = _log_variable("sampling_id")
+_logged_iteration = _log_variable("iteration_id")
+
+Entered: TypeAlias = tuple[Token[Place | None], Token[Any], ContextVar[Any]]
+
+
 def current() -> Identity | None:
     """Return the ids of the call and the attempt that this code runs in, or None outside of any call."""
     place = _place.get()
@@ -78,14 +91,18 @@ def report_usage(usage: Usage) -> None:
         place.reported = usage
 
 
-def enter(place: Place) -> Token[Place | None]:
-    """Make `place` the current one."""
-    return _place.set(place)
+def enter(place: Place) -> Entered:
+    """Make `place` the current one, here and in the log lines of this context."""
+    if place.iteration:
+        return _place.set(place), _logged_iteration.set(place.iteration_id), _logged_iteration
+    return _place.set(place), _logged_call.set(place.sampling_id), _logged_call
 
 
-def leave(token: Token[Place | None]) -> None:
-    """Undo the `enter` that gave this token."""
-    _place.reset(token)
+def leave(entered: Entered) -> None:
+    """Undo the `enter` that gave this."""
+    place_token, log_token, logged = entered
+    logged.reset(log_token)
+    _place.reset(place_token)
 
 
 def parent_id() -> str | None:

@@ -43,28 +43,39 @@ class Context:
     so `add` costs the same at the first turn and at the thousandth, and subsamples share their common past.
     """
 
-    __slots__ = ("__weakref__", "_all", "_count", "_parent", "_tail", "chars")
+    __slots__ = ("__weakref__", "_all", "_answered", "_count", "_parent", "_tail", "chars")
 
     chars: int
     """Characters in all messages together."""
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
-        tail = check_items("messages", messages, "an iterable of Message")
-        self._grow(None, _all_messages(tail))
-
-    def _grow(self, parent: "Context | None", tail: tuple[Message, ...]) -> None:
-        self._parent = parent
-        self._tail = tail
+        self._parent: Context | None = None
+        self._tail = _all_messages(check_items("messages", messages, "an iterable of Message"))
+        self._answered: tuple[tuple[Message, ...], str] | None = None
         self._all: tuple[Message, ...] | None = None
-        own_chars = sum(len(message.content) for message in tail)
-        self._count = len(tail) + (parent._count if parent is not None else 0)
-        self.chars = own_chars + (parent.chars if parent is not None else 0)
+        self._count = len(self._tail)
+        self.chars = sum(len(message.content) for message in self._tail)
 
     def add(self, *messages: Message) -> "Context":
         """Return a new context with these messages at its end."""
-        grown = Context.__new__(Context)
-        grown._grow(self, _all_messages(messages))
+        grown = Context(messages)
+        grown._parent = self
+        grown._count += self._count
+        grown.chars += self.chars
         return grown
+
+    @classmethod
+    def answered(cls, asked: tuple[Message, ...], chars: int, answer: str) -> "Context":
+        """Make the context of a question with its answer: `asked` is all that was sent, `chars` characters long."""
+        # The answer becomes a message when it is read: most attempts are never looked at again.
+        context = cls.__new__(cls)
+        context._parent = None
+        context._tail = ()
+        context._answered = (asked, answer)
+        context._all = None
+        context._count = len(asked) + 1
+        context.chars = chars + len(answer)
+        return context
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -74,18 +85,19 @@ class Context:
         return self._all
 
     def _collect(self) -> tuple[Message, ...]:
+        if self._answered is not None:
+            asked, answer = self._answered
+            return (*asked, Message("assistant", answer))
         # Walks up only to the nearest context that has its tuple already: in a growing conversation, the one before.
         tails = [self._tail]
         node = self._parent
         while node is not None:
-            if node._all is not None:
-                tails.append(node._all)
+            if node._all is not None or node._answered is not None:
+                tails.append(node.messages)
                 break
             tails.append(node._tail)
             node = node._parent
-        if len(tails) == 2:
-            return tails[1] + tails[0]
-        return tuple(message for tail in reversed(tails) for message in tail)
+        return tuple([message for tail in reversed(tails) for message in tail])
 
     def __len__(self) -> int:
         return self._count
@@ -187,15 +199,24 @@ class Action(Generic[T]):
     def __init__(self, text: str, parser: Callable[[str], T]) -> None: ...
     def __init__(self, text: str, parser: Callable[[str], T] | None = None) -> None:
         check_str("text", text)
-        if parser is not None and not callable(parser):
-            raise wrong_type("parser", parser, "a callable that takes the answer's text, or None")
-        if iscoroutinefunction(parser):
-            raise TypeError(f"parser must be a plain function, got the async {shown(parser)}: await things in a check")
+        if parser is not None:
+            _check_parser(parser)
         self.__attrs_init__(text, parser)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+    def with_text(self, text: str) -> "Action[T]":
+        """Return an action that asks something else and parses the answer in the same way."""
+        return cast("Action[T]", Action(text)) if self.parser is None else Action(text, self.parser)
 
     def parse(self, text: str) -> T:
         """Turn the answer's text into a `T`; what the parser raises, comes through."""
         return cast("T", text) if self.parser is None else self.parser(text)
+
+
+def _check_parser(parser: object) -> None:
+    if not callable(parser):
+        raise wrong_type("parser", parser, "a callable that takes the answer's text, or None")
+    if iscoroutinefunction(parser):
+        raise TypeError(f"parser must be a plain function, got the async {shown(parser)}: await things in a check")
 
 
 @attrs.frozen
@@ -207,18 +228,37 @@ class Attempt(Generic[T]):
     options: Options | None = None
     """Put over the options of the call, for this attempt only."""
 
+    _messages: tuple[Message, ...] | None = attrs.field(default=None, init=False, eq=False, repr=False)
+
     def __attrs_post_init__(self) -> None:
-        check_instance("action", self.action, Action, "an Action")
-        check_instance("context", self.context, Context, "a Context")
-        if self.options is not None:
-            check_instance("options", self.options, Options, "Options or None")
+        if not isinstance(self.action, Action):
+            raise wrong_type("action", self.action, "an Action")
+        if not isinstance(self.context, Context):
+            raise wrong_type("context", self.context, "a Context")
+        if self.options is not None and not isinstance(self.options, Options):
+            raise wrong_type("options", self.options, "Options or None")
+
+    @property
+    def chars(self) -> int:
+        """How many characters are sent."""
+        return self.context.chars + len(self.action.text)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """What is sent: the conversation, and the action as the user's next message."""
+        messages = self._messages
+        if messages is None:
+            messages = (*self.context.messages, Message("user", self.action.text))
+            # Kept, for a strategy may try the very same attempt many times.
+            object.__setattr__(self, "_messages", messages)
+        return messages
 
 
 @attrs.frozen
 class Request:
     """One question to a backend, with the ids of the attempt that asks it."""
 
-    messages: tuple[Message, ...] = attrs.field(converter=tuple)
+    messages: Sequence[Message]
     options: Options = Options()
     sampling_id: str = ""
     iteration: int = 1
@@ -227,7 +267,10 @@ class Request:
     attempt: int = 0
 
     def __attrs_post_init__(self) -> None:
-        check_instance("options", self.options, Options, "Options")
+        if not isinstance(self.messages, tuple):
+            object.__setattr__(self, "messages", _all_messages(check_items("messages", self.messages, "Messages")))
+        if not isinstance(self.options, Options):
+            raise wrong_type("options", self.options, "Options")
 
 
 @attrs.frozen
@@ -240,6 +283,8 @@ class Generation:
     """Why it ended: "stop", "length", "content_filter", … A check can see it as `view.generation.finish_reason`."""
 
     model: str | None = None
+    reasoning: str | None = attrs.field(default=None, kw_only=True)
+    """What a reasoning model thought before it answered, where the backend shows it. It is no part of the text."""
 
     def __attrs_post_init__(self) -> None:
         check_str("text", self.text)

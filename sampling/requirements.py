@@ -95,6 +95,9 @@ class Requirement:
     takes_view: bool = attrs.field(init=False, repr=False)
     """Whether the check wants the view as its second argument."""
 
+    _plain: dict[bool, Validation] = attrs.field(init=False, repr=False, factory=dict[bool, Validation])
+    """The two answers without a reason, made once: most checks give no other."""
+
     @takes_view.default  # pyright: ignore[reportAttributeAccessIssue, reportUntypedFunctionDecorator, reportUnknownMemberType]
     def _default_takes_view(self) -> bool:
         return self.check is not None and callable(self.check) and _takes_view(self.check)
@@ -117,7 +120,10 @@ class Requirement:
     def read_verdict(self, verdict: Any) -> Validation:
         """Turn what the check answered into a Validation; anything but a clear answer is a `BadVerdict`."""
         if type(verdict) is bool:
-            return Validation(verdict, requirement=self)
+            plain = self._plain.get(verdict)
+            if plain is None:
+                plain = self._plain[verdict] = Validation(verdict, requirement=self)
+            return plain
         if isinstance(verdict, Validation):
             return attrs.evolve(verdict, requirement=self)
         if isinstance(verdict, tuple):

@@ -86,6 +86,13 @@ class ResultQueue(Generic[T]):
             self._seen += 1
             yield Prefix(self.ready, self._seen)
 
+    def candidates(self, *, decided: bool) -> Sequence[Slice[T]]:
+        """Return what to choose the answer from, in the order in which the strategy saw it."""
+        if decided or self._held is None:
+            return self.ready
+        # Cut short before the strategy had enough: what was still held back for the sake of order counts too.
+        return sorted(self.slices, key=order_key)
+
     def known_up_to(self, record: Slice[T]) -> list[Slice[T]]:
         """Return all slices that come no later than this one in a deterministic order, gaps or not."""
         return sorted((s for s in self.slices if order_key(s) <= order_key(record)), key=order_key)

@@ -7,7 +7,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 import attrs
 
 from sampling.errors import NoValidAnswer
-from sampling.messages import Action, Context, Generation, Options
+from sampling.messages import Action, Attempt, Context, Generation
 from sampling.requirements import Validation
 from sampling.usage import Usage
 
@@ -22,7 +22,7 @@ StopReason: TypeAlias = Literal["validated", "exhausted", "budget", "deadline", 
 """Why a call ended."""
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class Slice(Generic[T]):
     """The record of one attempt."""
 
@@ -51,11 +51,8 @@ class Slice(Generic[T]):
 
     finished_s: float = 0.0
 
-    context_before: Context = Context()
-    """The conversation that the question was put into."""
-
-    options: Options | None = None
-    """What the attempt put over the options of the call, if anything."""
+    tried: Attempt[T] | None = None
+    """What the attempt tried: its action, the conversation it was put into, and options of its own."""
 
     @property
     def valid(self) -> bool:
@@ -80,7 +77,7 @@ class Slice(Generic[T]):
     @property
     def complaints(self) -> tuple[str, ...]:
         """What to tell the model: why each failed requirement failed. Errors of the transport are not among them."""
-        return tuple(validation.complaint for validation in self.validations if not validation.passed)
+        return tuple([validation.complaint for validation in self.validations if not validation.passed])
 
     @property
     def elapsed_s(self) -> float:
@@ -226,6 +223,12 @@ def quoted(text: str, limit: int) -> str:
     cut = text if len(text) <= limit else f"{text[: limit - 1]}…"
     safe = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in cut)
     return f'"{safe}"'
+
+
+def first_tried(history: Sequence[Slice[T]]) -> Attempt[T]:
+    """Return what the first of these slices tried."""
+    first = history[0]
+    return first.tried or Attempt(first.action, Context())
 
 
 def by_merit(slices: Sequence[Slice[T]]) -> Slice[T]:

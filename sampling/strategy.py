@@ -7,19 +7,23 @@ from typing import Any, Self, TypeVar, cast, final, overload
 import anyio
 
 from sampling._arguments import check_bool, check_budgets, check_instance, check_int, check_number, wrong_type
+from sampling.attempts import Call
 from sampling.budgets import Budget
-from sampling.engine import Call, run
+from sampling.engine import Run
 from sampling.errors import InsideEventLoop
-from sampling.hooks import Emitter, Hooks
+from sampling.hooks import SILENT, Emitter, Hooks
 from sampling.messages import Action, Attempt, Context, Generation, Options, Request
 from sampling.plugins import installed_hooks
 from sampling.protocols import BackendLike
 from sampling.requirements import Requirement, RequirementLike, as_requirements
-from sampling.results import SamplingResult, Slice, by_merit
+from sampling.results import SamplingResult, Slice, by_merit, first_tried
 
 __all__ = ["BaseSamplingStrategy"]
 
 T = TypeVar("T")
+
+NO_CONTEXT = Context()
+NO_OPTIONS = Options()
 
 
 class BaseSamplingStrategy:
@@ -112,8 +116,7 @@ class BaseSamplingStrategy:
         It is asked neither after the last attempt, nor after a transient error: then the same is tried again.
         By default, the first question is asked again, unchanged.
         """
-        first = history[0]
-        return Attempt(first.action, first.context_before, first.options)
+        return first_tried(history)
 
     def done(self, slices: Sequence[Slice[T]]) -> bool:
         """
@@ -204,7 +207,7 @@ class BaseSamplingStrategy:
             What the backend raised, with its own type, if no attempt came to an answer;
             when several failed, from an `ExceptionGroup` of all of them.
         """
-        return await run(self._call(action, ctx, backend, reqs, options, budget, validation_ctx, hooks))
+        return await Run(self._call(action, ctx, backend, reqs, options, budget, validation_ctx, hooks)).run()
 
     @overload
     def sample_sync(
@@ -263,35 +266,41 @@ class BaseSamplingStrategy:
         hooks: object,
     ) -> Call[Any]:
         """Check what `sample()` was given, and freeze it."""
-        for name, value, kind in (
-            ("ctx", ctx, Context),
-            ("options", options, Options),
-            ("budget", budget, Budget),
-            ("validation_ctx", validation_ctx, Context),
-            ("hooks", hooks, Hooks),
-        ):
-            if value is not None and not isinstance(value, kind):
-                raise wrong_type(name, value, f"{kind.__name__} or None")
         if isinstance(action, str):
             action = Action(action)
         elif not isinstance(action, Action):
             raise wrong_type("action", action, "an Action or a str")
+        if ctx is not None and not isinstance(ctx, Context):
+            raise wrong_type("ctx", ctx, "a Context or None")
+        if options is not None and not isinstance(options, Options):
+            raise wrong_type("options", options, "Options or None")
+        if budget is not None and not isinstance(budget, Budget):
+            raise wrong_type("budget", budget, "a Budget or None")
+        if validation_ctx is not None and not isinstance(validation_ctx, Context):
+            raise wrong_type("validation_ctx", validation_ctx, "a Context or None")
         check_budgets(self.loop_budget, self.concurrency_budget)
         return Call(
             strategy=cast("Any", self),
-            first=Attempt(cast("Action[Any]", action), cast("Context", ctx or Context())),
+            first=Attempt(cast("Action[Any]", action), ctx or NO_CONTEXT),
             generate=_generate_of(backend),
             requirements=_together(self.requirements, as_requirements("reqs", reqs)),
-            options=cast("Options", options or Options()),
+            options=options or NO_OPTIONS,
             loop_budget=self.loop_budget,
             concurrency_budget=self.concurrency_budget,
             deterministic=self.deterministic,
-            budget=cast("Budget | None", budget),
-            validation_ctx=cast("Context | None", validation_ctx),
-            emitter=Emitter([installed_hooks(), self.hooks, *([hooks] if isinstance(hooks, Hooks) else [])]),
+            first_valid_ends=type(self).done is BaseSamplingStrategy.done,
+            budget=budget,
+            validation_ctx=validation_ctx,
+            emitter=self._emitter(hooks),
             check_timeout_s=self.check_timeout_s,
             max_context_chars=self.max_context_chars,
         )
+
+    def _emitter(self, hooks: object) -> Emitter:
+        if hooks is not None and not isinstance(hooks, Hooks):
+            raise wrong_type("hooks", hooks, "Hooks or None")
+        everywhere = (*installed_hooks(), *self.hooks, *(hooks or ()))
+        return Emitter(everywhere) if everywhere else SILENT
 
     def __repr__(self) -> str:
         budgets = f"loop_budget={self.loop_budget}, concurrency_budget={self.concurrency_budget}"

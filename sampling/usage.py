@@ -1,5 +1,7 @@
 """What was spent."""
 
+from collections.abc import Iterable
+
 import attrs
 
 from sampling._arguments import check_int, check_number
@@ -33,6 +35,16 @@ class Usage:
             self.output_tokens + other.output_tokens,
             self.cost + other.cost,
         )
+
+    @classmethod
+    def total(cls, parts: "Iterable[Usage]") -> "Usage":
+        """Add many up."""
+        input_tokens, output_tokens, cost = 0, 0, 0.0
+        for part in parts:
+            input_tokens += part.input_tokens
+            output_tokens += part.output_tokens
+            cost += part.cost
+        return cls(input_tokens, output_tokens, cost)
 
     def __radd__(self, other: object) -> "Usage":
         # sum() starts from 0

@@ -14,16 +14,14 @@ from sampling.judge import judge
 from sampling.messages import Action
 from sampling.requirements import Requirement, Validation, View
 
-__all__ = ["parse", "validate"]
+__all__ = ["Checking", "parse"]
 
 T = TypeVar("T")
 
-_MAX_BLOCKING_CHECKS = 32
-_blocking_checks: RunVar[anyio.CapacityLimiter] = RunVar("sampling_blocking_checks")
-
 PARSES = Requirement("the answer can be parsed")
 
-Pending = tuple[int, Requirement, Callable[[], Awaitable[object]]]
+_MAX_BLOCKING_CHECKS = 32
+_blocking_checks: RunVar[anyio.CapacityLimiter] = RunVar("sampling_blocking_checks")
 
 
 def parse(action: Action[T], text: str) -> tuple[T | None, Validation | None]:
@@ -37,51 +35,114 @@ def parse(action: Action[T], text: str) -> tuple[T | None, Validation | None]:
         return None, Validation(False, reason, requirement=PARSES, error=error)
 
 
-async def validate(
-    requirements: Sequence[Requirement], text: str, view: View, timeout_s: float | None
-) -> tuple[Validation, ...]:
+class Checking:
     """
-    Ask every requirement: code checks all together, judges only if all of those passed.
+    One answer on its way through its requirements: code checks all together, judges only if all of those passed.
 
+    Making one runs the plain functions; only if it is not `finished` by then, there is something to wait for.
     Raises only `BadVerdict`, and `FatalError` from a judge: what can't get better by trying again.
     """
-    results: list[Validation | None] = [None] * len(requirements)
-    pending: list[Pending] = []
-    for index, requirement in enumerate(requirements):
-        if not requirement.judged:
-            results[index] = _start_check(index, requirement, text, view, pending)
-    if pending:
-        await _finish_checks(pending, results, timeout_s)
-    if all(result is None or result.passed for result in results):
-        judges: list[Pending] = [
-            (index, requirement, partial(judge, requirement, text, view))
-            for index, requirement in enumerate(requirements)
-            if requirement.judged
-        ]
-        if judges:
-            await _finish_checks(judges, results, None)
-    return tuple([result for result in results if result is not None])
 
+    __slots__ = ("_judges", "_pending", "_results", "_text", "_view", "error", "passed")
 
-def _start_check(
-    index: int, requirement: Requirement, text: str, view: View, pending: list[Pending]
-) -> Validation | None:
-    """Run a check as far as it goes without waiting; what needs to wait is added to `pending`."""
-    check: Any = requirement.check
-    arguments = (text, view) if requirement.takes_view else (text,)
-    if requirement.blocking:
-        pending.append((index, requirement, partial(_in_thread, requirement, partial(check, *arguments))))
-        return None
-    try:
-        verdict = check(*arguments)
-    except (MemoryError, RecursionError):
-        raise
-    except Exception as error:  # noqa: BLE001 - a check that raises is a failed check
-        return _broken(requirement, error)
-    if isawaitable(verdict):
-        pending.append((index, requirement, lambda: verdict))
-        return None
-    return requirement.read_verdict(verdict)
+    def __init__(self, requirements: Sequence[Requirement], text: str, view: View | None) -> None:
+        self._text = text
+        self._view = view
+        self._results: list[Validation | None] = [None] * len(requirements)
+        self.passed = True
+        """Whether nothing has failed."""
+        self.error: Exception | None = None
+        """What the first check that raised, raised."""
+        self._pending: list[tuple[int, Requirement, Callable[[], Awaitable[object]]]] = []
+        self._judges: list[tuple[int, Requirement]] = []
+        try:
+            for index, requirement in enumerate(requirements):
+                if requirement.judged:
+                    self._judges.append((index, requirement))
+                else:
+                    self._start(index, requirement)
+        except BaseException:
+            self._close_unawaited()
+            raise
+
+    def _start(self, index: int, requirement: Requirement) -> None:
+        """Run a check as far as it goes without waiting; what needs to wait becomes pending."""
+        check: Any = requirement.check
+        arguments = (self._text, self._view) if requirement.takes_view else (self._text,)
+        if requirement.blocking:
+            self._pending.append((index, requirement, partial(_in_thread, requirement, partial(check, *arguments))))
+            return
+        try:
+            verdict = check(*arguments)
+        except (MemoryError, RecursionError):
+            raise
+        except Exception as error:  # noqa: BLE001 - a check that raises is a failed check
+            self._note(index, _broken(requirement, error))
+            return
+        if type(verdict) is not bool and isawaitable(verdict):
+            self._pending.append((index, requirement, lambda: verdict))
+        else:
+            self._note(index, requirement.read_verdict(verdict))
+
+    def _note(self, index: int, result: Validation) -> None:
+        self._results[index] = result
+        if not result.passed:
+            self.passed = False
+            if self.error is None:
+                self.error = result.error
+
+    @property
+    def finished(self) -> bool:
+        """Whether all requirements that have to be asked were asked."""
+        return not self._pending and not (self._judges and self.passed)
+
+    @property
+    def validations(self) -> tuple[Validation, ...]:
+        """What was said, in the order of the requirements; a judge that was not asked is left out."""
+        return tuple([result for result in self._results if result is not None])
+
+    async def finish(self, timeout_s: float | None) -> None:
+        """Wait for the checks that take time, then ask the judges if there is still something to judge."""
+        try:
+            await self._wait_for_pending(timeout_s)
+        finally:
+            self._close_unawaited()
+        if self._judges and self.passed:
+            for index, requirement in self._judges:
+                self._pending.append((index, requirement, partial(judge, requirement, self._text, self._asking_view)))
+            await self._wait_for_pending(None)
+
+    @property
+    def _asking_view(self) -> View:
+        if self._view is None:
+            raise RuntimeError("a judged requirement was checked without a view; please report this as a bug")
+        return self._view
+
+    async def _wait_for_pending(self, timeout_s: float | None) -> None:
+        unbearable: list[Exception] = []
+
+        async def finish(index: int, requirement: Requirement, check: Callable[[], Awaitable[object]]) -> None:
+            try:
+                self._note(index, await _finish_check(requirement, check, timeout_s))
+            except (BadVerdict, FatalError, MemoryError, RecursionError) as error:
+                unbearable.append(error)
+
+        if len(self._pending) == 1:
+            await finish(*self._pending[0])
+        elif self._pending:
+            async with anyio.create_task_group() as group:
+                for check in self._pending:
+                    group.start_soon(finish, *check)
+        self._pending.clear()
+        if unbearable:
+            raise unbearable[0]
+
+    def _close_unawaited(self) -> None:
+        """Close the coroutines that a cancellation or a bad verdict kept from ever starting: Python warns of those."""
+        for _, requirement, check in self._pending:
+            close = getattr(check(), "close", None) if not requirement.blocking else None
+            if close is not None:
+                close()
 
 
 async def _in_thread(requirement: Requirement, check: Callable[[], object]) -> object:
@@ -97,40 +158,25 @@ async def _in_thread(requirement: Requirement, check: Callable[[], object]) -> o
     return await verdict if isawaitable(verdict) else verdict
 
 
-async def _finish_checks(pending: Sequence[Pending], results: list[Validation | None], timeout_s: float | None) -> None:
-    unbearable: list[Exception] = []
-
-    async def finish(index: int, requirement: Requirement, check: Callable[[], Awaitable[object]]) -> None:
-        try:
-            results[index] = await _finish_check(requirement, check, timeout_s)
-        except (BadVerdict, FatalError, MemoryError, RecursionError) as error:
-            unbearable.append(error)
-
-    if len(pending) == 1:
-        await finish(*pending[0])
-    else:
-        async with anyio.create_task_group() as group:
-            for check in pending:
-                group.start_soon(finish, *check)
-    if unbearable:
-        raise unbearable[0]
-
-
 async def _finish_check(
     requirement: Requirement, check: Callable[[], Awaitable[object]], default_timeout_s: float | None
 ) -> Validation:
     # A thread that is waited for can't be timed out, so blocking checks have only the timeout of their own.
     limit_s = requirement.timeout_s or (None if requirement.blocking else default_timeout_s)
+    verdict: object = None
     try:
         if limit_s is None:
-            return requirement.read_verdict(await check())
-        with anyio.move_on_after(limit_s):
-            return requirement.read_verdict(await check())
-        return _broken(requirement, CheckTimeout(requirement.description, limit_s))
-    except (BadVerdict, FatalError, MemoryError, RecursionError):
+            verdict = await check()
+        else:
+            with anyio.move_on_after(limit_s) as scope:
+                verdict = await check()
+            if scope.cancelled_caught:
+                return _broken(requirement, CheckTimeout(requirement.description, limit_s))
+    except (FatalError, MemoryError, RecursionError):
         raise
     except Exception as error:  # noqa: BLE001 - a check that raises is a failed check
         return _broken(requirement, error)
+    return requirement.read_verdict(verdict)
 
 
 def _broken(requirement: Requirement, error: Exception) -> Validation:

@@ -1,6 +1,5 @@
 """How failed requirements are put to a model."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from sampling._arguments import check_str
@@ -19,10 +18,9 @@ def check_template(template: object, *fields: str) -> str:
 
 
 def fill(template: str, failed: Slice[Any], *, action: str = "") -> str:
-    """Fill a template in; by replacing and not by formatting, for a reason may quote the model's braces."""
+    """Put the reasons of a failure into a template; not by formatting, for a reason may quote the model's braces."""
     before, _, after = template.partition("{reasons}")
-    return before.replace("{action}", action) + _listed(failed.complaints) + after.replace("{action}", action)
-
-
-def _listed(reasons: Sequence[str]) -> str:
-    return "\n".join(f"- {reason}" for reason in reasons)
+    if action:
+        before, after = before.replace("{action}", action), after.replace("{action}", action)
+    reasons = "\n- ".join(failed.complaints)
+    return f"{before}- {reasons}{after}"

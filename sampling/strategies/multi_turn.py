@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import attrs
-
 from sampling.messages import Attempt
 from sampling.results import Slice
 from sampling.strategies.feedback import check_template, fill
@@ -34,7 +32,8 @@ class MultiTurnStrategy(BaseSamplingStrategy):
     def repair(self, history: Sequence[Slice[T]]) -> Attempt[T]:
         """Put the reasons of the checks that failed as a user's message after the answer."""
         last = history[-1]
-        return Attempt(attrs.evolve(last.action, text=fill(self.template, last)), last.context, last.options)
+        options = None if last.tried is None else last.tried.options
+        return Attempt(last.action.with_text(fill(self.template, last)), last.context, options)
 
     def select_from_failure(self, slices: Sequence[Slice[T]]) -> Slice[T]:
         """Choose by merit; of equals, the deepest turn of the lowest subsample, which has been told the most."""

@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import attrs
-
 from sampling.messages import Attempt
-from sampling.results import Slice
+from sampling.results import Slice, first_tried
 from sampling.strategies.feedback import check_template, fill
 from sampling.strategy import BaseSamplingStrategy
 
@@ -33,6 +31,6 @@ class RepairTemplateStrategy(BaseSamplingStrategy):
 
     def repair(self, history: Sequence[Slice[T]]) -> Attempt[T]:
         """Restate the first action with the reasons of the checks that failed last."""
-        original = history[0]
+        original = first_tried(history)
         restated = fill(self.template, history[-1], action=original.action.text)
-        return Attempt(attrs.evolve(original.action, text=restated), original.context_before, original.options)
+        return Attempt(original.action.with_text(restated), original.context, original.options)

@@ -1,0 +1,214 @@
+"""One attempt: ask the backend, put the answer to its requirements, make a record."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Generic, TypeVar
+
+import attrs
+from anyio.lowlevel import current_token
+
+from sampling import identity
+from sampling._arguments import wrong_type
+from sampling.budgets import Budget, Reservation
+from sampling.errors import BudgetExceeded
+from sampling.hooks import Emitter
+from sampling.messages import Attempt, Context, Generation, Message, Options, Request
+from sampling.protocols import Decisions
+from sampling.requirements import Requirement, Validation, View
+from sampling.results import Outcome, Slice
+from sampling.usage import Usage
+from sampling.validation import Checking, parse
+
+__all__ = ["AttemptState", "Attempter", "Call"]
+
+T = TypeVar("T")
+
+NOTHING_SPENT = Usage()
+
+
+@attrs.define(kw_only=True)
+class Call(Generic[T]):
+    """Everything that one call of `sample()` was given; nothing changes it while the call runs."""
+
+    strategy: Decisions[T]
+    first: Attempt[T]
+    generate: Callable[[Request], Awaitable[Generation | str]]
+    requirements: tuple[Requirement, ...]
+    options: Options
+    loop_budget: int
+    concurrency_budget: int
+    deterministic: bool
+    first_valid_ends: bool
+    """Whether the strategy stops at the first valid slice, as most do; it is not asked then."""
+
+    budget: Budget | None
+    validation_ctx: Context | None
+    emitter: Emitter
+    check_timeout_s: float | None
+    max_context_chars: int
+
+
+@attrs.define(kw_only=True)
+class AttemptState(identity.Place, Generic[T]):
+    """One attempt while it runs; as the current `Place`, it is also what `current()` reads its ids from."""
+
+    plan: Attempt[T]
+    options: Options
+    started_s: float
+    reservation: Reservation | None
+    """What is held of the budget until the request of this attempt is settled."""
+
+    spent: Usage = NOTHING_SPENT
+    generation: Generation | None = None
+
+
+class Attempter(Generic[T]):
+    """Makes the attempts of one call. It knows nothing of siblings, repairs or hooks."""
+
+    def __init__(self, call: Call[T], sampling_id: str, parent_id: str | None) -> None:
+        self._call = call
+        self._sampling_id = sampling_id
+        self._parent_id = parent_id
+        self._needs_view = any(requirement.takes_view or requirement.judged for requirement in call.requirements)
+        # The clock of the event loop, looked up once: `anyio.current_time()` finds out anew which loop is running.
+        self._clock = current_token().backend_class.current_time
+        self._started_at = self._clock()
+        self.budget_detail: str | None = None
+        """What the budget said when it had no room, if it ever had none."""
+
+    def now(self) -> float:
+        """Return the seconds since the start of the call, by the clock of the event loop."""
+        return self._clock() - self._started_at
+
+    def prepare(self, plan: Attempt[T], *, iteration: int, subsample: int, number: int) -> AttemptState[T] | None:
+        """Set up an attempt and reserve what it needs; None if the budget has no room for it."""
+        options = self._call.options.overlaid(plan.options)
+        reservation = None
+        if self._call.budget is not None:
+            try:
+                reservation = self._call.budget.reserve(
+                    attempts=1, prompt_chars=plan.chars, max_tokens=options.max_tokens
+                )
+            except BudgetExceeded as error:
+                self.budget_detail = str(error)
+                return None
+        return AttemptState(
+            sampling_id=self._sampling_id,
+            parent_id=self._parent_id,
+            iteration=iteration,
+            iteration_id=identity.iteration_id(self._sampling_id, iteration),
+            subsample=subsample,
+            attempt=number,
+            plan=plan,
+            options=options,
+            started_s=self.now(),
+            reservation=reservation,
+        )
+
+    async def attempt(self, state: AttemptState[T]) -> Slice[T]:
+        """Ask, check and return the slice; what the backend raises comes through."""
+        plan = state.plan
+        generation = state.generation = await self._ask(state, plan.messages, state.options, state.reservation)
+        context = Context.answered(plan.messages, plan.chars, generation.text)
+        value, unparsable = parse(plan.action, generation.text)
+        if unparsable is not None:
+            return self.record(state, "invalid", context, validations=(unparsable,))
+        checking = Checking(self._call.requirements, generation.text, self._view(state, generation, context, value))
+        if not checking.finished:
+            await checking.finish(self._call.check_timeout_s)
+        outcome: Outcome = "valid" if checking.passed else "invalid"
+        return self.record(state, outcome, context, value, checking.validations, checking.error)
+
+    def record(
+        self,
+        state: AttemptState[T],
+        outcome: Outcome,
+        context: Context | None = None,
+        value: T | None = None,
+        validations: tuple[Validation, ...] = (),
+        error: BaseException | None = None,
+    ) -> Slice[T]:
+        """Make the record of an attempt that ends now."""
+        if state.reservation is not None and self._call.budget is not None:
+            # Cut off before its request was sent.
+            self._call.budget.release(state.reservation)
+        plan = state.plan
+        return Slice(
+            state.iteration,
+            state.iteration_id,
+            state.subsample,
+            state.attempt,
+            outcome,
+            plan.action,
+            context or plan.context.add(Message("user", plan.action.text)),
+            state.generation,
+            validations,
+            value,
+            error,
+            state.spent,
+            state.started_s,
+            self.now(),
+            plan,
+        )
+
+    async def _ask(
+        self,
+        state: AttemptState[T],
+        messages: tuple[Message, ...],
+        options: Options,
+        reservation: Reservation | None,
+    ) -> Generation:
+        """Send one request; whatever comes of it, what it used is settled and counted."""
+        request = Request(
+            messages, options, self._sampling_id, state.iteration, state.iteration_id, state.subsample, state.attempt
+        )
+        state.reservation = None
+        used: Usage | None = None
+        try:
+            answer = self._call.generate(request)
+            if not hasattr(answer, "__await__"):
+                raise wrong_type("backend", self._call.generate, "async: it answered without being awaited")
+            generation = _as_generation(await answer)
+            used = generation.usage
+            return generation
+        finally:
+            self._settle(state, reservation, used)
+
+    def _settle(self, state: AttemptState[T], reservation: Reservation | None, used: Usage | None) -> None:
+        if used is None or not (used.total_tokens or used.cost):
+            used = state.reported
+        state.reported = None
+        if used is not None:
+            state.spent = used if state.spent is NOTHING_SPENT else state.spent + used
+        if reservation is not None and self._call.budget is not None:
+            self._call.budget.settle(reservation, used)
+
+    def _view(self, state: AttemptState[T], generation: Generation, context: Context, value: T | None) -> View | None:
+        if not self._needs_view:
+            return None
+        return View(value, self._call.validation_ctx or context, generation, partial(self._ask_for_check, state))
+
+    async def _ask_for_check(self, state: AttemptState[T], messages: Sequence[Message]) -> Generation:
+        """Ask on behalf of a check: with the ids of its attempt, but reserved and reported apart from it."""
+        reservation = None
+        if self._call.budget is not None:
+            try:
+                reservation = self._call.budget.reserve(prompt_chars=sum(len(one.content) for one in messages))
+            except BudgetExceeded as error:
+                self.budget_detail = str(error)
+                raise
+        apart = attrs.evolve(state, spent=NOTHING_SPENT, reported=None)
+        token = identity.enter(apart)
+        try:
+            return await self._ask(apart, tuple(messages), Options(model=state.options.model), reservation)
+        finally:
+            identity.leave(token)
+            state.spent += apart.spent
+
+
+def _as_generation(answer: object) -> Generation:
+    if isinstance(answer, Generation):
+        return answer
+    if isinstance(answer, str):
+        return Generation(answer)
+    raise wrong_type("what the backend returns", answer, "a Generation or a str")
