@@ -1,12 +1,13 @@
 """Every seam of the library, on one page."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
+from sampling._arguments import wrong_type
 from sampling.messages import Attempt, Generation, Request
 from sampling.results import Slice
 
-__all__ = ["Backend", "BackendFunction", "BackendLike", "Decisions", "StreamingBackend"]
+__all__ = ["Backend", "BackendFunction", "BackendLike", "Decisions", "StreamingBackend", "generate_of"]
 
 T = TypeVar("T")
 
@@ -45,6 +46,17 @@ BackendFunction: TypeAlias = Callable[[Request], Awaitable[Generation | str]]
 """A plain `async def` that answers a request is a backend too."""
 
 BackendLike: TypeAlias = Backend | BackendFunction
+
+
+def generate_of(backend: object) -> Callable[[Request], Awaitable[Generation | str]]:
+    """Return the function that answers: the `generate` of a backend, or the backend itself if it is a function."""
+    if isinstance(backend, type):
+        raise TypeError(f"backend must be an instance, got the class {backend.__name__}: call it first")
+    generate = getattr(backend, "generate", backend)
+    if not callable(generate):
+        allowed = "a Backend with `async def generate(request)`, or an async function of one request"
+        raise wrong_type("backend", backend, allowed)
+    return cast("Callable[[Request], Awaitable[Generation | str]]", generate)
 
 
 class Decisions(Protocol[T]):

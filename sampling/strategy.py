@@ -1,6 +1,6 @@
 """`BaseSamplingStrategy`: budgets, the decisions to override, and `sample()`."""
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar, cast, final, overload
 
@@ -12,9 +12,9 @@ from sampling.budgets import Budget
 from sampling.engine import Run
 from sampling.errors import InsideEventLoop
 from sampling.hooks import SILENT, Emitter, Hooks
-from sampling.messages import Action, Attempt, Context, Generation, Options, Request
+from sampling.messages import Action, Attempt, Context, Options
 from sampling.plugins import installed_hooks
-from sampling.protocols import BackendLike
+from sampling.protocols import BackendLike, generate_of
 from sampling.requirements import Requirement, RequirementLike, as_requirements
 from sampling.results import SamplingResult, Slice, by_merit, first_tried
 
@@ -282,7 +282,7 @@ class BaseSamplingStrategy:
         return Call(
             strategy=cast("Any", self),
             first=Attempt(cast("Action[Any]", action), ctx or NO_CONTEXT),
-            generate=_generate_of(backend),
+            generate=generate_of(backend),
             requirements=_together(self.requirements, as_requirements("reqs", reqs)),
             options=options or NO_OPTIONS,
             loop_budget=self.loop_budget,
@@ -313,16 +313,6 @@ def _loop_is_running() -> bool:
     except anyio.NoEventLoopError:
         return False
     return True
-
-
-def _generate_of(backend: object) -> Callable[[Request], Awaitable[Generation | str]]:
-    if isinstance(backend, type):
-        raise TypeError(f"backend must be an instance, got the class {backend.__name__}: call it first")
-    generate = getattr(backend, "generate", backend)
-    if not callable(generate):
-        allowed = "a Backend with `async def generate(request)`, or an async function of one request"
-        raise wrong_type("backend", backend, allowed)
-    return cast("Callable[[Request], Awaitable[Generation | str]]", generate)
 
 
 def _together(own: Iterable[RequirementLike], given: tuple[Requirement, ...]) -> tuple[Requirement, ...]:

@@ -1,0 +1,41 @@
+"""
+What it takes to test with `sampling`, and to test a strategy or a backend of your own.
+
+Scripted backends, captured events, virtual time on asyncio and trio, seeded schedules, cancellation at every step,
+and the invariants that hold after every call.
+"""
+
+from sampling.testing.capture import CapturedEvents
+from sampling.testing.invariants import InvariantBroken, Watch
+from sampling.testing.schedules import (
+    BOTH_LOOPS,
+    Exploration,
+    NeverReached,
+    Nondeterministic,
+    Outcome,
+    World,
+    cancel_at_every_step,
+    explore,
+)
+from sampling.testing.scripted import After, ScriptedBackend, ScriptExhausted
+from sampling.testing.virtual import Deadlocked, Spinning, run_virtual
+
+__all__ = [
+    "BOTH_LOOPS",
+    "After",
+    "CapturedEvents",
+    "Deadlocked",
+    "Exploration",
+    "InvariantBroken",
+    "NeverReached",
+    "Nondeterministic",
+    "Outcome",
+    "ScriptExhausted",
+    "ScriptedBackend",
+    "Spinning",
+    "Watch",
+    "World",
+    "cancel_at_every_step",
+    "explore",
+    "run_virtual",
+]

@@ -1,0 +1,33 @@
+"""Keep every event of a call."""
+
+from typing import TypeVar
+
+from sampling.hooks import Event, Hooks
+
+__all__ = ["CapturedEvents"]
+
+E = TypeVar("E", bound=Event)
+
+
+class CapturedEvents(Hooks):
+    """
+    Hooks that keep every event, in the order in which they came.
+
+    captured = CapturedEvents()
+    await strategy.sample("…", None, backend, hooks=captured)
+    captured.of(IterationFinished)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[Event] = []
+        self.on(Event)(self.events.append)
+
+    def of(self, kind: type[E]) -> list[E]:
+        """Return the events of one kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def names(self) -> list[str]:
+        """The kinds of all events, in order."""
+        return [type(event).__name__ for event in self.events]

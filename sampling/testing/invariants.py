@@ -1,0 +1,191 @@
+"""
+What must hold after every call, whatever happened in it.
+
+    watch = Watch(backend)
+    try:
+        await watch.sample(strategy, "…", None, [requirement])
+    finally:
+        watch.check()
+
+The numbers are those of the project's list of invariants; each check says in its message what was broken.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import anyio
+
+from sampling.budgets import Budget
+from sampling.hooks import (
+    Event,
+    IterationEvent,
+    IterationFinished,
+    IterationStarted,
+    LoopFinished,
+    LoopStarted,
+    Repaired,
+)
+from sampling.messages import Action, Context, Generation, Request
+from sampling.protocols import BackendLike, generate_of
+from sampling.requirements import RequirementLike
+from sampling.results import SamplingResult
+from sampling.strategy import BaseSamplingStrategy
+from sampling.testing.capture import CapturedEvents
+
+__all__ = ["InvariantBroken", "Watch"]
+
+
+class InvariantBroken(AssertionError):
+    """A call did something that no call may do."""
+
+
+def _must(condition: object, invariant: str, message: str) -> None:
+    if not condition:
+        raise InvariantBroken(f"{invariant}: {message}")
+
+
+class Watch:
+    """Watches one call of `sample()`: what the backend saw, which events came, and how it ended."""
+
+    def __init__(self, backend: BackendLike) -> None:
+        self._generate = generate_of(backend)
+        self.events = CapturedEvents()
+        self.result: SamplingResult[Any] | None = None
+        self.error: BaseException | None = None
+        self.returned: Counter[str] = Counter()
+        """How many answers the backend gave, by iteration_id."""
+        self._in_flight: Counter[str] = Counter()
+        self.most_in_flight = 0
+        """How many attempts were waiting for the backend at once, at most."""
+        self._left_running: list[str] = []
+        self._budget: Budget | None = None
+
+    async def generate(self, request: Request) -> Generation | str:
+        """Pass a request on to the backend, and keep count."""
+        self._in_flight[request.iteration_id] += 1
+        self.most_in_flight = max(self.most_in_flight, len(+self._in_flight))
+        try:
+            answer = await self._generate(request)
+            self.returned[request.iteration_id] += 1
+            return answer
+        finally:
+            self._in_flight[request.iteration_id] -= 1
+
+    async def sample(
+        self,
+        strategy: BaseSamplingStrategy,
+        action: Action[Any] | str,
+        ctx: Context | None = None,
+        reqs: Iterable[RequirementLike] | None = None,
+        **arguments: Any,
+    ) -> SamplingResult[Any]:
+        """Make the call; everything but the backend is passed on. Keep `hooks` for the strategy: this adds its own."""
+        self._budget = arguments.get("budget")
+        before = {task.id for task in anyio.get_running_tasks()}
+        try:
+            self.result = await strategy.sample(action, ctx, self.generate, reqs, hooks=self.events, **arguments)
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self._left_running = [str(task.name) for task in anyio.get_running_tasks() if task.id not in before]
+        return self.result
+
+    def check(self) -> None:
+        """Raise `InvariantBroken` if anything does not hold."""
+        if not self.events.events:
+            return  # cancelled before it began
+        self._check_attempts()
+        self._check_answers()
+        self._check_order()
+        self._check_ids()
+        self._check_nothing_is_left()
+        self._check_budget()
+        if self.result is not None:
+            self._check_result(self.result)
+        elif isinstance(self.error, Exception):
+            self._check_failure(self.error)
+
+    def _check_attempts(self) -> None:
+        started = Counter(event.iteration_id for event in self.events.of(IterationStarted))
+        finished = Counter(event.iteration_id for event in self.events.of(IterationFinished))
+        _must(started == finished, "I1", f"started {dict(started)!r} but finished {dict(finished)!r}")
+        _must(all(n == 1 for n in started.values()), "I8", f"an id started more than once: {dict(started)!r}")
+        if self.result is not None:
+            recorded = Counter(attempt.iteration_id for attempt in self.result.attempts)
+            _must(recorded == finished, "I1", f"finished {dict(finished)!r} but recorded {dict(recorded)!r}")
+
+    def _check_answers(self) -> None:
+        kept = {event.iteration_id for event in self.events.of(IterationFinished) if event.slice.generation is not None}
+        lost = set(self.returned) - kept
+        errored = {e.iteration_id for e in self.events.of(IterationFinished) if e.slice.outcome == "errored"}
+        _must(lost <= errored, "I2", f"the backend answered {sorted(lost)!r}, and no record has the answer")
+
+    def _check_order(self) -> None:
+        events = self.events.events
+        _must(isinstance(events[0], LoopStarted), "I9", f"the first event is {type(events[0]).__name__}")
+        _must(isinstance(events[-1], LoopFinished), "I9", f"the last event is {type(events[-1]).__name__}")
+        _must(len(self.events.of(LoopFinished)) == 1, "I9", "LoopFinished did not come exactly once")
+        by_subsample: defaultdict[int, list[Event]] = defaultdict(list)
+        for event in self.events.of(IterationEvent):
+            by_subsample[event.subsample].append(event)
+        for subsample, own in by_subsample.items():
+            names = [type(event).__name__ for event in own]
+            _must(_in_turn(own), "I9", f"the events of subsample {subsample} are out of order: {names!r}")
+
+    def _check_ids(self) -> None:
+        start = self.events.of(LoopStarted)[-1]
+        for event in self.events.of(IterationEvent):
+            expected = event.subsample * start.loop_budget + event.attempt + 1
+            _must(event.iteration == expected, "I8", f"iteration {event.iteration} should be {expected}: {event!r}")
+        allowed = start.concurrency_budget
+        _must(self.most_in_flight <= allowed, "I7", f"{self.most_in_flight} at once, {allowed} allowed")
+
+    def _check_nothing_is_left(self) -> None:
+        _must(not +self._in_flight, "I6", f"requests outlived the call: {dict(+self._in_flight)!r}")
+        _must(not self._left_running, "I6", f"tasks outlived the call: {self._left_running!r}")
+
+    def _check_budget(self) -> None:
+        budget = self._budget
+        if budget is None:
+            return
+        for name, made in (("attempts", budget.attempts_made), ("requests", budget.requests_made)):
+            limit = getattr(budget, name)
+            _must(limit is None or made <= limit, "I10", f"{made} {name} made, {limit} allowed")
+
+    def _check_result(self, result: SamplingResult[Any]) -> None:
+        valid = [one for one in result.slices if one.valid]
+        _must(result.success == bool(valid), "I3", f"success is {result.success} with {len(valid)} valid slices")
+        _must(
+            result.best is None or any(result.best is one for one in result.slices), "I4", "best is none of the slices"
+        )
+        _must(result.best is not None or not result.slices, "I4", "there are slices, but no best")
+        _must(not result.success or (result.best is not None and result.best.valid), "I4", "the winner is not valid")
+        raised = [one.error for one in result.attempts if one.outcome == "errored"]
+        missing = [error for error in raised if not any(error is kept for kept in result.errors)]
+        _must(not missing, "I5", f"errors are not on the result: {missing!r}")
+        spent = sum(one.usage.total_tokens for one in result.attempts)
+        _must(result.usage.total_tokens == spent, "I10", f"usage says {result.usage}, the attempts add up to {spent}")
+
+    def _check_failure(self, error: Exception) -> None:
+        finished = self.events.of(LoopFinished)[0]
+        _must(finished.error is error, "I9", f"LoopFinished tells of {finished.error!r}, the call raised {error!r}")
+
+
+def _in_turn(events: list[Event]) -> bool:
+    """Tell whether one subsample's events go started, finished, repaired, started, … with ids that grow."""
+    running: IterationEvent | None = None
+    last: IterationEvent | None = None
+    for event in events:
+        if isinstance(event, IterationStarted):
+            if running is not None or (last is not None and event.iteration <= last.iteration):
+                return False
+            running = event
+        elif isinstance(event, IterationFinished):
+            if running is None or running.iteration != event.iteration:
+                return False
+            running, last = None, event
+        elif isinstance(event, Repaired) and (running is not None or last is None or last.iteration != event.iteration):
+            return False
+    return running is None

@@ -1,0 +1,96 @@
+"""A backend that says what it is told to say."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
+
+import anyio
+import attrs
+
+from sampling._arguments import check_number, wrong_type
+from sampling.messages import Generation, Request
+
+__all__ = ["After", "Reply", "ScriptExhausted", "ScriptedBackend"]
+
+
+@attrs.frozen
+class After:
+    """A reply that takes its time: `After(0.5, "yes")`, `After(2.0, RateLimited())`."""
+
+    delay_s: float
+    reply: str | Generation | BaseException
+
+    def __attrs_post_init__(self) -> None:
+        check_number("delay_s", self.delay_s, least=0)
+
+
+Reply: TypeAlias = str | Generation | BaseException | After
+"""What a scripted backend does with one request: answer it, or raise."""
+
+
+class ScriptExhausted(AssertionError):
+    """The backend was asked more often than its script has replies."""
+
+
+class ScriptedBackend:
+    """
+    A backend that replies from a script: in order of the requests, or by a function of each request.
+
+    It keeps what it was asked (`requests`) and counts what became of it: every request is
+    `returned`, `raised`, `cancelled`, or still `in_flight`.
+    """
+
+    def __init__(self, script: Iterable[Reply] | Callable[[Request], Reply]) -> None:
+        if isinstance(script, str) or not (callable(script) or isinstance(script, Iterable)):
+            raise wrong_type("script", script, "an iterable of replies, or a function of the request")
+        self._reply_to = script if callable(script) else _in_order(iter(script))
+        self.requests: list[Request] = []
+        self.returned: list[Request] = []
+        self.raised: list[Request] = []
+        self.cancelled: list[Request] = []
+        self.max_in_flight = 0
+        self._in_flight = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that were neither answered nor given up."""
+        return self._in_flight
+
+    async def generate(self, request: Request) -> Generation:
+        """Reply as the script says."""
+        self.requests.append(request)
+        self._in_flight += 1
+        self.max_in_flight = max(self.max_in_flight, self._in_flight)
+        fate = self.cancelled
+        try:
+            answer = await self._answer(request)
+        except Exception:
+            fate = self.raised
+            raise
+        else:
+            fate = self.returned
+            return answer
+        finally:
+            self._in_flight -= 1
+            fate.append(request)
+
+    async def _answer(self, request: Request) -> Generation:
+        reply = self._reply_to(request)
+        delay_s, reply = (reply.delay_s, reply.reply) if isinstance(reply, After) else (0.0, reply)
+        await anyio.sleep(delay_s)
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply if isinstance(reply, Generation) else Generation(reply)
+
+    def __repr__(self) -> str:
+        return f"ScriptedBackend({len(self.requests)} requests, {self._in_flight} in flight)"
+
+
+def _in_order(script: Iterator[Reply]) -> Callable[[Request], Reply]:
+    def reply_to(request: Request) -> Reply:
+        try:
+            return next(script)
+        except StopIteration:
+            message = f"the script has no reply left for iteration {request.iteration}: add one, or give a function"
+            raise ScriptExhausted(message) from None
+
+    return reply_to
