@@ -190,16 +190,14 @@ class Run(Generic[T]):
             state = self._start(plan, subsample, number)
             if state is None:
                 return False
-            record = await self._attempt(state)
-            if record.outcome == "invalid":
-                history.append(record)
-                if number + 1 < self._loop_budget:
-                    next_plan = await self._repair(history)
-                    if next_plan is None:
-                        return False
-                    plan = next_plan
-            elif not _may_try_again(record):
+            entered = identity.enter(state)
+            try:
+                next_plan = await self._next(await self._attempt(state), plan, history)
+            finally:
+                identity.leave(entered)
+            if next_plan is None:
                 return False
+            plan = next_plan
         return True
 
     def _start(self, plan: Attempt[T], subsample: int, number: int) -> AttemptState[T] | None:
@@ -209,6 +207,13 @@ class Run(Generic[T]):
         self._attempts_at[subsample] = number
         iteration = subsample * self._loop_budget + number + 1
         return self._attempter.prepare(plan, iteration=iteration, subsample=subsample, number=number)
+
+    async def _next(self, record: Slice[T], plan: Attempt[T], history: list[Slice[T]]) -> Attempt[T] | None:
+        """Return what to try after this record, or None if the subsample is over."""
+        if record.outcome == "invalid":
+            history.append(record)
+            return await self._repair(history) if record.attempt + 1 < self._loop_budget else plan
+        return plan if _may_try_again(record) else None
 
     async def _repair(self, history: list[Slice[T]]) -> Attempt[T] | None:
         if self._stopped:
@@ -226,10 +231,9 @@ class Run(Generic[T]):
             await self._announce(Repaired(**self._ids(failed), failed=failed, next=plan))
         return plan
 
-    # One attempt, with its ids in place and its events around it.
+    # One attempt, with its events around it.
 
     async def _attempt(self, state: AttemptState[T]) -> Slice[T]:
-        entered = identity.enter(state)
         try:
             if not self._emitter.silent:
                 await self._emitter.emit(self._started(state))
@@ -239,11 +243,7 @@ class Run(Generic[T]):
             raise
         except BaseException as error:  # noqa: BLE001 - what a backend raises must not end its siblings
             record = self._record_error(state, error)
-            await self._conclude(record)
-        else:
-            await self._conclude(record)
-        finally:
-            identity.leave(entered)
+        await self._conclude(record)
         return record
 
     async def _conclude(self, record: Slice[T]) -> None:

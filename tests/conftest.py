@@ -1,0 +1,24 @@
+"""Fixtures for all tests: every async thing runs on asyncio and on trio, in virtual time where time matters."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from sampling.testing import run_virtual
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """The event loop of tests that are async themselves."""
+    return request.param
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def run(request: pytest.FixtureRequest) -> Callable:
+    """`run(async_fn, *args, **kwargs)`: in virtual time, on each event loop."""
+
+    def run_it(async_fn, *args, **kwargs):
+        return run_virtual(partial(async_fn, **kwargs), *args, loop=request.param)
+
+    return run_it
