@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 _LONGEST_SHOWN = 80
 
@@ -12,7 +12,10 @@ MAX_ATTEMPTS = 1_000_000
 
 def shown(value: object) -> str:
     """Render a value for an error message: its repr, cut where it gets long."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - the error that is being built must not be lost to a broken repr
+        text = f"<{type(value).__name__} object that has no repr>"
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
 
 
@@ -32,10 +35,11 @@ def check_int(name: str, value: object, *, least: int | None = None) -> int:
 
 def check_number(name: str, value: object, *, least: float | None = None, above: float | None = None) -> float:
     """Return value if it is a finite int or float (a bool is not) within the bounds."""
+    bounds = f" >= {least}" if least is not None else f" > {above}" if above is not None else ""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise wrong_type(name, value, "a number")
+        raise wrong_type(name, value, f"a number{bounds}")
     if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value}")
+        raise ValueError(f"{name} must be a finite number{bounds}, got {value}")
     if least is not None and value < least:
         raise ValueError(f"{name} must be >= {least}, got {value}")
     if above is not None and value <= above:
@@ -69,7 +73,7 @@ def check_items(name: str, value: object, allowed: str) -> tuple[Any, ...]:
     """Return the items of an iterable that is not a string: a lone str here is nearly always a forgotten bracket."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise wrong_type(name, value, allowed)
-    return tuple(cast("Iterable[Any]", value))
+    return tuple(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
 def check_budgets(loop_budget: object, concurrency_budget: object) -> tuple[int, int]:

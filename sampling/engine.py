@@ -14,12 +14,12 @@ from typing import Any, Generic, TypeVar, overload
 import anyio
 import attrs
 import structlog
-from anyio.lowlevel import current_token
+from anyio.lowlevel import checkpoint_if_cancelled, current_token
 
 from sampling import identity
 from sampling.attempts import Attempter, AttemptState, Call
 from sampling.choice import failure_of, is_enough, repaired, selected
-from sampling.errors import BadVerdict, FatalError, SamplingError
+from sampling.errors import BadVerdict, FatalError, SamplingError, SelectionFailed
 from sampling.hooks import (
     CriticalHookError,
     Event,
@@ -83,7 +83,7 @@ class Run(Generic[T]):
             result = self._choose()
         except BaseException as error:
             if not self._emitter.silent:
-                await self._announce_end(None, error)
+                await self._announce_end(None, error)  # noqa: ASYNC102 - every hook is shielded, and has a timeout
             raise
         else:
             return result if self._emitter.silent else await self._announce_end(result, None)
@@ -103,9 +103,10 @@ class Run(Generic[T]):
             concurrency_budget=call.concurrency_budget,
         )
         try:
-            event = await self._emitter.emit_loop_started(event)
+            event = await self._emitter.emit(event)
         except CriticalHookError as veto:
             raise veto.error from None
+        await checkpoint_if_cancelled()
         self._loop_budget, self._concurrency_budget = event.loop_budget, event.concurrency_budget
         self._queue = self._new_queue()
 
@@ -130,7 +131,7 @@ class Run(Generic[T]):
             error=error,
         )
         try:
-            await self._emitter.emit(event, shield=True)
+            await self._emitter.emit(event)
         except CriticalHookError as veto:
             if error is None:
                 raise veto.error from None
@@ -229,6 +230,7 @@ class Run(Generic[T]):
             return None
         if not self._emitter.silent:
             await self._announce(Repaired(**self._ids(failed), failed=failed, next=plan))
+            await checkpoint_if_cancelled()
         return plan
 
     # One attempt, with its events around it.
@@ -237,9 +239,10 @@ class Run(Generic[T]):
         try:
             if not self._emitter.silent:
                 await self._emitter.emit(self._started(state))
+                await checkpoint_if_cancelled()
             record = await self._attempter.attempt(state)
         except anyio.get_cancelled_exc_class():
-            await self._conclude(self._attempter.record(state, "cancelled"))
+            await self._conclude(self._attempter.record(state, "cancelled"))  # noqa: ASYNC102 - as above
             raise
         except BaseException as error:  # noqa: BLE001 - what a backend raises must not end its siblings
             record = self._record_error(state, error)
@@ -249,11 +252,11 @@ class Run(Generic[T]):
     async def _conclude(self, record: Slice[T]) -> None:
         self._put(record)
         if not self._emitter.silent:
-            await self._announce(IterationFinished(**self._ids(record), slice=record), shield=True)
+            await self._announce(IterationFinished(**self._ids(record), slice=record))
 
-    async def _announce(self, event: Event, *, shield: bool = False) -> None:
+    async def _announce(self, event: Event) -> None:
         try:
-            await self._emitter.emit(event, shield=shield)
+            await self._emitter.emit(event)
         except CriticalHookError as veto:
             self._end_with(veto.error)
 
@@ -304,8 +307,14 @@ class Run(Generic[T]):
                 self._stop()
 
     def _is_enough(self, slices: Sequence[Slice[T]]) -> bool:
-        # The default needs no asking, and is asked after every single attempt.
-        return slices[-1].valid if self._call.first_valid_ends else is_enough(self._call.strategy, slices)
+        if self._call.first_valid_ends:
+            # The default needs no asking, and would be asked after every single attempt.
+            return slices[-1].valid
+        try:
+            return is_enough(self._call.strategy, slices)
+        except (SelectionFailed, MemoryError, RecursionError) as error:
+            self._end_with(error)
+            return False
 
     def _give_up_what_cannot_win(self, record: Slice[T]) -> None:
         """In a deterministic call, cancel what ranks after an answer that would do; what ranks before it goes on."""

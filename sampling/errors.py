@@ -15,6 +15,7 @@ Everything that `sampling` raises.
     │   │   ├── AuthenticationFailed
     │   │   ├── BadRequest
     │   │   │   └── RequestTooLarge
+    │   │   ├── CassetteMiss         a replay is asked what was never recorded
     │   │   ├── CertificateInvalid
     │   │   ├── ModelNotFound
     │   │   ├── QuotaExhausted
@@ -27,6 +28,7 @@ Everything that `sampling` raises.
     ├── HookTimeout                  a hook took too long
     ├── SelectionFailed              `select` or `select_from_failure` gave no slice of this call
     ├── ContextTooLarge              a repair that makes the conversation grow without end
+    ├── FileRefused (ValueError)     a cassette or a cache that is damaged, or not ours
     ├── PluginFailed                 a plugin that can't be loaded
     ├── MissingExtra (ImportError)   an optional dependency that is not installed
     ├── WrongThread (RuntimeError)   a running call touched from a thread that is not its own
@@ -48,12 +50,14 @@ __all__ = [
     "BadRequest",
     "BadVerdict",
     "BudgetExceeded",
+    "CassetteMiss",
     "CertificateInvalid",
     "CheckTimeout",
     "ConnectFailed",
     "ConnectionLost",
     "ContextTooLarge",
     "FatalError",
+    "FileRefused",
     "HookTimeout",
     "Incomplete",
     "InsideEventLoop",
@@ -196,6 +200,12 @@ class RequestTooLarge(BadRequest):
     hint = "Send fewer or shorter messages, or raise the backend's max_request_bytes."
 
 
+class CassetteMiss(FatalError):
+    """A replay was asked something that the recording has no answer to."""
+
+    hint = "Record again, or make the request as it was: the message says what differs from the nearest one."
+
+
 class CertificateInvalid(FatalError):
     """The server's certificate does not prove that it is who base_url names; nothing was sent."""
 
@@ -284,6 +294,12 @@ class ContextTooLarge(SamplingError):
 
     def __init__(self, chars: int, limit: int) -> None:
         super().__init__(f"repair() returned a context of {chars:,} characters; max_context_chars is {limit:,}")
+
+
+class FileRefused(SamplingError, ValueError):
+    """A file that is read back is damaged, of another version, or was never written by this library."""
+
+    hint = "Delete it and let it be written anew, or restore it from where it is whole."
 
 
 class PluginFailed(SamplingError):

@@ -7,7 +7,6 @@ from typing import Any, TypeAlias, TypeVar, cast
 import anyio
 import attrs
 import structlog
-from anyio.lowlevel import checkpoint_if_cancelled
 
 from sampling._arguments import check_bool, check_budgets, check_number, wrong_type
 from sampling.errors import HookTimeout
@@ -138,8 +137,8 @@ class Hooks:
 
     A hook that raises or takes longer than its timeout is recorded on the result and logged, and changes nothing,
     unless it is critical: then its exception ends the call.
-    Hooks on endings (`IterationFinished`, `LoopFinished`) are shielded from cancellation for as long as their timeout,
-    so that what was started is always seen to end. A sync hook can't be cut off: it must not block.
+    Hooks are shielded from cancellation for as long as their timeout, so that what was started is always seen to end:
+    a cancelled call waits that long for them, and no longer. A sync hook can't be cut off: it must not block.
     """
 
     def __init__(self, *, timeout_s: float = 5.0) -> None:
@@ -218,26 +217,36 @@ class Emitter:
             self._by_event[event] = found
         return found
 
-    async def emit(self, event: Event, *, shield: bool = False) -> None:
-        """Call every hook on this event. Raises only `CriticalHookError`."""
-        for hook in self.hooks_for(type(event)):
-            await self._call(hook, event, shield=shield)
+    async def emit(self, event: E) -> E:
+        """
+        Call every hook on this event, and return the event as they want it: only a `LoopStarted` may be changed.
 
-    async def emit_loop_started(self, event: LoopStarted) -> LoopStarted:
-        """Call every hook on the start; what one returns is what the next one sees."""
-        for hook in self.hooks_for(LoopStarted):
-            answer = await self._call(hook, event, shield=False)
-            if isinstance(answer, LoopStarted):
-                event = _with_budgets_of(answer, event, hook)
-            elif answer is not None:
-                self._fail(hook, event, wrong_type(f"what hook {hook.name!r} returns", answer, "LoopStarted or None"))
+        Whatever happens in one hook, the others are called too: who sees an attempt end, has also seen it start.
+        After that, what a critical hook raised is raised as `CriticalHookError`.
+        """
+        interruption: BaseException | None = None
+        for hook in self.hooks_for(type(event)):
+            try:
+                event = self._accept(await self._call(hook, event), event, hook)
+            except BaseException as error:  # noqa: BLE001, ASYNC103 - raised when the other hooks were called
+                interruption = interruption or error
+        if interruption is not None:
+            raise interruption
         return event
 
-    async def _call(self, hook: Hook, event: Event, *, shield: bool) -> Any:
+    def _accept(self, answer: object, event: E, hook: Hook) -> E:
+        if not isinstance(event, LoopStarted) or answer is None:
+            return event
+        if isinstance(answer, LoopStarted):
+            return _with_budgets_of(answer, event, hook)
+        self._fail(hook, event, wrong_type(f"what hook {hook.name!r} returns", answer, "a LoopStarted or None"))
+        return event
+
+    async def _call(self, hook: Hook, event: Event) -> Any:
         try:
             answer = hook.function(event)
             if isawaitable(answer):
-                answer = await _within(hook, event, answer, shield=shield)
+                answer = await _within(hook, event, answer)
         except (MemoryError, RecursionError):
             raise
         except Exception as error:  # noqa: BLE001 - a hook is someone else's code, and it must not end the call
@@ -259,19 +268,16 @@ SILENT = Emitter(())
 """For calls without hooks, and so without failures of hooks: one serves them all."""
 
 
-async def _within(hook: Hook, event: Event, answer: Awaitable[Any], *, shield: bool) -> Any:
+async def _within(hook: Hook, event: Event, answer: Awaitable[Any]) -> Any:
     result: Any = None
-    with anyio.move_on_after(hook.timeout_s, shield=shield) as scope:
+    with anyio.move_on_after(hook.timeout_s, shield=True) as scope:
         result = await answer
     if scope.cancelled_caught:
         raise HookTimeout(hook.name, type(event).__name__, hook.timeout_s)
-    if not shield:
-        # A hook that swallowed the caller's cancellation must not keep the call alive.
-        await checkpoint_if_cancelled()
     return result
 
 
-def _with_budgets_of(answer: LoopStarted, event: LoopStarted, hook: Hook) -> LoopStarted:
+def _with_budgets_of(answer: LoopStarted, event: E, hook: Hook) -> E:
     try:
         depth, breadth = check_budgets(answer.loop_budget, answer.concurrency_budget)
     except (TypeError, ValueError) as error:

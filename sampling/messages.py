@@ -28,7 +28,12 @@ class Message:
     content: str
 
     def __attrs_post_init__(self) -> None:
-        if self.role not in _ROLES:
+        try:
+            known = self.role in _ROLES
+        except TypeError:
+            # A list, for example, can't even be looked up.
+            known = False
+        if not known:
             raise ValueError(f"role must be one of {', '.join(sorted(_ROLES))}, got {shown(self.role)}")
         if not isinstance(self.content, str):
             raise wrong_type("content", self.content, "a str")
@@ -128,20 +133,23 @@ class Context:
 def _all_messages(messages: tuple[Any, ...]) -> tuple[Message, ...]:
     for message in messages:
         if type(message) is not Message:
-            check_instance("messages", message, Message, "Message(role, content) objects")
+            check_instance("an item of messages", message, Message, "a Message(role, content)")
     return messages
 
 
 def _frozen_mapping(mapping: object) -> Mapping[str, Any]:
     if not isinstance(mapping, Mapping):
         raise wrong_type("extra", mapping, "a mapping of option names to values")
-    return MappingProxyType(dict(cast("Mapping[str, Any]", mapping)))
+    frozen = dict(cast("Mapping[str, Any]", mapping))
+    for name in frozen:
+        check_str("a name in extra", name, empty=False)
+    return MappingProxyType(frozen)
 
 
 def _stop_words(stop: object) -> tuple[str, ...]:
     words = check_items("stop", stop, "a sequence of str, such as ('\\n',)")
     for word in words:
-        check_str("stop", word)
+        check_str("an item of stop", word)
     return words
 
 
@@ -201,7 +209,7 @@ class Action(Generic[T]):
         check_str("text", text)
         if parser is not None:
             _check_parser(parser)
-        self.__attrs_init__(text, parser)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        self.__attrs_init__(text, parser)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
     def with_text(self, text: str) -> "Action[T]":
         """Return an action that asks something else and parses the answer in the same way."""
@@ -215,7 +223,7 @@ class Action(Generic[T]):
 def _check_parser(parser: object) -> None:
     if not callable(parser):
         raise wrong_type("parser", parser, "a callable that takes the answer's text, or None")
-    if iscoroutinefunction(parser):
+    if iscoroutinefunction(parser) or iscoroutinefunction(getattr(parser, "__call__", None)):  # noqa: B004
         raise TypeError(f"parser must be a plain function, got the async {shown(parser)}: await things in a check")
 
 
@@ -267,10 +275,27 @@ class Request:
     attempt: int = 0
 
     def __attrs_post_init__(self) -> None:
-        if not isinstance(self.messages, tuple):
-            object.__setattr__(self, "messages", _all_messages(check_items("messages", self.messages, "Messages")))
+        messages = self.messages
+        if not isinstance(messages, tuple):
+            object.__setattr__(self, "messages", _all_messages(check_items("messages", messages, "Messages")))
+        elif messages and type(messages[-1]) is not Message:
+            # Only the last one is looked at: a conversation is a tuple already, and looking at all makes it O(n²).
+            _all_messages(messages)
         if not isinstance(self.options, Options):
             raise wrong_type("options", self.options, "Options")
+        if type(self.iteration) is not int or type(self.subsample) is not int or type(self.attempt) is not int:
+            self._check_ids()
+        if self.iteration < 1 or self.subsample < 0 or self.attempt < 0:
+            self._check_ids()
+        if type(self.sampling_id) is not str or type(self.iteration_id) is not str:
+            self._check_ids()
+
+    def _check_ids(self) -> None:
+        check_str("sampling_id", self.sampling_id)
+        check_int("iteration", self.iteration, least=1)
+        check_str("iteration_id", self.iteration_id)
+        check_int("subsample", self.subsample, least=0)
+        check_int("attempt", self.attempt, least=0)
 
 
 @attrs.frozen
@@ -287,5 +312,14 @@ class Generation:
     """What a reasoning model thought before it answered, where the backend shows it. It is no part of the text."""
 
     def __attrs_post_init__(self) -> None:
-        check_str("text", self.text)
-        check_instance("usage", self.usage, Usage, "a Usage")
+        # One is made for every attempt, so this calls nothing that it need not call.
+        if not isinstance(self.text, str):
+            raise wrong_type("text", self.text, "a str")
+        if not isinstance(self.usage, Usage):
+            raise wrong_type("usage", self.usage, "a Usage")
+        if not isinstance(self.finish_reason, str):
+            raise wrong_type("finish_reason", self.finish_reason, 'a str, such as "stop"')
+        if self.model is not None and not isinstance(self.model, str):
+            raise wrong_type("model", self.model, "a str or None")
+        if self.reasoning is not None and not isinstance(self.reasoning, str):
+            raise wrong_type("reasoning", self.reasoning, "a str or None")

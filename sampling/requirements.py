@@ -3,7 +3,8 @@
 import ast
 import linecache
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from inspect import Parameter, signature
 from types import CodeType, FunctionType, MethodType
@@ -42,6 +43,10 @@ class Validation:
             raise BadVerdict(f"reason must be a str or None, got {shown(self.reason)}")
         if self.score is not None and not _is_score(self.score):
             raise BadVerdict(f"score must be a finite number or None, got {shown(self.score)}")
+        if self.requirement is not None and not isinstance(self.requirement, Requirement):
+            raise wrong_type("requirement", self.requirement, "a Requirement or None")
+        if self.error is not None and not isinstance(self.error, Exception):
+            raise wrong_type("error", self.error, "an Exception or None")
 
     @property
     def complaint(self) -> str:
@@ -100,7 +105,8 @@ class Requirement:
 
     @takes_view.default  # pyright: ignore[reportAttributeAccessIssue, reportUntypedFunctionDecorator, reportUnknownMemberType]
     def _default_takes_view(self) -> bool:
-        return self.check is not None and callable(self.check) and _takes_view(self.check)
+        # What is not callable is refused a moment later.
+        return callable(self.check) and _takes_view(self.check)
 
     def __attrs_post_init__(self) -> None:
         check_str("description", self.description, empty=False)
@@ -148,9 +154,14 @@ def as_requirements(name: str, requirements: Iterable[RequirementLike] | None) -
     """Make requirements of what the caller gave, in the caller's order."""
     if requirements is None:
         return ()
-    if isinstance(requirements, str | Requirement) or not isinstance(requirements, Iterable):
+    if not isinstance(requirements, list | tuple) and not _is_ordered(requirements):
         raise wrong_type(name, requirements, "a list of requirements (put a single one in brackets)")
     return tuple([as_requirement(name, requirement) for requirement in requirements])
+
+
+def _is_ordered(requirements: object) -> bool:
+    """Tell whether something has items in an order to keep; a sentence and a mapping have other things in them."""
+    return isinstance(requirements, Iterable) and not isinstance(requirements, str | bytes | Mapping | AbstractSet)
 
 
 def as_requirement(name: str, requirement: RequirementLike) -> Requirement:
@@ -158,7 +169,7 @@ def as_requirement(name: str, requirement: RequirementLike) -> Requirement:
     if isinstance(requirement, Requirement):
         return requirement
     if isinstance(requirement, str):
-        return Requirement(requirement)
+        return Requirement(check_str(f"an item of {name}", requirement, empty=False))
     if callable(requirement):
         return Requirement(_describe(requirement), requirement)
     raise wrong_type(f"an item of {name}", requirement, "a Requirement, a callable or a str")

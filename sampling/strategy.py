@@ -84,18 +84,27 @@ class BaseSamplingStrategy:
             self.loop_budget = loop_budget
         if concurrency_budget is not None:
             self.concurrency_budget = concurrency_budget
-        check_budgets(self.loop_budget, self.concurrency_budget)
         if requirements is not None:
             self.requirements = as_requirements("requirements", requirements)
         if hooks is not None:
-            check_instance("hooks", hooks, Hooks, "Hooks")
             self.hooks = hooks
         if deterministic is not None:
-            self.deterministic = check_bool("deterministic", deterministic)
+            self.deterministic = deterministic
         if check_timeout_s is not None:
-            self.check_timeout_s = check_number("check_timeout_s", check_timeout_s, above=0)
+            self.check_timeout_s = check_timeout_s
         if max_context_chars is not None:
-            self.max_context_chars = check_int("max_context_chars", max_context_chars, least=1)
+            self.max_context_chars = max_context_chars
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        """Check what this strategy was given, and what its class says, in the same words."""
+        check_budgets(self.loop_budget, self.concurrency_budget)
+        as_requirements("requirements", self.requirements)
+        check_instance("hooks", self.hooks, Hooks, "Hooks")
+        check_bool("deterministic", self.deterministic)
+        if self.check_timeout_s is not None:
+            check_number("check_timeout_s", self.check_timeout_s, above=0)
+        check_int("max_context_chars", self.max_context_chars, least=1)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -299,6 +308,7 @@ class BaseSamplingStrategy:
     def _emitter(self, hooks: object) -> Emitter:
         if hooks is not None and not isinstance(hooks, Hooks):
             raise wrong_type("hooks", hooks, "Hooks or None")
+        check_instance("the strategy's hooks", self.hooks, Hooks, "Hooks")
         everywhere = (*installed_hooks(), *self.hooks, *(hooks or ()))
         return Emitter(everywhere) if everywhere else SILENT
 

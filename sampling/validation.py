@@ -154,7 +154,8 @@ async def _in_thread(requirement: Requirement, check: Callable[[], object]) -> o
         _blocking_checks.set(limiter)
     # A thread can't be stopped. With a timeout it is left behind, still counted by the limiter; without, waited for.
     leave_behind = requirement.timeout_s is not None
-    verdict = await anyio.to_thread.run_sync(check, abandon_on_cancel=leave_behind, limiter=limiter)
+    # Boxed, since trio refuses a function that hands a coroutine out of a thread.
+    [verdict] = await anyio.to_thread.run_sync(lambda: [check()], abandon_on_cancel=leave_behind, limiter=limiter)
     return await verdict if isawaitable(verdict) else verdict
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 
 from sampling.budgets import Budget
+from sampling.errors import FatalError
 from sampling.hooks import (
     Event,
     IterationEvent,
@@ -58,7 +59,7 @@ class Watch:
         self._in_flight: Counter[str] = Counter()
         self.most_in_flight = 0
         """How many attempts were waiting for the backend at once, at most."""
-        self._left_running: list[str] = []
+        self._left_running: list[int] = []
         self._budget: Budget | None = None
 
     async def generate(self, request: Request) -> Generation | str:
@@ -82,14 +83,15 @@ class Watch:
     ) -> SamplingResult[Any]:
         """Make the call; everything but the backend is passed on. Keep `hooks` for the strategy: this adds its own."""
         self._budget = arguments.get("budget")
-        before = {task.id for task in anyio.get_running_tasks()}
+        caller = anyio.get_current_task().id
+        before = _children(caller)
         try:
             self.result = await strategy.sample(action, ctx, self.generate, reqs, hooks=self.events, **arguments)
         except BaseException as error:
             self.error = error
             raise
         finally:
-            self._left_running = [str(task.name) for task in anyio.get_running_tasks() if task.id not in before]
+            self._left_running = sorted(_children(caller) - before)
         return self.result
 
     def check(self) -> None:
@@ -162,15 +164,29 @@ class Watch:
         )
         _must(result.best is not None or not result.slices, "I4", "there are slices, but no best")
         _must(not result.success or (result.best is not None and result.best.valid), "I4", "the winner is not valid")
+        self._check_cancellations(result)
         raised = [one.error for one in result.attempts if one.outcome == "errored"]
         missing = [error for error in raised if not any(error is kept for kept in result.errors)]
         _must(not missing, "I5", f"errors are not on the result: {missing!r}")
         spent = sum(one.usage.total_tokens for one in result.attempts)
         _must(result.usage.total_tokens == spent, "I10", f"usage says {result.usage}, the attempts add up to {spent}")
 
+    def _check_cancellations(self, result: SamplingResult[Any]) -> None:
+        timed = self._budget is not None and self._budget.deadline_s is not None
+        _must(timed or result.stop_reason != "deadline", "I12", "stopped by a deadline, and there is none")
+        cut = any(one.outcome == "cancelled" for one in result.attempts)
+        fatal = any(isinstance(error, FatalError) for error in result.errors)
+        reason = result.success or fatal or timed
+        _must(reason or not cut, "I3", "attempts were cancelled, and nothing had ended the call: one might have won")
+
     def _check_failure(self, error: Exception) -> None:
         finished = self.events.of(LoopFinished)[0]
         _must(finished.error is error, "I9", f"LoopFinished tells of {finished.error!r}, the call raised {error!r}")
+
+
+def _children(task_id: int) -> set[int]:
+    """Return the tasks that were started by this one, so that other calls at the same time do not count."""
+    return {task.id for task in anyio.get_running_tasks() if task.parent_id == task_id}
 
 
 def _in_turn(events: list[Event]) -> bool:

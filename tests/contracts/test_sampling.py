@@ -5,6 +5,7 @@ import sys
 import threading
 
 import anyio
+import anyio.lowlevel
 import attrs
 import pytest
 import structlog
@@ -595,7 +596,7 @@ class TestS16:
             return ticked.wait(timeout=60)
 
         async def tick():
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
             ticked.set()
 
         async with anyio.create_task_group() as group:

@@ -1,0 +1,301 @@
+"""
+Scenarios of the schedule campaigns: each builds a call from the world's seed, watches it, and checks what must hold.
+
+Latencies come from a coarse grid, so that things happen at the very same instant; the order of ready tasks is seeded.
+"""
+
+import anyio
+import attrs
+
+from sampling import (
+    AuthenticationFailed,
+    Budget,
+    Context,
+    Generation,
+    Hooks,
+    IterationFinished,
+    IterationStarted,
+    LoopStarted,
+    MultiTurnStrategy,
+    RejectionSamplingStrategy,
+    Repaired,
+    RepairTemplateStrategy,
+    Requirement,
+    TransientError,
+    Usage,
+)
+from sampling.testing import After, ScriptedBackend, Watch
+
+DEPTH, BREADTH = 2, 4
+
+
+def once_enough(strategy_class):
+    """A strategy that fails if it is asked again after it had enough: two winners would do that (I4)."""
+
+    class OnceEnough(strategy_class):
+        said_yes = 0
+
+        def done(self, slices):
+            enough = super().done(slices)
+            self.said_yes += enough
+            assert self.said_yes <= 1, "I4: a second winner was registered"
+            return enough
+
+    return OnceEnough
+
+
+Rejection, Template, MultiTurn = map(
+    once_enough, [RejectionSamplingStrategy, RepairTemplateStrategy, MultiTurnStrategy]
+)
+
+
+def is_yes(text):
+    return text == "yes"
+
+
+def table(world, *, yes=0.3, errors=()):
+    """Decide beforehand, for every attempt there may be, what comes of it and when."""
+    fates = {}
+    for subsample in range(BREADTH):
+        for attempt in range(6):
+            reply = "yes" if world.rng.random() < yes else "no"
+            for error, share in errors:
+                reply = error if world.rng.random() < share else reply
+            fates[subsample, attempt] = After(world.latency(), reply)
+    return fates
+
+
+def backend_of(fates):
+    def reply(request):
+        fate = fates[request.subsample, request.attempt]
+        if isinstance(fate.reply, type):
+            return After(fate.delay_s, fate.reply(f"in {request.iteration}"))
+        return After(fate.delay_s, Generation(fate.reply, Usage(3, 2)))
+
+    return ScriptedBackend(reply)
+
+
+async def watched(world, strategy, backend, reqs=(is_yes,), **arguments):
+    """Make a watched call, and return what happened, as plain data that a replay can be compared with."""
+    watch = Watch(backend)
+    try:
+        await watch.sample(strategy, "q", Context(), reqs, **arguments)
+    except Exception as error:
+        watch.check()
+        return summary(world, watch, type(error).__name__)
+    watch.check()
+    return summary(world, watch, watch.result.stop_reason)
+
+
+def summary(world, watch, ending):
+    finished = watch.events.of(IterationFinished)
+    winners = [event.slice for event in finished if event.slice.valid]
+    if len(winners) > 1 and winners[0].finished_s == winners[1].finished_s:
+        world.reached("two winners in one tick")
+    outcomes = [event.slice.outcome for event in finished]
+    if "valid" in outcomes and "errored" in outcomes:
+        world.reached("an error beside a winner")
+    if "cancelled" in outcomes:
+        world.reached("losers were cancelled")
+    world.reached(ending)
+    return ending, sorted((event.iteration, event.slice.outcome) for event in finished)
+
+
+async def plain_race(world):
+    """Answers only, some of them valid."""
+    strategy = world.rng.choice([Rejection, Template, MultiTurn])
+    return await watched(world, strategy(loop_budget=DEPTH, concurrency_budget=BREADTH), backend_of(table(world)))
+
+
+async def errors_and_answers(world):
+    """Rows 28 to 30: transient, unknown and fatal errors among the answers."""
+    errors = [(TransientError, 0.2), (RuntimeError, 0.2), (AuthenticationFailed, 0.05)]
+    fates = table(world, yes=0.3, errors=errors)
+    watch = Watch(backend_of(fates))
+    strategy = Rejection(loop_budget=DEPTH, concurrency_budget=BREADTH)
+    try:
+        result = await watch.sample(strategy, "q", None, [is_yes])
+    except Exception as error:
+        watch.check()
+        assert not [e for e in watch.events.of(IterationFinished) if e.slice.outcome in {"valid", "invalid"}]
+        return summary(world, watch, type(error).__name__)
+    watch.check()
+    assert result.slices, "I5: no slice survived, and nothing was raised"
+    if any(one.valid for one in result.slices):
+        assert result.success, "I3: a winner was lost"
+    return summary(world, watch, result.stop_reason)
+
+
+async def hooks_that_wait_and_fail(world):
+    """Rows 46 and 47: hooks that take their time, raise or hang, on every event."""
+    hooks = Hooks(timeout_s=0.5)
+
+    @hooks.on(LoopStarted, IterationStarted, IterationFinished, Repaired)
+    async def slow(event):
+        await anyio.sleep(world.latency())
+
+    @hooks.on(IterationStarted, IterationFinished)
+    def raises(event):
+        if world.rng.random() < 0.2:
+            raise RuntimeError("a hook's own")
+
+    strategy = MultiTurn(loop_budget=DEPTH, concurrency_budget=BREADTH, hooks=hooks)
+    watch = Watch(backend_of(table(world)))
+    result = await watch.sample(strategy, "q", None, [is_yes])
+    watch.check()
+    if any(failure.event == "IterationFinished" for failure in result.hook_failures):
+        world.reached("a hook failed at the end of an attempt")
+    return summary(world, watch, result.stop_reason)
+
+
+async def checks_that_wait_and_break(world):
+    """Rows 50 and 51: async checks that take their time, raise or hang, several to an attempt."""
+
+    def check(yes, breaks):
+        async def verdict(text):
+            await anyio.sleep(world.latency((0.0, 0.25, 0.5, 1000.0)))
+            if world.rng.random() < breaks:
+                raise ValueError("a check's own")
+            return world.rng.random() < yes
+
+        return Requirement("passes", check=verdict, timeout_s=1.0)
+
+    strategy = Rejection(loop_budget=DEPTH, concurrency_budget=BREADTH)
+    return await watched(world, strategy, backend_of(table(world)), [check(0.5, 0.1), check(0.8, 0.1)])
+
+
+async def shared_budget(world):
+    """I10: two calls at once share attempts, tokens and a deadline that ties with completions."""
+    budget = Budget(attempts=world.rng.randint(0, 30), tokens=world.rng.randint(5, 200), deadline_s=0.75)
+    endings = []
+
+    async def one_call():
+        strategy = Rejection(loop_budget=DEPTH, concurrency_budget=BREADTH)
+        endings.append(await watched(world, strategy, backend_of(table(world, yes=0.1)), budget=budget))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(one_call)
+        group.start_soon(one_call)
+    assert attrs.astuple(budget.reserved) == (0, 0, 0, 0.0), "I10: something is still reserved"
+    in_flight_overshoot = 2 * BREADTH * 5
+    assert budget.tokens_charged <= budget.tokens + in_flight_overshoot
+    return sorted(endings)
+
+
+async def deadline_at_a_completion(world):
+    """Rows 12 and 37: the deadline is exactly when an answer comes: either outcome, never neither."""
+    deadline_s = world.rng.choice([0.25, 0.5, 1.0, 1.5])
+    breadth = world.rng.choice([1, BREADTH])
+    watch = Watch(backend_of(table(world)))
+    strategy = Rejection(loop_budget=3, concurrency_budget=breadth)
+    result = await watch.sample(strategy, "q", None, [is_yes], budget=Budget(deadline_s=deadline_s))
+    watch.check()
+    assert result.elapsed_s <= deadline_s, "I12: the call outlived its deadline"
+    return summary(world, watch, result.stop_reason)
+
+
+async def deterministic(world):
+    """Semantics 8: the winner is the valid slice with the smallest (attempt, subsample), whatever the timing."""
+    fates = table(world, yes=0.25, errors=[(TransientError, 0.15), (RuntimeError, 0.1)])
+    strategy = RejectionSamplingStrategy(loop_budget=3, concurrency_budget=BREADTH, deterministic=True)
+    expected = winner_by_hand(fates, 3, BREADTH)
+    watch = Watch(backend_of(fates))
+    try:
+        result = await watch.sample(strategy, "q", None, [is_yes])
+    except Exception as error:
+        watch.check()
+        assert expected is None
+        return type(error).__name__
+    watch.check()
+    assert expected == ((result.best.attempt, result.best.subsample) if result.success else None)
+    if expected and any((one.attempt, one.subsample) > expected for one in result.slices if one.valid):
+        world.reached("a faster answer had to wait")
+    return expected
+
+
+def winner_by_hand(fates, depth, breadth):
+    """Go through the attempts in order, one by one, as a call without any concurrency would."""
+    ended = set()
+    for attempt in range(depth):
+        for subsample in range(breadth):
+            if subsample in ended:
+                continue
+            reply = fates[subsample, attempt].reply
+            if reply == "yes":
+                return attempt, subsample
+            if reply is RuntimeError:
+                ended.add(subsample)
+    return None
+
+
+async def nested(world):
+    """Row 45: a check that samples by itself, with losers of its own, inside attempts that are cancelled."""
+    inner_events = []
+
+    async def inner_agrees(text):
+        watch = Watch(backend_of(table(world, yes=0.4)))
+        try:
+            result = await watch.sample(Rejection(loop_budget=2, concurrency_budget=2), "inner", None, [is_yes])
+        finally:
+            watch.check()
+            inner_events.append(watch.events)
+        return result.success
+
+    strategy = Rejection(loop_budget=DEPTH, concurrency_budget=BREADTH)
+    ending = await watched(world, strategy, backend_of(table(world, yes=0.6)), [is_yes, inner_agrees])
+    ids = [event.iteration_id for events in inner_events for event in events.of(IterationStarted)]
+    assert len(ids) == len(set(ids)), "I8: an id came twice"
+    return ending
+
+
+async def judged(world):
+    """Semantics 6 and 9: judges are asked through the same backend, and only about what the code checks let pass."""
+    fates = table(world, yes=0.5)
+
+    def reply(request):
+        if request.messages[0].role == "system":
+            assert "yes" in request.messages[-1].content, "a judge was asked about an answer that a check had refused"
+            return After(world.latency(), Generation(world.rng.choice(["yes", "no\nnot polite"]), Usage(7, 1)))
+        return backend_reply(request)
+
+    backend_reply = backend_of(fates)._reply_to
+    budget = Budget(requests=world.rng.randint(3, 20))
+    strategy = MultiTurn(loop_budget=DEPTH, concurrency_budget=BREADTH)
+    return await watched(world, strategy, ScriptedBackend(reply), [is_yes, "is polite"], budget=budget)
+
+
+async def one_deep_subsample(world):
+    """Breadth 1 runs without a task group: the same must hold."""
+    errors = [(TransientError, 0.2), (RuntimeError, 0.1)]
+    strategy = MultiTurn(loop_budget=6)
+    return await watched(world, strategy, backend_of(table(world, yes=0.15, errors=errors)))
+
+
+async def caller_gives_up(world):
+    """I11: the caller's own cancellation, at an instant of the grid, propagates, and nothing is left."""
+    watch = Watch(backend_of(table(world, yes=0.2)))
+    strategy = Rejection(loop_budget=DEPTH, concurrency_budget=BREADTH)
+    with anyio.move_on_after(world.rng.choice([0.25, 0.5, 1.0])) as scope:
+        await watch.sample(strategy, "q", None, [is_yes])
+    watch.check()
+    if scope.cancelled_caught:
+        world.reached("the caller's cancellation came through")
+        assert watch.result is None
+        return "cancelled"
+    return summary(world, watch, watch.result.stop_reason)
+
+
+CAMPAIGN = {
+    plain_race: ["losers were cancelled", "validated", "exhausted"],
+    errors_and_answers: ["an error beside a winner", "failed", "AuthenticationFailed", "RuntimeError"],
+    hooks_that_wait_and_fail: ["a hook failed at the end of an attempt"],
+    checks_that_wait_and_break: ["two winners in one tick", "validated", "exhausted"],
+    shared_budget: ["budget", "deadline", "validated"],
+    deadline_at_a_completion: ["deadline", "validated", "exhausted"],
+    deterministic: ["a faster answer had to wait"],
+    nested: ["validated", "losers were cancelled"],
+    judged: ["budget", "validated"],
+    one_deep_subsample: ["validated", "exhausted", "failed"],
+    caller_gives_up: ["the caller's cancellation came through"],
+}
+"""Every scenario, and the states that at least one of its runs has to reach (I19)."""

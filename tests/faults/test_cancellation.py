@@ -1,0 +1,153 @@
+"""Cancel a call at every single step it takes, in every way there is."""
+
+import anyio
+import pytest
+
+from sampling import Budget, Hooks, IterationFinished, LoopFinished, LoopStarted, MultiTurnStrategy, Requirement
+from sampling.testing import After, ScriptedBackend, Watch, cancel_at_every_step
+
+
+def call_with_everything(breadth, *, deterministic=False):
+    """A call with repairs, async hooks and checks, a judge, an error and a budget, and what it was seen to do."""
+    seen = {}
+
+    async def scenario(world):
+        hooks = Hooks()
+
+        @hooks.on(LoopStarted, IterationFinished, LoopFinished)
+        async def slow(event):
+            await anyio.sleep(0.25)
+
+        async def check(text):
+            await anyio.sleep(0.25)
+            return text != "no"
+
+        def reply(request):
+            if request.messages[0].role == "system":
+                return After(0.25, "yes")
+            if request.iteration == 2:
+                return After(0.25, RuntimeError("broken"))
+            return After(0.5, "yes" if request.iteration == 4 else "no")
+
+        budget = seen["budget"] = Budget(attempts=10, deadline_s=50.0)
+        watch = seen["watch"] = Watch(ScriptedBackend(reply))
+        strategy = MultiTurnStrategy(
+            loop_budget=2, concurrency_budget=breadth, hooks=hooks, deterministic=deterministic
+        )
+        reqs = [Requirement("waits", check=check), "is polite"]
+        return await watch.sample(strategy, "q", None, reqs, budget=budget)
+
+    return scenario, seen
+
+
+def checker(seen):
+    """What must hold after each of the runs."""
+    kinds = set()
+
+    def check(world, outcome):
+        kinds.add(outcome.kind)
+        assert not outcome.left_running
+        watch, budget = seen["watch"], seen["budget"]
+        watch.check()
+        assert 0 == budget.reserved.attempts == budget.reserved.requests == budget.reserved.tokens
+        if outcome.kind == "cancelled":
+            assert outcome.step is not None
+            if watch.events.events:
+                [finished] = watch.events.of(LoopFinished)
+                if watch.result is None:
+                    assert isinstance(finished.error, BaseException)
+        elif outcome.kind == "raised":
+            assert isinstance(outcome.error, RuntimeError), "only the backend's own failure may come through"
+
+    return check, kinds
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("breadth", [1, 2])
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_a_scope_that_is_cancelled_at_any_step(breadth, loop, seed, deterministic):
+    """Row 35: I1 to I12 hold for every step at which the caller's scope is cancelled."""
+    scenario, seen = call_with_everything(breadth, deterministic=deterministic)
+    check, kinds = checker(seen)
+    outcomes = cancel_at_every_step(scenario, check=check, loops=[loop], seed=seed)
+    assert "cancelled" in kinds
+    assert len(outcomes) > 5
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("breadth", [1, 2])
+def test_a_native_cancellation_at_any_step(breadth, times):
+    """Row 36: a native cancel, and a second one after it: it propagates, and no task is left."""
+    scenario, seen = call_with_everything(breadth)
+
+    def check(world, outcome):
+        assert not outcome.left_running
+        if outcome.step is not None and seen["watch"].result is None:
+            assert outcome.kind in {"cancelled", "raised"}
+        if times == 1:
+            seen["watch"].check()
+
+    outcomes = cancel_at_every_step(scenario, check=check, native=True, times=times)
+    assert "cancelled" in {outcome.kind for outcome in outcomes}
+
+
+def test_a_cancelled_call_never_returns_normally_without_a_winner(run):
+    """I11: the caller's scope is cancelled and there is no winner: Cancelled propagates."""
+
+    async def main():
+        with anyio.CancelScope() as scope:
+            backend = ScriptedBackend(lambda _: After(10.0, "no"))
+
+            async def cancel_later():
+                await anyio.sleep(1.0)
+                scope.cancel()
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(cancel_later)
+                await MultiTurnStrategy(concurrency_budget=3).sample("q", None, backend)
+                raise AssertionError("sample() returned")
+        return scope.cancelled_caught, anyio.current_time()
+
+    assert (True, 1.0) == run(main)
+
+
+def test_a_cancellation_during_the_last_hook_changes_nothing(run):
+    """Row 40: the hook gets its grace, then is cut; the outcome is what it was."""
+    seen = []
+
+    async def main():
+        hooks = Hooks(timeout_s=3.0)
+
+        @hooks.on(LoopFinished)
+        async def lingers(event):
+            seen.append(event.success)
+            await anyio.sleep(100)
+
+        with anyio.move_on_after(2.0):
+            backend = ScriptedBackend([After(1.0, "yes")])
+            result = await MultiTurnStrategy(hooks=hooks).sample("q", None, backend)
+            seen.append(result)
+        return anyio.current_time()
+
+    assert 4.0 == run(main)
+    success, result = seen
+    assert success
+    assert result.success
+    assert ["HookTimeout"] == [type(failure.error).__name__ for failure in result.hook_failures]
+
+
+def test_a_cancelled_wait_gives_its_reservation_back(run):
+    """Row 38: the balance is 0 after a cancellation at any wait."""
+
+    async def main():
+        budget = Budget(tokens=1000)
+        with anyio.move_on_after(1.0):
+            await MultiTurnStrategy(concurrency_budget=4).sample(
+                "q", None, ScriptedBackend(lambda _: After(5.0, "no")), budget=budget
+            )
+        return budget
+
+    budget = run(main)
+    assert (0, 0, 0) == (budget.reserved.attempts, budget.reserved.requests, budget.reserved.tokens)
+    assert 4 == budget.attempts_made

@@ -1,0 +1,270 @@
+"""Budgets: reserved before, settled after, shared between calls."""
+
+import threading
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sampling import (
+    Budget,
+    BudgetExceeded,
+    Generation,
+    MultiTurnStrategy,
+    Options,
+    RejectionSamplingStrategy,
+    Usage,
+    report_usage,
+)
+from sampling.testing import After, ScriptedBackend, run_virtual
+
+
+def costing(tokens, text="no", delay_s=1.0, cost=0.0):
+    return ScriptedBackend(lambda _: After(delay_s, Generation(text, Usage(0, tokens, cost))))
+
+
+async def sample(strategy, backend, budget, reqs=(lambda text: text == "yes",), **arguments):
+    return await strategy.sample("q", None, backend, reqs, budget=budget, **arguments)
+
+
+def test_attempts_are_limited_across_subsamples(run):
+    """I10: and the best so far is returned."""
+    budget = Budget(attempts=5)
+    result = run(sample, RejectionSamplingStrategy(loop_budget=4, concurrency_budget=3), costing(1), budget)
+    assert 5 == len(result.attempts) == budget.attempts_made
+    assert "budget" == result.stop_reason
+    assert result.best in result.slices
+    assert "attempts" in result.stop_detail
+    assert "budget of 5 attempts" in result.explain()
+
+
+def test_tokens_are_limited(run):
+    """I10: never more than the limit, once the size of an answer is known."""
+    budget = Budget(tokens=1000)
+    result = run(sample, RejectionSamplingStrategy(loop_budget=50), costing(300), budget)
+    assert "budget" == result.stop_reason
+    assert 3 == len(result.attempts)
+    assert 900 == result.usage.total_tokens == budget.spent.total_tokens
+
+
+def test_max_tokens_is_reserved_where_it_is_known(run):
+    """I10: so even the first attempts in flight can't pass the limit."""
+    budget = Budget(tokens=1000)
+    strategy = RejectionSamplingStrategy(concurrency_budget=8)
+    result = run(sample, strategy, costing(300), budget, options=Options(max_tokens=300))
+    assert 3 == len(result.attempts)
+    assert budget.spent.total_tokens <= 1000
+
+
+def test_what_is_in_flight_may_pass_the_limit_by_the_declared_rule(run):
+    """I10: spent <= limit + what those in flight use beyond their estimates."""
+    budget = Budget(tokens=100)
+    result = run(sample, RejectionSamplingStrategy(loop_budget=9, concurrency_budget=4), costing(300), budget)
+    assert 4 == len(result.attempts)
+    assert 1200 == budget.tokens_charged
+
+
+def test_cost_is_limited(run):
+    """I10: in money."""
+    budget = Budget(cost=1.0)
+    result = run(sample, RejectionSamplingStrategy(loop_budget=50), costing(1, cost=0.3), budget)
+    assert 3 == len(result.attempts)
+    assert pytest.approx(0.9) == result.usage.cost
+
+
+def test_a_deadline_returns_the_best_so_far(run):
+    """I12: exactly at the deadline, in virtual time."""
+    budget = Budget(deadline_s=2.5)
+    result = run(sample, RejectionSamplingStrategy(loop_budget=9, concurrency_budget=2), costing(1), budget)
+    assert "deadline" == result.stop_reason
+    assert 2.5 == result.elapsed_s
+    assert 4 == len(result.slices)
+    assert ["cancelled", "cancelled"] == [one.outcome for one in result.attempts if one.finished_s == 2.5]
+
+
+@pytest.mark.parametrize("breadth", [1, 3])
+def test_a_deadline_with_nothing_to_show_returns_too(run, breadth):
+    """I12: a backend that hangs: no answer, no error, all attempts accounted for."""
+    result = run(
+        sample, RejectionSamplingStrategy(concurrency_budget=breadth), costing(1, delay_s=99.0), Budget(deadline_s=1.0)
+    )
+    assert (False, None, None, "deadline") == (result.success, result.best, result.value, result.stop_reason)
+    assert ["cancelled"] * breadth == [one.outcome for one in result.attempts]
+    assert 1.0 == result.elapsed_s
+
+
+def test_a_budget_that_is_used_up_sends_nothing(run):
+    """Row 79: enforced before sending."""
+    backend = costing(1)
+    result = run(sample, RejectionSamplingStrategy(), backend, Budget(requests=0))
+    assert not backend.requests
+    assert ("budget", (), None) == (result.stop_reason, result.attempts, result.best)
+    assert "after 0 of 1 attempts" in str(result)
+
+
+def test_a_budget_is_shared_between_calls(run):
+    """One budget for many calls, one after the other and at once."""
+    budget = Budget(attempts=7)
+    strategy = RejectionSamplingStrategy(loop_budget=2)
+
+    async def main():
+        async with anyio.create_task_group() as group:
+            for _ in range(6):
+                group.start_soon(sample, strategy, costing(1), budget)
+
+    run(main)
+    assert 7 == budget.attempts_made
+
+
+def test_the_deadline_of_a_shared_budget_starts_at_its_first_use(run):
+    """A later call has what is left of it."""
+
+    async def main():
+        budget = Budget(deadline_s=5.0)
+        await sample(RejectionSamplingStrategy(loop_budget=3), costing(1), budget)
+        result = await sample(RejectionSamplingStrategy(loop_budget=9), costing(1), budget)
+        return result, anyio.current_time()
+
+    result, now = run(main)
+    assert "deadline" == result.stop_reason
+    assert 5.0 == now
+
+
+def test_the_deadline_is_carried_over_to_another_event_loop(monkeypatch):
+    """Every event loop has a clock of its own, and sample_sync makes a new loop for each call."""
+    budget = Budget(deadline_s=5.0)
+    now = 1000.0
+    monkeypatch.setattr("sampling.budgets.time.monotonic", lambda: now)
+    assert 15.0 == budget.deadline("one loop", 10.0)
+    assert 15.0 == budget.deadline("one loop", 12.0)
+    now = 1002.0
+    assert 503.0 == budget.deadline("another loop", 500.0)
+
+
+def test_judges_repairs_and_losers_are_covered(run):
+    """Semantics 9: everything that asks the backend counts."""
+
+    def reply(request):
+        if request.messages[0].role == "system":
+            return Generation("no", Usage(10, 1))
+        return After(request.subsample * 10, Generation("text", Usage(5, 2)))
+
+    budget = Budget(requests=100)
+    backend = ScriptedBackend(reply)
+    strategy = MultiTurnStrategy(loop_budget=2)
+    result = run(sample, strategy, backend, budget, ["is polite"])
+    assert 4 == budget.requests_made == len(backend.requests)
+    assert 2 == budget.attempts_made
+    assert Usage(30, 6) == result.usage == budget.spent
+    assert [Usage(15, 3)] * 2 == [one.usage for one in result.slices]
+
+
+def test_a_judge_that_the_budget_does_not_allow_fails_the_attempt(run):
+    """Semantics 9: it can't be taken for valid."""
+    result = run(sample, RejectionSamplingStrategy(), ScriptedBackend(["text"]), Budget(requests=1), ["is polite"])
+    assert "budget" == result.stop_reason
+    assert isinstance(result.slices[0].validations[0].error, BudgetExceeded)
+
+
+def test_what_a_cancelled_loser_had_used_is_on_the_result(run):
+    """Semantics 2: a backend that reports as it goes is accounted for when it is cancelled or fails."""
+
+    async def backend(request):
+        for tokens in range(1, 5):
+            report_usage(Usage(10, tokens))
+            await anyio.sleep(0.75 if request.subsample == 1 else 1.0)
+            if request.subsample == 1 and tokens == 2:
+                return Generation("yes", Usage(10, 2))
+            if request.subsample == 2:
+                raise RuntimeError("broken")
+        return "no"
+
+    budget = Budget(tokens=1000)
+    result = run(sample, RejectionSamplingStrategy(concurrency_budget=3), backend, budget)
+    assert ["cancelled", "valid", "errored"] == [one.outcome for one in result.attempts]
+    assert [Usage(10, 2), Usage(10, 2), Usage(10, 1)] == [one.usage for one in result.attempts]
+    assert Usage(30, 5) == result.usage == budget.spent
+
+
+def test_a_backend_that_reports_nothing_is_charged_the_estimate(run):
+    """Row 21: usage absent: the budget uses the reserved estimate."""
+    budget = Budget(tokens=100)
+    result = run(
+        sample,
+        RejectionSamplingStrategy(loop_budget=20),
+        ScriptedBackend(lambda _: "no"),
+        budget,
+        options=Options(max_tokens=30),
+    )
+    assert 3 == len(result.attempts)
+    assert 90 == budget.tokens_charged
+    assert Usage() == result.usage == budget.spent
+
+
+def test_report_usage_outside_of_a_call_does_nothing():
+    """A backend can be used by itself."""
+    report_usage(Usage(1, 1))
+
+
+def test_a_message_says_which_limit_it_was():
+    """Names the limit, what is spent and what was needed."""
+    budget = Budget(tokens=10)
+    with pytest.raises(BudgetExceeded, match=r"budget of 10 tokens: 0 spent, 0 reserved, 25 more needed"):
+        budget.reserve(prompt_chars=100)
+
+
+def test_several_threads_can_share_a_budget():
+    """No update is lost."""
+    budget = Budget()
+
+    def work():
+        for _ in range(500):
+            budget.settle(budget.reserve(attempts=1), Usage(1, 1))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (2000, 2000, 4000) == (budget.attempts_made, budget.requests_made, budget.spent.total_tokens)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.sampled_from(["settle", "release", "unknown"]))))
+def test_a_budget_agrees_with_its_model(operations):
+    """S4 of the harness: reserved returns to nothing, and a limit is never passed by a reservation."""
+    budget = Budget(requests=10, tokens=200)
+    held, charged = [], 0
+    for prompt_tokens, used, operation in operations:
+        try:
+            held.append(budget.reserve(attempts=1, prompt_chars=prompt_tokens * 4, max_tokens=0))
+        except BudgetExceeded:
+            pass
+        assert budget.requests_made <= 10
+        assert budget.reserved.tokens == sum(one.tokens for one in held)
+        if held and used % 2:
+            reservation = held.pop()
+            if operation == "release":
+                budget.release(reservation)
+            else:
+                budget.settle(reservation, Usage(used, 0) if operation == "settle" else None)
+                charged += used if operation == "settle" else reservation.tokens
+    for reservation in held:
+        budget.release(reservation)
+    assert (0, 0, 0, 0.0) == tuple(getattr(budget.reserved, n) for n in ("attempts", "requests", "tokens", "cost"))
+    assert charged == budget.tokens_charged
+
+
+def test_the_repr_is_worth_reading():
+    """What it allows, and what is used."""
+    assert "Budget(attempts=3, deadline_s=2.0) with 0 requests and 0 tokens used" == repr(
+        Budget(attempts=3, deadline_s=2.0)
+    )
+
+
+def test_virtual_time_is_what_a_deadline_runs_on():
+    """A day-long deadline does not take a day."""
+    result = run_virtual(
+        sample, RejectionSamplingStrategy(), costing(1, delay_s=200_000.0), Budget(deadline_s=86_400.0)
+    )
+    assert 86_400.0 == result.elapsed_s

@@ -1,0 +1,171 @@
+"""What a result shows."""
+
+import copy
+import pickle  # noqa: TID251 - that it can be done, for those who send results between processes
+import traceback
+
+import pytest
+
+from sampling import (
+    Action,
+    AuthenticationFailed,
+    Budget,
+    Generation,
+    MultiTurnStrategy,
+    NoValidAnswer,
+    RateLimited,
+    RejectionSamplingStrategy,
+    Requirement,
+    Usage,
+    Validation,
+)
+from sampling.testing import After, ScriptedBackend
+
+
+async def sample(strategy, backend, reqs=(lambda text: text == "yes",), action="q", **arguments):
+    return await strategy.sample(action, None, backend, reqs, **arguments)
+
+
+def test_print_is_worth_reading(run):
+    """One line: how it ended, what it took, what it cost, what came."""
+
+    def reply(request):
+        return After(1.25 if request.subsample == 1 else 2.0, Generation("yes", Usage(100, 12)))
+
+    result = run(sample, RejectionSamplingStrategy(loop_budget=3, concurrency_budget=4), ScriptedBackend(reply))
+    assert 'success in 1.25 s after 4 of 12 attempts (1 valid, 3 cancelled) · 112 tokens · "yes"' == str(result)
+    assert f"<SamplingResult {result}>" == repr(result)
+
+
+def test_a_failure_says_why_it_stopped(run):
+    """And which errors there were."""
+    backend = ScriptedBackend([RateLimited(), RateLimited(), "no"])
+    result = run(sample, RejectionSamplingStrategy(loop_budget=3), backend)
+    assert (
+        "no valid answer (exhausted) in 0.00 s after 3 of 3 attempts (1 invalid, 2 errored)"
+        ' · errors: RateLimited ×2 · "no"'
+    ) == str(result)
+
+
+def test_explain_shows_every_attempt(run):
+    """What was asked, what came back, which requirement failed and why."""
+    reqs = [
+        Requirement("is short", check=lambda text: len(text) < 20),
+        Requirement("has a number", check=lambda text: Validation(text.isdigit(), "there is no digit", score=0.5)),
+    ]
+    backend = ScriptedBackend([RateLimited("slow down"), Generation("forty", Usage(7, 1)), "42"])
+    result = run(sample, MultiTurnStrategy(loop_budget=3), backend, reqs)
+    text = result.explain()
+    for expected in (
+        "iteration 1 (subsample 0, attempt 0): errored",
+        'RateLimited: "slow down"',
+        'answered  "forty"',
+        'passed    "is short"',
+        'failed    "has a number": "there is no digit" (score 0.5)',
+        "7 tokens" if False else "8 tokens",
+        "iteration 3 (subsample 0, attempt 2): valid",
+        "← the answer",
+        "there is no digit\\nPlease",
+    ):
+        assert expected in text
+
+
+def test_model_text_can_not_steer_a_terminal(run):
+    """Row 73: newlines, ANSI, NUL and right-to-left marks are escaped."""
+    nasty = "a\nb\x1b[31m\x00\u202e\x9b\ud800 ok"
+    result = run(sample, RejectionSamplingStrategy(), ScriptedBackend([nasty]))
+    for shown in (str(result), repr(result), result.explain().replace("\n", "")):
+        assert all(character.isprintable() for character in shown)
+    assert "\\x1b[31m" in str(result)
+    assert nasty == result.text
+
+
+def test_long_text_is_cut(run):
+    """A line stays a line."""
+    result = run(sample, RejectionSamplingStrategy(), ScriptedBackend(["x" * 10_000]))
+    assert len(str(result)) < 200
+
+
+def test_unwrap_gives_the_value_or_raises(run):
+    """For those who want an exception."""
+    assert 42 == run(sample, RejectionSamplingStrategy(), ScriptedBackend(["42"]), [], Action("n", int)).unwrap()
+    result = run(sample, RejectionSamplingStrategy(), ScriptedBackend(["no"]))
+    with pytest.raises(NoValidAnswer, match="no valid answer") as caught:
+        result.unwrap()
+    assert result is caught.value.result
+
+
+def test_a_fatal_error_ends_the_call_with_what_there_is(run):
+    """Semantics 5: siblings are cancelled; slices that survive are returned with the error."""
+
+    def reply(request):
+        if request.iteration == 2:
+            return After(1.0, AuthenticationFailed("bad key"))
+        return "no" if request.iteration == 1 else After(9.0, "yes")
+
+    result = run(sample, RejectionSamplingStrategy(loop_budget=2, concurrency_budget=3), ScriptedBackend(reply))
+    assert ("failed", False, 1.0) == (result.stop_reason, result.success, result.elapsed_s)
+    assert ["invalid", "errored", "cancelled", "cancelled"] == [one.outcome for one in result.attempts]
+    assert [AuthenticationFailed] == [type(error) for error in result.errors]
+
+
+def test_a_fatal_error_with_nothing_to_show_is_raised_at_once(run):
+    """Semantics 4 and 5: with its own type, though transient ones came first; all of them in the group."""
+
+    def reply(request):
+        if request.subsample == 1:
+            return After(2.5, AuthenticationFailed("bad key"))
+        return After(1.0, RateLimited())
+
+    with pytest.raises(AuthenticationFailed) as caught:
+        run(sample, RejectionSamplingStrategy(loop_budget=9, concurrency_budget=2), ScriptedBackend(reply))
+    group = caught.value.__cause__
+    assert [RateLimited, RateLimited, AuthenticationFailed] == [type(error) for error in group.exceptions]
+    assert "hint: Check the key" in "".join(traceback.format_exception(caught.value))
+
+
+def test_the_cause_of_a_failure_stays_in_the_chain(run):
+    """Semantics 4: `raise X from Y` in a backend is still to be seen."""
+
+    async def backend(request):
+        try:
+            raise ConnectionError("the socket")
+        except ConnectionError as error:
+            raise RateLimited from error
+
+    with pytest.raises(RateLimited) as caught:
+        run(sample, RejectionSamplingStrategy(concurrency_budget=2), backend)
+    assert "the socket" in "".join(traceback.format_exception(caught.value))
+    assert isinstance(caught.value.__cause__, ExceptionGroup)
+
+
+def test_a_single_failure_has_no_group(run):
+    """Semantics 4: only several failures need one."""
+    with pytest.raises(RateLimited) as caught:
+        run(sample, RejectionSamplingStrategy(), ScriptedBackend([RateLimited()]))
+    assert caught.value.__cause__ is None
+
+
+def test_a_result_survives_copying_and_pickling(run):
+    """A long conversation is deeper than the stack, and must not be copied link by link."""
+    strategy = MultiTurnStrategy(loop_budget=2_000)
+    reqs = [Requirement("never", check=str.isdigit)]
+    result = run(sample, strategy, ScriptedBackend(lambda _: "no"), reqs)
+    context = result.slices[-1].context
+    assert context == pickle.loads(pickle.dumps(context)) == copy.deepcopy(context)  # noqa: S301 - our own bytes
+    assert 4_000 == len(context) == len(context.messages)
+
+
+def test_usage_adds_up():
+    """With + and with sum()."""
+    assert Usage(3, 5, 0.5) == Usage(1, 2, 0.25) + Usage(2, 3, 0.25) == sum([Usage(1, 2, 0.25), Usage(2, 3, 0.25)])
+    assert Usage() == Usage.total([])
+    assert 8 == Usage(3, 5).total_tokens
+    with pytest.raises(TypeError):
+        Usage() + 1
+
+
+def test_a_stop_detail_is_explained(run):
+    """Which limit it was."""
+    result = run(sample, RejectionSamplingStrategy(loop_budget=5), ScriptedBackend(["no"]), budget=Budget(attempts=1))
+    assert "budget of 1 attempts: 1 spent" in result.explain()
