@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import attrs
 from anyio.lowlevel import current_token
@@ -16,14 +16,12 @@ from sampling.messages import Attempt, Context, Generation, Message, Options, Re
 from sampling.protocols import Decisions
 from sampling.requirements import Requirement, Validation, View
 from sampling.results import Outcome, Slice
-from sampling.usage import Usage
+from sampling.usage import NO_USAGE, Usage
 from sampling.validation import Checking, parse
 
 __all__ = ["AttemptState", "Attempter", "Call"]
 
 T = TypeVar("T")
-
-NOTHING_SPENT = Usage()
 
 
 @attrs.define(kw_only=True)
@@ -48,7 +46,7 @@ class Call(Generic[T]):
     max_context_chars: int
 
 
-@attrs.define(kw_only=True)
+@attrs.define
 class AttemptState(identity.Place, Generic[T]):
     """One attempt while it runs; as the current `Place`, it is also what `current()` reads its ids from."""
 
@@ -58,7 +56,7 @@ class AttemptState(identity.Place, Generic[T]):
     reservation: Reservation | None
     """What is held of the budget until the request of this attempt is settled."""
 
-    spent: Usage = NOTHING_SPENT
+    spent: Usage = NO_USAGE
     generation: Generation | None = None
 
 
@@ -80,9 +78,9 @@ class Attempter(Generic[T]):
         """Return the seconds since the start of the call, by the clock of the event loop."""
         return self._clock() - self._started_at
 
-    def prepare(self, plan: Attempt[T], *, iteration: int, subsample: int, number: int) -> AttemptState[T] | None:
+    def prepare(self, plan: Attempt[T], iteration: int, subsample: int, number: int) -> AttemptState[T] | None:
         """Set up an attempt and reserve what it needs; None if the budget has no room for it."""
-        options = self._call.options.overlaid(plan.options)
+        options = self._call.options if plan.options is None else self._call.options.overlaid(plan.options)
         reservation = None
         if self._call.budget is not None:
             try:
@@ -93,16 +91,17 @@ class Attempter(Generic[T]):
                 self.budget_detail = str(error)
                 return None
         return AttemptState(
-            sampling_id=self._sampling_id,
-            parent_id=self._parent_id,
-            iteration=iteration,
-            iteration_id=identity.iteration_id(self._sampling_id, iteration),
-            subsample=subsample,
-            attempt=number,
-            plan=plan,
-            options=options,
-            started_s=self.now(),
-            reservation=reservation,
+            self._sampling_id,
+            self._parent_id,
+            iteration,
+            identity.iteration_id(self._sampling_id, iteration),
+            subsample,
+            number,
+            None,
+            plan,
+            options,
+            self.now(),
+            reservation,
         )
 
     async def attempt(self, state: AttemptState[T]) -> Slice[T]:
@@ -110,9 +109,11 @@ class Attempter(Generic[T]):
         plan = state.plan
         generation = state.generation = await self._ask(state, plan.messages, state.options, state.reservation)
         context = Context.answered(plan.messages, plan.chars, generation.text)
-        value, unparsable = parse(plan.action, generation.text)
-        if unparsable is not None:
-            return self.record(state, "invalid", context, validations=(unparsable,))
+        value: Any = generation.text
+        if plan.action.parser is not None:
+            value, unparsable = parse(plan.action, generation.text)
+            if unparsable is not None:
+                return self.record(state, "invalid", context, validations=(unparsable,))
         checking = Checking(self._call.requirements, generation.text, self._view(state, generation, context, value))
         if not checking.finished:
             await checking.finish(self._call.check_timeout_s)
@@ -175,11 +176,11 @@ class Attempter(Generic[T]):
             self._settle(state, reservation, used)
 
     def _settle(self, state: AttemptState[T], reservation: Reservation | None, used: Usage | None) -> None:
-        if used is None or not (used.total_tokens or used.cost):
+        if used is None or used is NO_USAGE or used == NO_USAGE:
             used = state.reported
         state.reported = None
         if used is not None:
-            state.spent = used if state.spent is NOTHING_SPENT else state.spent + used
+            state.spent = used if state.spent is NO_USAGE else state.spent + used
         if reservation is not None and self._call.budget is not None:
             self._call.budget.settle(reservation, used)
 
@@ -197,7 +198,7 @@ class Attempter(Generic[T]):
             except BudgetExceeded as error:
                 self.budget_detail = str(error)
                 raise
-        apart = attrs.evolve(state, spent=NOTHING_SPENT, reported=None)
+        apart = attrs.evolve(state, spent=NO_USAGE, reported=None)
         token = identity.enter(apart)
         try:
             return await self._ask(apart, tuple(messages), Options(model=state.options.model), reservation)

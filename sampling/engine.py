@@ -44,6 +44,29 @@ log = structlog.get_logger("sampling")
 class Run(Generic[T]):
     """One call of `sample()` while it runs."""
 
+    _scope: anyio.CancelScope | None = None
+    """Cancels all subsamples; one subsample without a deadline has none."""
+
+    _stopped = False
+    """Whether no new attempt may start."""
+
+    _enough = False
+    """Whether the strategy said that what there is will do."""
+
+    _exhausted = False
+    """Whether a subsample used its whole loop budget."""
+
+    _subsamples_ended = 0
+
+    _veto: BaseException | None = None
+    """What ends the call with an exception whatever else there is: a veto by a critical hook, or a crash."""
+
+    _fatal: Exception | None = None
+    """What makes going on pointless, but does not undo an answer that is there already."""
+
+    _bound: tuple[float, float] = (math.inf, math.inf)
+    """In a deterministic call: no attempt that ranks after it can change the outcome."""
+
     def __init__(self, call: Call[T]) -> None:
         self._call = call
         self._emitter = call.emitter
@@ -54,17 +77,7 @@ class Run(Generic[T]):
         self._attempter = Attempter(call, self._sampling_id, self._parent_id)
         self._queue = self._new_queue()
         self._errors: list[tuple[str, Exception]] = []
-        self._scope: anyio.CancelScope | None = None
-        self._stopped = False
-        self._enough = False
-        self._subsamples_ended = 0
-        self._exhausted = False
-        # What ends the call with an exception whatever else there is: a veto by a critical hook, or a crash.
-        self._veto: BaseException | None = None
-        # What makes going on pointless, but does not undo an answer that is there already.
-        self._fatal: Exception | None = None
-        # In a deterministic call: no attempt that ranks after the bound can change the outcome.
-        self._bound: tuple[float, float] = (math.inf, math.inf)
+        # What is needed in a deterministic call only: the scope of each subsample, and the attempt that it is at.
         self._own_scopes: dict[int, anyio.CancelScope] = {}
         self._attempts_at: dict[int, int] = {}
 
@@ -75,7 +88,7 @@ class Run(Generic[T]):
 
     async def run(self) -> SamplingResult[T]:
         """Run the call to its end."""
-        entered = identity.enter(identity.Place(sampling_id=self._sampling_id, parent_id=self._parent_id))
+        entered = identity.enter(identity.outside_of_attempts(self._sampling_id, self._parent_id))
         try:
             if not self._emitter.silent:
                 await self._announce_start()
@@ -145,8 +158,9 @@ class Run(Generic[T]):
             async with anyio.create_task_group() as group:
                 self._scope = group.cancel_scope
                 self._scope.deadline = deadline
-                for subsample in range(self._concurrency_budget):
+                for subsample in range(1, self._concurrency_budget):
                     group.start_soon(self._subsample, subsample)
+                await self._subsample(0)
         elif deadline < math.inf:
             with anyio.CancelScope(deadline=deadline) as self._scope:
                 await self._subsample(0)
@@ -193,7 +207,10 @@ class Run(Generic[T]):
                 return False
             entered = identity.enter(state)
             try:
-                next_plan = await self._next(await self._attempt(state), plan, history)
+                record = await self._attempt(state)
+                next_plan = self._next(record, plan, history)
+                if next_plan is not None and not self._emitter.silent:
+                    await self._announce_repair(record, next_plan)
             finally:
                 identity.leave(entered)
             if next_plan is None:
@@ -203,35 +220,37 @@ class Run(Generic[T]):
 
     def _start(self, plan: Attempt[T], subsample: int, number: int) -> AttemptState[T] | None:
         """Set up an attempt; None if the call is over, or the budget has no room for it."""
-        if self._stopped or (number, subsample) > self._bound:
+        if self._stopped:
             return None
-        self._attempts_at[subsample] = number
-        iteration = subsample * self._loop_budget + number + 1
-        return self._attempter.prepare(plan, iteration=iteration, subsample=subsample, number=number)
+        if self._call.deterministic:
+            if (number, subsample) > self._bound:
+                return None
+            self._attempts_at[subsample] = number
+        return self._attempter.prepare(plan, subsample * self._loop_budget + number + 1, subsample, number)
 
-    async def _next(self, record: Slice[T], plan: Attempt[T], history: list[Slice[T]]) -> Attempt[T] | None:
+    def _next(self, record: Slice[T], plan: Attempt[T], history: list[Slice[T]]) -> Attempt[T] | None:
         """Return what to try after this record, or None if the subsample is over."""
         if record.outcome == "invalid":
             history.append(record)
-            return await self._repair(history) if record.attempt + 1 < self._loop_budget else plan
+            return self._repair(history) if record.attempt + 1 < self._loop_budget else plan
         return plan if _may_try_again(record) else None
 
-    async def _repair(self, history: list[Slice[T]]) -> Attempt[T] | None:
+    def _repair(self, history: list[Slice[T]]) -> Attempt[T] | None:
         if self._stopped:
             return None
-        failed = history[-1]
         try:
-            plan = repaired(self._call.strategy, Prefix(history), self._call.max_context_chars)
+            return repaired(self._call.strategy, Prefix(history), self._call.max_context_chars)
         except (MemoryError, RecursionError):
             raise
         except Exception as error:  # noqa: BLE001 - repair() is the user's code; it ends its own subsample only
             error.add_note("raised by the strategy's repair()")
-            self._errors.append((failed.iteration_id, error))
+            self._errors.append((history[-1].iteration_id, error))
             return None
-        if not self._emitter.silent:
+
+    async def _announce_repair(self, failed: Slice[T], plan: Attempt[T]) -> None:
+        if failed.outcome == "invalid" and failed.attempt + 1 < self._loop_budget:
             await self._announce(Repaired(**self._ids(failed), failed=failed, next=plan))
             await checkpoint_if_cancelled()
-        return plan
 
     # One attempt, with its events around it.
 
@@ -242,17 +261,20 @@ class Run(Generic[T]):
                 await checkpoint_if_cancelled()
             record = await self._attempter.attempt(state)
         except anyio.get_cancelled_exc_class():
-            await self._conclude(self._attempter.record(state, "cancelled"))  # noqa: ASYNC102 - as above
+            record = self._attempter.record(state, "cancelled")
+            self._put(record)
+            if not self._emitter.silent:
+                await self._announce_record(record)  # noqa: ASYNC102 - every hook is shielded, and has a timeout
             raise
         except BaseException as error:  # noqa: BLE001 - what a backend raises must not end its siblings
             record = self._record_error(state, error)
-        await self._conclude(record)
-        return record
-
-    async def _conclude(self, record: Slice[T]) -> None:
         self._put(record)
         if not self._emitter.silent:
-            await self._announce(IterationFinished(**self._ids(record), slice=record))
+            await self._announce_record(record)
+        return record
+
+    async def _announce_record(self, record: Slice[T]) -> None:
+        await self._announce(IterationFinished(**self._ids(record), slice=record))
 
     async def _announce(self, event: Event) -> None:
         try:
@@ -295,21 +317,26 @@ class Run(Generic[T]):
             self._errors.append((record.iteration_id, record.error))
         if record.outcome == "cancelled":
             return
-        self._decide()
-        if self._call.deterministic and not self._stopped:
+        if self._call.deterministic:
+            self._decide()
             self._give_up_what_cannot_win(record)
+        elif not self._call.first_valid_ends:
+            self._decide()
+        elif record.outcome == "valid":
+            # What the default decision says; it needs no asking, and would be asked after every single attempt.
+            self._had_enough()
 
     def _decide(self) -> None:
         """Ask the strategy, in the very step in which something was added, whether the call may stop."""
         for slices in self._queue.newly_ready():
             if not self._stopped and self._is_enough(slices):
-                self._enough = True
-                self._stop()
+                self._had_enough()
+
+    def _had_enough(self) -> None:
+        self._enough = True
+        self._stop()
 
     def _is_enough(self, slices: Sequence[Slice[T]]) -> bool:
-        if self._call.first_valid_ends:
-            # The default needs no asking, and would be asked after every single attempt.
-            return slices[-1].valid
         try:
             return is_enough(self._call.strategy, slices)
         except (SelectionFailed, MemoryError, RecursionError) as error:
@@ -319,7 +346,7 @@ class Run(Generic[T]):
     def _give_up_what_cannot_win(self, record: Slice[T]) -> None:
         """In a deterministic call, cancel what ranks after an answer that would do; what ranks before it goes on."""
         known = self._queue.known_up_to(record)
-        if not known or not self._is_enough(known):
+        if self._stopped or not known or not self._is_enough(known):
             return
         self._bound = min(self._bound, order_key(record))
         for subsample, scope in self._own_scopes.items():

@@ -39,13 +39,13 @@ class Place:
 
     sampling_id: str
     parent_id: str | None
-    iteration: int = 0
+    iteration: int
     """0 between attempts: the first one is 1."""
 
-    iteration_id: str = ""
-    subsample: int = 0
-    attempt: int = 0
-    reported: Usage | None = None
+    iteration_id: str
+    subsample: int
+    attempt: int
+    reported: Usage | None
 
 
 _place: ContextVar[Place | None] = ContextVar("sampling_place", default=None)
@@ -89,6 +89,11 @@ def report_usage(usage: Usage) -> None:
     place = _place.get()
     if place is not None:
         place.reported = usage
+
+
+def outside_of_attempts(sampling_id: str, parent_id: str | None) -> Place:
+    """Return the place of a call that is between attempts."""
+    return Place(sampling_id, parent_id, 0, "", 0, 0, None)
 
 
 def enter(place: Place) -> Entered:

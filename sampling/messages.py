@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeVar, cast, final, get_args, overlo
 import attrs
 
 from sampling._arguments import check_instance, check_int, check_items, check_number, check_str, shown, wrong_type
-from sampling.usage import Usage
+from sampling.usage import NO_USAGE, Usage
 
 __all__ = ["Action", "Attempt", "Context", "Generation", "Message", "Options", "Request", "Role"]
 
@@ -88,6 +88,14 @@ class Context:
         if self._all is None:
             self._all = self._collect()
         return self._all
+
+    def messages_before(self, message: Message) -> tuple[Message, ...]:
+        """Return all messages, and this one after them."""
+        if self._all is None and self._answered is not None:
+            # The tuple of this context alone may never be asked for.
+            asked, answer = self._answered
+            return (*asked, Message("assistant", answer), message)
+        return (*self.messages, message)
 
     def _collect(self) -> tuple[Message, ...]:
         if self._answered is not None:
@@ -256,7 +264,7 @@ class Attempt(Generic[T]):
         """What is sent: the conversation, and the action as the user's next message."""
         messages = self._messages
         if messages is None:
-            messages = (*self.context.messages, Message("user", self.action.text))
+            messages = self.context.messages_before(Message("user", self.action.text))
             # Kept, for a strategy may try the very same attempt many times.
             object.__setattr__(self, "_messages", messages)
         return messages
@@ -303,7 +311,7 @@ class Generation:
     """What a backend answered."""
 
     text: str
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     finish_reason: str = "stop"
     """Why it ended: "stop", "length", "content_filter", … A check can see it as `view.generation.finish_reason`."""
 

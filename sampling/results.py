@@ -9,7 +9,7 @@ import attrs
 from sampling.errors import NoValidAnswer
 from sampling.messages import Action, Attempt, Context, Generation
 from sampling.requirements import Validation
-from sampling.usage import Usage
+from sampling.usage import NO_USAGE, Usage
 
 __all__ = ["HookFailure", "Outcome", "SamplingResult", "Slice", "StopReason"]
 
@@ -43,7 +43,7 @@ class Slice(Generic[T]):
     error: BaseException | None = None
     """What went wrong: in the backend if the attempt is errored, in a check if it is invalid."""
 
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     """What the attempt spent, its judges included."""
 
     started_s: float = 0.0
@@ -95,7 +95,7 @@ class HookFailure:
     iteration_id: str | None = None
 
 
-@attrs.frozen(kw_only=True, repr=False)
+@attrs.frozen(kw_only=True, repr=False, slots=False)
 class SamplingResult(Generic[T]):
     """What one call of `sample()` gave, and everything that it took."""
 

@@ -6,7 +6,7 @@ import attrs
 
 from sampling._arguments import check_int, check_number
 
-__all__ = ["Usage"]
+__all__ = ["NO_USAGE", "Usage"]
 
 
 @attrs.frozen
@@ -49,3 +49,7 @@ class Usage:
     def __radd__(self, other: object) -> "Usage":
         # sum() starts from 0
         return self if other == 0 else NotImplemented
+
+
+NO_USAGE = Usage()
+"""What a backend that reports nothing is taken to have used."""

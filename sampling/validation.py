@@ -99,7 +99,7 @@ class Checking:
     @property
     def validations(self) -> tuple[Validation, ...]:
         """What was said, in the order of the requirements; a judge that was not asked is left out."""
-        return tuple([result for result in self._results if result is not None])
+        return tuple(filter(None, self._results))
 
     async def finish(self, timeout_s: float | None) -> None:
         """Wait for the checks that take time, then ask the judges if there is still something to judge."""

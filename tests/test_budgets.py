@@ -1,6 +1,7 @@
 """Budgets: reserved before, settled after, shared between calls."""
 
 import threading
+from contextlib import suppress
 
 import anyio
 import pytest
@@ -236,10 +237,8 @@ def test_a_budget_agrees_with_its_model(operations):
     budget = Budget(requests=10, tokens=200)
     held, charged = [], 0
     for prompt_tokens, used, operation in operations:
-        try:
+        with suppress(BudgetExceeded):
             held.append(budget.reserve(attempts=1, prompt_chars=prompt_tokens * 4, max_tokens=0))
-        except BudgetExceeded:
-            pass
         assert budget.requests_made <= 10
         assert budget.reserved.tokens == sum(one.tokens for one in held)
         if held and used % 2:

@@ -101,7 +101,6 @@ class TestSubclassing:
             concurrency_budget = 2
 
             def repair(self, history):
-                last = history[-1]
                 text = f"{history[0].action.text} (asked {len(history) + 1} times)"
                 return Attempt(Action(text), Context(), Options(temperature=len(history) / 10))
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sampling._arguments import check_str
+from sampling._arguments import check_str, shown
 from sampling.results import Slice
 
 __all__ = ["check_template", "fill"]
@@ -13,7 +13,7 @@ def check_template(template: object, *fields: str) -> str:
     text = check_str("template", template, empty=False)
     for field in fields:
         if field not in text:
-            raise ValueError(f"template must contain {field}, got {text!r}")
+            raise ValueError(f"template must contain {field}, got {shown(text)}")
     return text
 
 

@@ -27,7 +27,8 @@ class MultiTurnStrategy(BaseSamplingStrategy):
         """Take the template of a turn, which has {reasons} in it, and what the base takes."""
         super().__init__(**budgets)
         if template is not None:
-            self.template = check_template(template, "{reasons}")
+            self.template = template
+        check_template(self.template, "{reasons}")
 
     def repair(self, history: Sequence[Slice[T]]) -> Attempt[T]:
         """Put the reasons of the checks that failed as a user's message after the answer."""

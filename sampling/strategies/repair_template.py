@@ -27,7 +27,8 @@ class RepairTemplateStrategy(BaseSamplingStrategy):
         """Take the template to restate with, which has {action} and {reasons} in it, and what the base takes."""
         super().__init__(**budgets)
         if template is not None:
-            self.template = check_template(template, "{action}", "{reasons}")
+            self.template = template
+        check_template(self.template, "{action}", "{reasons}")
 
     def repair(self, history: Sequence[Slice[T]]) -> Attempt[T]:
         """Restate the first action with the reasons of the checks that failed last."""

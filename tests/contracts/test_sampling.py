@@ -567,7 +567,7 @@ class TestS16:
             async def __call__(self, text):
                 return passes
 
-        for one in (check, Checker(), lambda text: check(text)):
+        for one in (check, Checker(), lambda text: check(text)):  # noqa: PLW0108 - a plain function that hands on a coroutine
             assert passes is run(sample, RejectionSamplingStrategy(), always(), [one]).success
 
     def test_async_checks_run_concurrently_and_keep_their_order(self, run):

@@ -45,38 +45,26 @@ class RacyDone(Run):
 class FailFast(Run):
     """A producer's error escapes into the task group, and cancels a sibling that was about to win."""
 
-    def _record_error(self, state, error):
-        record = super()._record_error(state, error)
-        self._escaped = error
-        return record
-
-    async def _conclude(self, record):
-        await super()._conclude(record)
-        if record.outcome == "errored" and self._scope is not None:
+    async def _announce_record(self, record):
+        await super()._announce_record(record)
+        if record.outcome == "errored":
             self._scope.cancel()
 
 
 class DoubleWinner(Run):
-    """Check, then act, on the winner, with an await between: two can pass the check."""
+    """Check, then act, on the winner, with a hook's await between: two can pass the check."""
 
-    async def _conclude(self, record):
+    def _put(self, record):
         self._queue.put(record)
         if isinstance(record.error, Exception):
             self._errors.append((record.iteration_id, record.error))
-        if not self._stopped and record.outcome in {"valid", "invalid"}:
-            enough = is_enough(self._call.strategy, [record])
-            await self._announce_end_of(record)
-            if enough:
-                self._enough = True
-                self._stop()
-        else:
-            await self._announce_end_of(record)
 
-    async def _announce_end_of(self, record):
-        from sampling import IterationFinished
-
+    async def _announce_record(self, record):
+        enough = not self._stopped and record.valid and is_enough(self._call.strategy, [record])
         await checkpoint()
-        await self._announce(IterationFinished(**self._ids(record), slice=record))
+        await super()._announce_record(record)
+        if enough:
+            self._had_enough()
 
 
 class LostSlice(Run):
@@ -94,16 +82,16 @@ class LostSlice(Run):
 
     async def _consume(self, receive):
         async for record in receive:
-            self._put(record)
+            super()._put(record)
             await checkpoint()
 
-    async def _conclude(self, record):
-        from sampling import IterationFinished
-
-        await self._announce(IterationFinished(**self._ids(record), slice=record))
+    def _put(self, record):
         if record.outcome == "cancelled":
-            self._put(record)
-        else:
+            super()._put(record)
+
+    async def _announce_record(self, record):
+        await super()._announce_record(record)
+        if record.outcome != "cancelled":
             await self._send.send(record)
 
 

@@ -176,7 +176,7 @@ class TestChecks:
             return text == "yes"
 
         for blocking in (False, True):
-            requirement = Requirement("says yes", check=lambda text: later(text), blocking=blocking)
+            requirement = Requirement("says yes", check=lambda text: later(text), blocking=blocking)  # noqa: PLW0108
             assert not run(sample, RejectionSamplingStrategy(), None, [requirement]).success
 
     def test_what_a_cancellation_kept_from_starting_is_closed(self, run):

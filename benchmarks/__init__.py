@@ -1,0 +1,1 @@
+"""How fast the library is, as ratios measured in one run: `python -m benchmarks`."""

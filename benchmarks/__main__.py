@@ -1,0 +1,53 @@
+"""`python -m benchmarks`: run the suites, print their tables, keep the results, and fail if a target is missed.
+
+A new suite is one module with `run(settings) -> list[Section]`, and one line in `SUITES`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks import core, imports, memory
+from benchmarks.report import Section, Settings, Suite, missed, table, write
+
+SUITES: dict[str, Suite] = {
+    "core": core.run,
+    "import": imports.run,
+    "memory": memory.run,
+}
+RESULTS = Path(__file__).parent / "results"
+
+
+def main() -> int:
+    """Parse, run, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--only", metavar="SUITE,…", default=",".join(SUITES), help="which suites, of %(default)s")
+    parser.add_argument("--quick", action="store_true", help="few and short rounds; the results are not kept")
+    parser.add_argument("--no-peers", action="store_true", help="install and measure no peers, and skip their targets")
+    arguments = parser.parse_args()
+    names = arguments.only.split(",")
+    if unknown := set(names) - set(SUITES):
+        parser.error(f"no such suite: {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
+    settings = Settings(quick=arguments.quick, peers=not arguments.no_peers)
+
+    sections: list[Section] = []
+    for name in names:
+        found = SUITES[name](settings)
+        sections += found
+        for section in found:
+            print(table(section), end="\n\n", flush=True)
+        if not settings.quick:
+            write(RESULTS / f"{name}.json", name, found, settings)
+
+    misses = missed(sections)
+    for miss in misses:
+        print(f"MISSED  {miss}")
+    targets = sum(len(row.checks) for section in sections for row in section.rows)
+    print(f"{targets - len(misses)} of {targets} targets met")
+    return 1 if misses else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""What we are compared with, each in a throw-away environment of its own that is made when it is first needed.
+
+A peer never becomes a dependency of the project.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.worker import NotMeasuredError
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A package at one exact version."""
+
+    package: str
+    version: str
+    settings: tuple[tuple[str, str], ...] = ()  # environment variables; others with its prefixes are removed
+    prefixes: tuple[str, ...] = ()
+
+    def env(self) -> dict[str, str]:
+        """The environment variables that its process gets."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(self.prefixes or "\0")}
+        return {**kept, **dict(self.settings)}
+
+    def python(self) -> Path:
+        """Its interpreter: the same Python as ours, with the peer installed."""
+        venv = HERE / f".venv-{self.package}"
+        python = venv / "bin" / "python"
+        if self._installed(python):
+            return python
+        uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
+        if uv is None:
+            raise NotMeasuredError("uv is needed to install it: make setup")
+        wanted = f"{self.package}=={self.version}"
+        print(f"Installing {wanted} into benchmarks/{venv.name} …", file=sys.stderr)
+        _run(uv, "venv", "--quiet", "--clear", "--python", sys.executable, venv)
+        _run(uv, "pip", "install", "--quiet", "--python", python, wanted)
+        if not self._installed(python):
+            raise NotMeasuredError(f"{wanted} was installed, but can't be found afterwards")
+        return python
+
+    def _installed(self, python: Path) -> bool:
+        if not python.exists():
+            return False
+        code = (
+            "import importlib.metadata, json, sys; "
+            f"print(json.dumps([importlib.metadata.version({self.package!r}), sys.version]))"
+        )
+        found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+        return found.returncode == 0 and json.loads(found.stdout) == [self.version, sys.version]
+
+
+def _run(*command: str | Path) -> None:
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NotMeasuredError(f"it can't be installed: {done.stderr.strip()}")
+
+
+MELLEA = Peer(
+    "mellea",
+    "0.8.0",
+    settings=(("MELLEA_LOGS_ENABLED", "false"), ("MELLEA_LOGS_LEVEL", "CRITICAL")),
+    prefixes=("MELLEA_", "OTEL_"),
+)
