@@ -63,9 +63,6 @@ def _is_score(score: object) -> bool:
 Verdict: TypeAlias = bool | Validation | tuple[bool, str | None]
 """What a check may answer."""
 
-Check: TypeAlias = Callable[..., Verdict | Awaitable[Verdict]]
-"""A check: `check(text)` or `check(text, view)`, sync or async."""
-
 
 @attrs.frozen
 class View:
@@ -81,6 +78,10 @@ class View:
 
     ask: Callable[[Sequence[Message]], Awaitable[Generation]] = attrs.field(repr=False, eq=False)
     """Ask the backend of this call something; what it costs counts against the budget and is on the slice."""
+
+
+Check: TypeAlias = Callable[[str], Verdict | Awaitable[Verdict]] | Callable[[str, View], Verdict | Awaitable[Verdict]]
+"""A check: `check(text)` or `check(text, view)`, sync or async."""
 
 
 @attrs.frozen(eq=False)
