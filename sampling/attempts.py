@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import attrs
 from anyio.lowlevel import current_token
@@ -13,11 +13,11 @@ from sampling.budgets import Budget, Reservation
 from sampling.errors import BudgetExceeded
 from sampling.hooks import Emitter
 from sampling.messages import Attempt, Context, Generation, Message, Options, Request
-from sampling.protocols import Decisions
+from sampling.protocols import BackendLike, Decisions, StreamingBackend
 from sampling.requirements import Requirement, Validation, View
 from sampling.results import Outcome, Slice
 from sampling.usage import NO_USAGE, Usage
-from sampling.validation import Checking, parse
+from sampling.validation import Checking, CutShort, Growing, parse
 
 __all__ = ["AttemptState", "Attempter", "Call"]
 
@@ -30,7 +30,10 @@ class Call(Generic[T]):
 
     strategy: Decisions[T]
     first: Attempt[T]
+    backend: BackendLike
     generate: Callable[[Request], Awaitable[Generation | str]]
+    """What answers: the backend's method, or the backend itself if it is a function."""
+
     requirements: tuple[Requirement, ...]
     options: Options
     loop_budget: int
@@ -67,7 +70,10 @@ class Attempter(Generic[T]):
         self._call = call
         self._sampling_id = sampling_id
         self._parent_id = parent_id
+        self._partial = tuple([requirement for requirement in call.requirements if requirement.partial is not None])
+        self._longest_answer = 0
         self._needs_view = any(requirement.takes_view or requirement.judged for requirement in call.requirements)
+        self._generate = self._stream if self._partial and isinstance(call.backend, StreamingBackend) else call.generate
         # The clock of the event loop, looked up once: `anyio.current_time()` finds out anew which loop is running.
         self._clock = current_token().backend_class.current_time
         self._started_at = self._clock()
@@ -107,7 +113,13 @@ class Attempter(Generic[T]):
     async def attempt(self, state: AttemptState[T]) -> Slice[T]:
         """Ask, check and return the slice; what the backend raises comes through."""
         plan = state.plan
-        generation = state.generation = await self._ask(state, plan.messages, state.options, state.reservation)
+        try:
+            generation = state.generation = await self._ask(
+                state, plan.messages, state.options, state.reservation, self._generate
+            )
+        except CutShort as cut:
+            return self._record_cut(state, cut)
+        self._longest_answer = max(self._longest_answer, generation.usage.output_tokens)
         context = Context.answered(plan.messages, plan.chars, generation.text)
         value: Any = generation.text
         if plan.action.parser is not None:
@@ -149,8 +161,27 @@ class Attempter(Generic[T]):
             state.spent,
             state.started_s,
             self.now(),
-            plan,
+            tried=plan,
         )
+
+    async def _stream(self, request: Request) -> Generation | str:
+        """Generate with partial checks on the text as it grows."""
+        growing = Growing(self._partial)
+        try:
+            return await cast("StreamingBackend", self._call.backend).stream(request, growing.take)
+        except Exception:
+            if growing.cut is not None:
+                raise growing.cut from None
+            raise
+
+    def _record_cut(self, state: AttemptState[T], cut: CutShort) -> Slice[T]:
+        """Make the record of an answer that was cut short: invalid, with as much of it as there was."""
+        used = state.spent.output_tokens
+        could_have_been = state.options.max_tokens or self._longest_answer
+        state.generation = Generation(cut.text, state.spent, finish_reason="cut")
+        context = Context.answered(state.plan.messages, state.plan.chars, cut.text)
+        record = self.record(state, "invalid", context, None, (cut.validation,), cut.validation.error)
+        return attrs.evolve(record, tokens_saved=max(0, could_have_been - used))
 
     async def _ask(
         self,
@@ -158,6 +189,7 @@ class Attempter(Generic[T]):
         messages: tuple[Message, ...],
         options: Options,
         reservation: Reservation | None,
+        generate: Callable[[Request], Awaitable[Generation | str]],
     ) -> Generation:
         """Send one request; whatever comes of it, what it used is settled and counted."""
         request = Request(
@@ -166,9 +198,9 @@ class Attempter(Generic[T]):
         state.reservation = None
         used: Usage | None = None
         try:
-            answer = self._call.generate(request)
+            answer = generate(request)
             if not hasattr(answer, "__await__"):
-                raise wrong_type("backend", self._call.generate, "async: it answered without being awaited")
+                raise wrong_type("backend", generate, "async: it answered without being awaited")
             generation = _as_generation(await answer)
             used = generation.usage
             return generation
@@ -201,7 +233,8 @@ class Attempter(Generic[T]):
         apart = attrs.evolve(state, spent=NO_USAGE, reported=None)
         token = identity.enter(apart)
         try:
-            return await self._ask(apart, tuple(messages), Options(model=state.options.model), reservation)
+            options = Options(model=state.options.model)
+            return await self._ask(apart, tuple(messages), options, reservation, self._call.generate)
         finally:
             identity.leave(token)
             state.spent += apart.spent

@@ -152,5 +152,6 @@ def _plus(left: Reservation, right: Reservation, sign: int) -> Reservation:
         left.attempts + sign * right.attempts,
         left.requests + sign * right.requests,
         left.tokens + sign * right.tokens,
-        left.cost + sign * right.cost,
+        # What is given back may differ in the last bit from what was taken.
+        max(0.0, left.cost + sign * right.cost),
     )

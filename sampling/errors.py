@@ -249,7 +249,7 @@ class NoValidAnswer(SamplingError):
     hint = "Read result.explain(): it shows every attempt and which requirement failed."
 
     def __init__(self, result: "SamplingResult[Any]") -> None:
-        super().__init__(f"no valid answer: {result}")
+        super().__init__(str(result))
         self.result = result
 
 

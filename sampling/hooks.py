@@ -261,7 +261,7 @@ class Emitter:
             raise CriticalHookError(error)
         iteration_id = getattr(event, "iteration_id", None)
         self.failures.append(HookFailure(hook.name, kind, error, iteration_id))
-        log.warning("hook_failed", hook=hook.name, hook_event=kind, error_type=type(error).__name__, exc_info=error)
+        log.warning("hook_failed", hook=hook.name, hook_event=kind, error_type=type(error).__name__)
 
 
 SILENT = Emitter(())

@@ -90,12 +90,14 @@ class Requirement:
     Something that must be true of an answer.
 
     Without a check, the description is a sentence that a model judges.
+    A `partial` check sees the text as it grows, where the backend streams: it says whether the text can still pass,
+    and when it says no, the generation is cut at once.
     A check that blocks (a file, a subprocess, heavy computing) is marked `blocking=True` and runs in a thread.
     """
 
     description: str
     check: Check | None = None
-    partial: Callable[[str], Any] | None = attrs.field(default=None, kw_only=True)
+    partial: Callable[[str], Verdict] | None = attrs.field(default=None, kw_only=True)
     blocking: bool = attrs.field(default=False, kw_only=True)
     timeout_s: float | None = attrs.field(default=None, kw_only=True)
     takes_view: bool = attrs.field(init=False, repr=False)

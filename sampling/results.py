@@ -51,6 +51,9 @@ class Slice(Generic[T]):
 
     finished_s: float = 0.0
 
+    tokens_saved: int = 0
+    """What cutting the answer short saved, at most: up to max_tokens, or to the longest answer of the call so far."""
+
     tried: Attempt[T] | None = None
     """What the attempt tried: its action, the conversation it was put into, and options of its own."""
 
@@ -139,6 +142,11 @@ class SamplingResult(Generic[T]):
         """The answer of `best` as it came."""
         return None if self.best is None else self.best.text
 
+    @property
+    def tokens_saved(self) -> int:
+        """What cutting hopeless answers short saved, at most."""
+        return sum(attempt.tokens_saved for attempt in self.attempts)
+
     def unwrap(self) -> T:
         """Return the value of a success; raise `NoValidAnswer`, with this result on it, otherwise."""
         if not self.success or self.best is None:
@@ -148,7 +156,8 @@ class SamplingResult(Generic[T]):
     def __str__(self) -> str:
         parts = [f"{self._headline()} after {len(self.attempts)} of {self.max_attempts} attempts{self._counts()}"]
         if self.usage.total_tokens:
-            parts.append(f"{self.usage.total_tokens} tokens")
+            saved = f" ({self.tokens_saved} saved)" if self.tokens_saved else ""
+            parts.append(f"{self.usage.total_tokens} tokens{saved}")
         if self.usage.cost:
             parts.append(f"cost {self.usage.cost:.6g}")
         if self.errors:
@@ -205,7 +214,7 @@ def _explain_attempt(attempt: Slice[Any], *, chosen: bool) -> list[str]:
 def _explain_validation(validation: Validation) -> str:
     verdict = "passed" if validation.passed else "failed" if validation.error is None else "broke "
     description = validation.requirement.description if validation.requirement is not None else "a requirement"
-    reason = f": {quoted(validation.reason, 200)}" if validation.reason else ""
+    reason = f": {quoted(validation.reason, 200)}" if validation.reason and not validation.passed else ""
     score = f" (score {validation.score:g})" if validation.score is not None else ""
     return f"  {verdict}    {quoted(description, 100)}{reason}{score}"
 

@@ -291,6 +291,7 @@ class BaseSamplingStrategy:
         return Call(
             strategy=cast("Any", self),
             first=Attempt(cast("Action[Any]", action), ctx or NO_CONTEXT),
+            backend=cast("BackendLike", backend),
             generate=generate_of(backend),
             requirements=_together(self.requirements, as_requirements("reqs", reqs)),
             options=options or NO_OPTIONS,

@@ -14,7 +14,7 @@ from sampling.judge import judge
 from sampling.messages import Action
 from sampling.requirements import Requirement, Validation, View
 
-__all__ = ["Checking", "parse"]
+__all__ = ["Checking", "CutShort", "Growing", "parse"]
 
 T = TypeVar("T")
 
@@ -32,7 +32,46 @@ def parse(action: Action[T], text: str) -> tuple[T | None, Validation | None]:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a parser raises means that it can't be parsed
         reason = f"the answer can't be parsed: {str(error) or type(error).__name__}"
-        return None, Validation(False, reason, requirement=PARSES, error=error)
+        return None, Validation(False, reason, requirement=PARSES)
+
+
+class CutShort(Exception):
+    """Stops a generation whose text can no longer pass."""
+
+    def __init__(self, text: str, validation: Validation) -> None:
+        super().__init__("the text can no longer pass")
+        self.text = text
+        self.validation = validation
+
+
+class Growing:
+    """The text of an answer while it streams in; taking a piece raises `CutShort` when it is past saving."""
+
+    def __init__(self, requirements: Sequence[Requirement]) -> None:
+        self._requirements = requirements
+        self._text = ""
+        self.cut: CutShort | None = None
+
+    def take(self, piece: str) -> None:
+        """Add a piece and ask the partial checks."""
+        self._text += piece
+        for requirement in self._requirements:
+            verdict = _ask_partial(requirement, self._text)
+            if not verdict.passed:
+                # Kept, too, for a backend that turns what it is interrupted with into an error of its own.
+                self.cut = CutShort(self._text, verdict)
+                raise self.cut
+
+
+def _ask_partial(requirement: Requirement, text: str) -> Validation:
+    partial_check: Any = requirement.partial
+    try:
+        verdict = partial_check(text)
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:  # noqa: BLE001 - a check that raises is a failed check
+        return _broken(requirement, error)
+    return requirement.read_verdict(verdict)
 
 
 class Checking:

@@ -1,0 +1,16 @@
+"""From code that has no event loop."""
+
+from toy_model import REQUIREMENTS, ToyModel
+
+from sampling import MultiTurnStrategy
+
+
+def main() -> None:
+    """Ask, and wait."""
+    strategy = MultiTurnStrategy(loop_budget=5, concurrency_budget=2)
+    result = strategy.sample_sync("Name three rivers.", None, ToyModel(seed=5, word_s=0.01), REQUIREMENTS)
+    print(result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""The documentation is true: its code runs, prints what the page shows, its links lead somewhere, its examples work."""
+
+import ast
+import contextlib
+import inspect
+import io
+import linecache
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import attrs
+import pytest
+import structlog
+
+import sampling
+import sampling.testing
+from sampling.testing import BOTH_LOOPS, run_virtual
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+EXAMPLES = sorted(
+    path for path in (ROOT / "examples").glob("*.py") if '__name__ == "__main__"' in path.read_text("utf-8")
+)
+
+FENCE = re.compile(r"^```(?P<kind>\w*)[^\n]*\n(?P<body>.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
+HEADING = re.compile(r"^#+ +(?P<title>.+?) *$", re.MULTILINE)
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@attrs.frozen
+class Block:
+    """One fenced block of a page."""
+
+    kind: str
+    body: str
+    line: int
+    """The line of the page on which the body begins, counted from 1."""
+
+
+NO_BLOCK = Block("", "", 0)
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text("utf-8")
+    return [
+        Block(found["kind"], found["body"], text.count("\n", 0, found.start("body")) + 1)
+        for found in FENCE.finditer(text)
+    ]
+
+
+class PageRun:
+    """Runs the python blocks of one page, in order, in one namespace; what awaits runs in virtual time."""
+
+    def __init__(self, page: Path, loop: str) -> None:
+        self.filename = name_of(page)
+        self._loop = loop
+        self._namespace: dict[str, object] = {"__name__": "__main__"}
+        self._lines: list[str] = []
+
+    def run(self, block: Block) -> str:
+        """Run one block, and the tests that it defines; return what it printed."""
+        source = self._at_its_line(block)
+        known = set(self._namespace)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            code = compile(source, self.filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+            if code.co_flags & inspect.CO_COROUTINE:
+                self._in_virtual_time(lambda: eval(code, self._namespace))  # noqa: S307 - our own pages
+            else:
+                exec(code, self._namespace)  # noqa: S102 - our own pages
+        with contextlib.redirect_stdout(io.StringIO()):
+            # pytest would keep what a test prints to itself, too.
+            for name in [name for name in self._namespace if name.startswith("test_") and name not in known]:
+                self._run_test(self._namespace[name])
+        return printed.getvalue()
+
+    def _at_its_line(self, block: Block) -> str:
+        """Pad the source so that tracebacks name the page's lines, and let it be found where tools look for source."""
+        source = "\n" * (block.line - 1) + block.body
+        self._lines += [""] * (block.line - 1 - len(self._lines)) + block.body.splitlines()
+        lines = [f"{line}\n" for line in self._lines]
+        linecache.cache[self.filename] = (sum(map(len, lines)), None, lines, self.filename)
+        return source
+
+    def _run_test(self, test: object) -> None:
+        assert callable(test)
+        if inspect.iscoroutinefunction(test):
+            self._in_virtual_time(test)
+        else:
+            test()
+
+    def _in_virtual_time(self, function: object) -> None:
+        run_virtual(function, loop=self._loop, seed=None if self._loop == "asyncio" else 0)
+
+
+def matches(shown: str, printed: str) -> bool:
+    """Tell whether what was printed is what the page shows; `...` there stands for anything."""
+    pattern = ".*?".join(re.escape(part) for part in shown.strip().split("..."))
+    return re.fullmatch(pattern, printed.strip(), re.DOTALL) is not None
+
+
+@pytest.fixture(autouse=True)
+def _default_logging() -> Iterator[None]:
+    """A page may configure structlog; the next one must not notice."""
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.parametrize("loop", BOTH_LOOPS)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_python_block_runs_and_prints_what_the_page_shows(page: Path, loop: str):
+    """A text block shows what the python block before it prints, all of it, on both event loops."""
+    run = PageRun(page, loop)
+    for block, following in pairwise([*blocks_of(page), NO_BLOCK]):
+        if block.kind != "python":
+            continue
+        printed = run.run(block)
+        shown = following.body if following.kind == "text" else ""
+        assert matches(shown, printed), (
+            f"{name_of(page)}:{block.line} shows\n{textwrap.indent(shown, '  ')}\nbut prints\n"
+            f"{textwrap.indent(printed, '  ')}"
+        )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_text_block_is_the_output_of_a_python_block(page: Path):
+    """Output that no code produced can't be checked, so there is none; other listings are of another kind."""
+    pairs = list(pairwise([NO_BLOCK, *blocks_of(page)]))
+    assert not [after.line for before, after in pairs if after.kind == "text" and before.kind != "python"]
+    assert not [after.line for _, after in pairs if not after.kind], "say what kind it is: python, text, console, …"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as mkdocs and GitHub make them."""
+    prose = FENCE.sub("", page.read_text("utf-8"))
+    titles = [re.sub(r"[^\w\s-]", "", found["title"]).strip().lower() for found in HEADING.finditer(prose)]
+    return {re.sub(r"[-\s]+", "-", title) for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_between_pages_leads_somewhere(page: Path):
+    """A link names a file that is there, and a heading that is in it; nothing points outside of the repository."""
+    for found in LINK.finditer(FENCE.sub("", page.read_text("utf-8"))):
+        target, _, anchor = found["target"].partition("#")
+        assert "://" not in target, f"{target}: these pages are read offline too"
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), f"{name_of(page)} links to {target}, which is not there"
+        assert not anchor or anchor in anchors_of(path), f"{name_of(page)} links to #{anchor}, which {target} has not"
+
+
+@pytest.mark.parametrize("module", [sampling, sampling.testing], ids=lambda module: module.__name__)
+def test_the_reference_names_everything_that_is_exported(module):
+    """Every public name stands in backticks at the start of a heading or an entry of a reference page."""
+    reference = "\n".join(page.read_text("utf-8") for page in (DOCS / "reference").glob("*.md"))
+    described = set(re.findall(r"^(?:#+|[-|]) *`(\w+)", reference, re.MULTILINE))
+    assert not sorted(set(module.__all__) - described)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
+def test_every_example_runs_by_itself(example: Path, tmp_path: Path):
+    """No key, no network, no warning: a fresh process, somewhere else, says something and ends well."""
+    env = {name: value for name, value in os.environ.items() if "KEY" not in name and "TOKEN" not in name}
+    # Not -X dev: there asyncio reports steps that are slow, which a busy machine makes them.
+    command = [sys.executable, "-W", "error", str(example)]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip()
+    assert not list(tmp_path.iterdir())
