@@ -59,8 +59,18 @@ class AttemptState(identity.Place, Generic[T]):
     reservation: Reservation | None
     """What is held of the budget until the request of this attempt is settled."""
 
+    budget: Budget | None
     spent: Usage = NO_USAGE
+    requests: int = 0
+    """How many requests were sent, with those of judges and of layers that try again."""
+
     generation: Generation | None = None
+
+    def count_request(self) -> None:
+        """Count one more request, if the budget has room for it."""
+        if self.budget is not None:
+            self.budget.count_request()
+        self.requests += 1
 
 
 class Attempter(Generic[T]):
@@ -104,10 +114,12 @@ class Attempter(Generic[T]):
             subsample,
             number,
             None,
+            None,
             plan,
             options,
             self.now(),
             reservation,
+            self._call.budget,
         )
 
     async def attempt(self, state: AttemptState[T]) -> Slice[T]:
@@ -161,6 +173,7 @@ class Attempter(Generic[T]):
             state.spent,
             state.started_s,
             self.now(),
+            state.requests,
             tried=plan,
         )
 
@@ -196,6 +209,7 @@ class Attempter(Generic[T]):
             messages, options, self._sampling_id, state.iteration, state.iteration_id, state.subsample, state.attempt
         )
         state.reservation = None
+        state.requests += 1
         used: Usage | None = None
         try:
             answer = generate(request)
@@ -230,7 +244,7 @@ class Attempter(Generic[T]):
             except BudgetExceeded as error:
                 self.budget_detail = str(error)
                 raise
-        apart = attrs.evolve(state, spent=NO_USAGE, reported=None)
+        apart = attrs.evolve(state, spent=NO_USAGE, reported=None, requests=0)
         token = identity.enter(apart)
         try:
             options = Options(model=state.options.model)
@@ -238,6 +252,7 @@ class Attempter(Generic[T]):
         finally:
             identity.leave(token)
             state.spent += apart.spent
+            state.requests += apart.requests
 
 
 def _as_generation(answer: object) -> Generation:

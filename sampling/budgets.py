@@ -135,6 +135,12 @@ class Budget:
                 self._largest_cost = max(self._largest_cost, usage.cost)
             self._spent = _plus(self._spent, charged, 1)
 
+    def count_request(self) -> None:
+        """Count a request that goes out within an attempt that has its reservation already."""
+        with self._lock:
+            self._check_room("requests", self.requests, self._spent.requests, self._reserved.requests, 1)
+            self._spent = attrs.evolve(self._spent, requests=self._spent.requests + 1)
+
     def release(self, reservation: Reservation) -> None:
         """Give a reservation back whose request was never sent; an attempt that was started still counts as one."""
         with self._lock:

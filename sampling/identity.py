@@ -10,7 +10,7 @@ from structlog.contextvars import bind_contextvars
 
 from sampling.usage import Usage
 
-__all__ = ["Identity", "current", "report_usage"]
+__all__ = ["Identity", "another_request", "current", "report_usage"]
 
 
 @attrs.frozen(kw_only=True)
@@ -46,6 +46,11 @@ class Place:
     subsample: int
     attempt: int
     reported: Usage | None
+    outer: "Place | None"
+    """Whose part this is, if a layer keeps account of a part of an attempt by itself."""
+
+    def count_request(self) -> None:
+        """Count one more request; an attempt with a budget also asks whether there is room for it."""
 
 
 _place: ContextVar[Place | None] = ContextVar("sampling_place", default=None)
@@ -91,9 +96,32 @@ def report_usage(usage: Usage) -> None:
         place.reported = usage
 
 
+def another_request() -> None:
+    """
+    Say that one more request is about to be sent for the running attempt than the engine knows of.
+
+    For layers that ask more than once. It counts against the budget, and raises `BudgetExceeded` if there is no room.
+    Outside an attempt this does nothing.
+    """
+    place = _place.get()
+    while place is not None and place.outer is not None:
+        place = place.outer
+    if place is not None:
+        place.count_request()
+
+
+def apart() -> Place | None:
+    """Return a place with the current ids, but with an account of its own of what is reported."""
+    place = _place.get()
+    if place is None:
+        return None
+    ids = (place.sampling_id, place.parent_id, place.iteration, place.iteration_id, place.subsample, place.attempt)
+    return Place(*ids, None, place)
+
+
 def outside_of_attempts(sampling_id: str, parent_id: str | None) -> Place:
     """Return the place of a call that is between attempts."""
-    return Place(sampling_id, parent_id, 0, "", 0, 0, None)
+    return Place(sampling_id, parent_id, 0, "", 0, 0, None, None)
 
 
 def enter(place: Place) -> Entered:

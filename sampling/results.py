@@ -51,6 +51,9 @@ class Slice(Generic[T]):
 
     finished_s: float = 0.0
 
+    requests: int = 1
+    """How many requests it took: with those of judges, and of layers that tried again."""
+
     tokens_saved: int = 0
     """What cutting the answer short saved, at most: up to max_tokens, or to the longest answer of the call so far."""
 
