@@ -238,7 +238,7 @@ class Emitter:
         if not isinstance(event, LoopStarted) or answer is None:
             return event
         if isinstance(answer, LoopStarted):
-            return _with_budgets_of(answer, event, hook)
+            return cast("E", _with_budgets_of(answer, event, hook))
         self._fail(hook, event, wrong_type(f"what hook {hook.name!r} returns", answer, "a LoopStarted or None"))
         return event
 
@@ -277,7 +277,7 @@ async def _within(hook: Hook, event: Event, answer: Awaitable[Any]) -> Any:
     return result
 
 
-def _with_budgets_of(answer: LoopStarted, event: E, hook: Hook) -> E:
+def _with_budgets_of(answer: LoopStarted, event: LoopStarted, hook: Hook) -> LoopStarted:
     try:
         depth, breadth = check_budgets(answer.loop_budget, answer.concurrency_budget)
     except (TypeError, ValueError) as error:

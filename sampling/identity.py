@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import attrs
 from structlog.contextvars import bind_contextvars
 
+from sampling._arguments import wrong_type
 from sampling.usage import Usage
 
 __all__ = ["Identity", "another_request", "current", "report_usage"]
@@ -91,6 +92,8 @@ def report_usage(usage: Usage) -> None:
     For backends: a generation that is cancelled or fails never returns its usage,
     but what it had used by then is paid for all the same. Outside an attempt this does nothing.
     """
+    if not isinstance(usage, Usage):
+        raise wrong_type("usage", usage, "a Usage")
     place = _place.get()
     if place is not None:
         place.reported = usage

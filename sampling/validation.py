@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from inspect import isawaitable
+from inspect import isawaitable, iscoroutine
 from typing import Any, TypeVar
 
 import anyio
@@ -19,6 +19,7 @@ __all__ = ["Checking", "CutShort", "Growing", "parse"]
 T = TypeVar("T")
 
 PARSES = Requirement("the answer can be parsed")
+PARSER_HINT = "Parse with a plain function; what has to be awaited goes into a check."
 
 _MAX_BLOCKING_CHECKS = 32
 _blocking_checks: RunVar[anyio.CapacityLimiter] = RunVar("sampling_blocking_checks")
@@ -27,12 +28,16 @@ _blocking_checks: RunVar[anyio.CapacityLimiter] = RunVar("sampling_blocking_chec
 def parse(action: Action[T], text: str) -> tuple[T | None, Validation | None]:
     """Parse the answer; a parser that raises is a failed requirement with that reason."""
     try:
-        return action.parse(text), None
+        value = action.parse(text)
     except (MemoryError, RecursionError):
         raise
     except Exception as error:  # noqa: BLE001 - whatever a parser raises means that it can't be parsed
         reason = f"the answer can't be parsed: {str(error) or type(error).__name__}"
         return None, Validation(False, reason, requirement=PARSES)
+    if iscoroutine(value):
+        value.close()
+        raise BadVerdict("the parser returned a coroutine: it must be a plain function", hint=PARSER_HINT)
+    return value, None
 
 
 class CutShort(Exception):

@@ -17,6 +17,7 @@ from typing import Generic, Literal, TypeVar, cast
 import anyio
 import attrs
 
+from sampling._arguments import check_int, wrong_type
 from sampling.testing.virtual import Deadlocked, LoopName, Spinning, run_virtual
 
 __all__ = [
@@ -67,12 +68,18 @@ class World:
 
     seed: int
     loop: LoopName
+
     rng: random.Random = attrs.field(
         init=False, repr=False, eq=False, default=attrs.Factory(_own_stream, takes_self=True)
     )
     """The world's own random numbers, apart from the scheduler's: a draw more does not change the order of tasks."""
     states: set[str] = attrs.field(init=False, factory=set[str], eq=False)
     """The names that `reached` was called with."""
+
+    def __attrs_post_init__(self) -> None:
+        check_int("seed", self.seed)
+        if self.loop not in BOTH_LOOPS:
+            raise ValueError(f"loop must be 'asyncio' or 'trio', got {self.loop!r}")
 
     def latency(self, grid_s: Sequence[float] = LATENCIES_S) -> float:
         """Draw a latency in seconds from a coarse grid."""
@@ -112,7 +119,9 @@ def explore(
         NeverReached: no run got into one of the states of `must_reach`.
         Nondeterministic: a seed did not give the same run twice.
     """
-    runs, replays = 0, 0
+    if isinstance(must_reach, str):
+        raise wrong_type("must_reach", must_reach, "an iterable of names")
+    must_reach, runs, replays = tuple(must_reach), 0, 0
     reached: Counter[str] = Counter()
     for seed, twice in _with_replays(seeds, replay):
         for loop in loops:
@@ -120,6 +129,8 @@ def explore(
                 reached.update(_run_seed(scenario, seed, loop, twice=twice))
             runs += 1
             replays += twice
+    if not runs:
+        raise ValueError("seeds and loops must not be empty: a campaign without a run proves nothing")
     exploration = Exploration(runs, replays, dict(reached))
     missing = [name for name in must_reach if name not in reached]
     if missing:

@@ -21,6 +21,8 @@ class After:
 
     def __attrs_post_init__(self) -> None:
         check_number("delay_s", self.delay_s, least=0)
+        if not isinstance(self.reply, str | Generation | BaseException):
+            raise wrong_type("reply", self.reply, "a text, a Generation or an exception")
 
 
 Reply: TypeAlias = str | Generation | BaseException | After
@@ -79,6 +81,8 @@ class ScriptedBackend:
         await anyio.sleep(delay_s)
         if isinstance(reply, BaseException):
             raise reply
+        if not isinstance(reply, str | Generation):
+            raise wrong_type("a reply of the script", reply, "a text, a Generation, an exception or After(delay_s, …)")
         return reply if isinstance(reply, Generation) else Generation(reply)
 
     def __repr__(self) -> str:

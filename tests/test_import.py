@@ -1,0 +1,93 @@
+"""What `import sampling` brings along: the four core packages, what these import themselves, and nothing more."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+# anyio imports its own parts, and what they need, when they are used.
+CORE = "import anyio.lowlevel, anyio.to_thread, attrs, structlog, tenacity; from anyio import CancelScope, run"
+OPTIONAL = ("httpcore2", "httpx2", "matplotlib", "pydantic", "ray", "rich", "trio", "typer", "xllamacpp")
+
+
+def modules_after(statements: str) -> set[str]:
+    """Every module that a fresh interpreter has loaded after these statements."""
+    program = f"{statements}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    # -P: what lies in the working directory is not what is installed.
+    command = [sys.executable, "-P", "-W", "error", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.fixture(scope="module")
+def ours() -> set[str]:
+    return modules_after("import sampling")
+
+
+@pytest.fixture(scope="module")
+def theirs() -> set[str]:
+    return modules_after(CORE)
+
+
+def packages(modules: set[str]) -> set[str]:
+    """The top-level names that are not of the standard library."""
+    return {module.partition(".")[0] for module in modules} - sys.stdlib_module_names
+
+
+def test_it_imports_no_package_but_the_core_ones(ours, theirs):
+    """Nothing that the four do not import themselves, but `sampling`."""
+    assert packages(ours) - packages(theirs) == {"sampling"}
+
+
+@pytest.mark.parametrize("package", OPTIONAL)
+def test_it_imports_no_optional_package(ours, theirs, package):
+    """Not even when it is installed, as most are where the tests run. (structlog itself takes rich if it is there.)"""
+    assert package not in packages(ours) - packages(theirs)
+
+
+def test_a_call_runs_where_no_optional_package_is_installed():
+    """The core, its doubles for tests and its log hooks need nothing but the four."""
+    modules = modules_after(f"""
+import sys
+from importlib.machinery import PathFinder
+
+class NothingOptional(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in {OPTIONAL!r} else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = NothingOptional
+
+from sampling import RejectionSamplingStrategy
+from sampling.telemetry import logging_hooks
+from sampling.testing import ScriptedBackend
+strategy = RejectionSamplingStrategy(hooks=logging_hooks())
+assert strategy.sample_sync("hi", None, ScriptedBackend(["yes"])).success
+""")
+    assert not packages(modules) & set(OPTIONAL)
+
+
+def test_it_does_not_look_for_plugins_yet(ours, theirs):
+    """importlib.metadata takes longer than the library itself: it is for the first call, unless the four need it."""
+    assert "importlib.metadata" not in ours - theirs
+
+
+def test_it_does_not_import_an_event_loop(ours, theirs):
+    """The loop is found when something runs: on trio, asyncio is not needed, and the other way round."""
+    assert "anyio._backends._asyncio" not in ours
+    assert "anyio._backends._trio" not in ours
+    assert "asyncio" not in ours - theirs
+
+
+def test_it_leaves_out_what_only_some_need(ours):
+    """Doubles for tests, hooks for telemetry and backends are imported by those who use them."""
+    parts = {module.removeprefix("sampling.").partition(".")[0] for module in ours if module.startswith("sampling.")}
+    assert not parts & {"backends", "telemetry", "testing", "limits"}
+
+
+@pytest.mark.parametrize("module", ["sampling.testing", "sampling.telemetry"])
+def test_the_doubles_and_the_log_hooks_need_no_extra(module, theirs):
+    """`sampling.testing` takes trio where there is one, with what that imports; nothing else."""
+    with_trio = modules_after("import trio.testing")
+    assert packages(modules_after(f"import {module}")) - packages(theirs | with_trio) == {"sampling"}
