@@ -3,7 +3,7 @@
 The backend computes nothing, renders nothing and hands over an answer that is already computed, so that no streaming
 machinery starts; there are no plugins, no telemetry and no progress bar, and log lines below CRITICAL are not made.
 The context is `SimpleContext` where the strategy allows it, the check returns a result that is made beforehand, and the
-action is a component with nothing in it, which mellea samples faster than its `CBlock`, `Message` and `Instruction`.
+action is its `CBlock`: plain text, as ours is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from mellea.core import (
     Backend,
-    Component,
+    CBlock,
     Context,
     GenerateLog,
     MelleaLogger,
@@ -28,19 +28,6 @@ from mellea.stdlib.sampling import MultiTurnStrategy, RejectionSamplingStrategy
 
 from benchmarks.scenarios import ANSWER, QUESTION, REQUIREMENT, Call, Checkpoint, Scenario, Tally
 from benchmarks.worker import serve_on_asyncio
-
-
-class Ask(Component[str]):
-    """The smallest action there is: a fixed text."""
-
-    def parts(self) -> list[Any]:
-        return []
-
-    def format_for_llm(self) -> str:
-        return QUESTION
-
-    def _parse(self, computed: ModelOutputThunk[str]) -> str:
-        return computed.value or ""
 
 
 class OneCheckpointBackend(Backend):
@@ -73,7 +60,7 @@ def prepare(scenario: Scenario, tally: Tally, checkpoint: Checkpoint) -> Call:
     kind = MultiTurnStrategy if scenario.multi_turn else RejectionSamplingStrategy
     strategy = kind(loop_budget=scenario.depth, concurrency_budget=scenario.breadth)
     backend = OneCheckpointBackend(tally, checkpoint)
-    action = Ask()
+    action = CBlock(QUESTION)
     verdict = ValidationResult(result=scenario.passing)
     requirements = [Requirement(REQUIREMENT, validation_fn=lambda _: verdict)]
     context: Context = ChatContext() if scenario.multi_turn else SimpleContext()

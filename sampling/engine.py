@@ -9,6 +9,7 @@ Failures are records too: nothing but a cancellation leaves a subsample as an ex
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter, itemgetter
 from typing import Any, Generic, TypeVar, overload
 
 import anyio
@@ -32,7 +33,7 @@ from sampling.hooks import (
 from sampling.messages import Attempt
 from sampling.result_queue import Prefix, ResultQueue, order_key
 from sampling.results import SamplingResult, Slice, StopReason
-from sampling.usage import Usage
+from sampling.usage import NO_USAGE, Usage
 
 __all__ = ["Run"]
 
@@ -354,7 +355,7 @@ class Run(Generic[T]):
                 scope.cancel()
 
     def _choose(self) -> SamplingResult[T]:
-        slices = sorted(self._queue.slices, key=_by_iteration)
+        slices = self._by_iteration(self._queue.slices)
         valid = [candidate for candidate in self._queue.candidates(decided=self._enough) if candidate.valid]
         best: Slice[T] | None = None
         if valid:
@@ -372,8 +373,8 @@ class Run(Generic[T]):
             success=bool(valid),
             best=best,
             slices=tuple(slices),
-            attempts=tuple(sorted(self._queue.records, key=_by_iteration)),
-            errors=tuple([error for _, error in sorted(self._errors, key=_by_id)]),
+            attempts=tuple(self._by_iteration(self._queue.records)),
+            errors=tuple([error for _, error in sorted(self._errors, key=itemgetter(0))]),
             usage=self._usage(),
             stop_reason="validated" if valid else self._reason_to_stop(),
             sampling_id=self._sampling_id,
@@ -392,16 +393,12 @@ class Run(Generic[T]):
             return "budget"
         return "exhausted" if self._exhausted or self._enough else "failed"
 
+    def _by_iteration(self, records: list[Slice[T]]) -> list[Slice[T]]:
+        # One subsample puts its records in this order anyway.
+        return records if self._concurrency_budget == 1 else sorted(records, key=attrgetter("iteration"))
+
     def _usage(self) -> Usage:
-        return Usage.total(record.usage for record in self._queue.records)
-
-
-def _by_iteration(record: Slice[Any]) -> int:
-    return record.iteration
-
-
-def _by_id(failure: tuple[str, Exception]) -> str:
-    return failure[0]
+        return Usage.total([record.usage for record in self._queue.records if record.usage is not NO_USAGE])
 
 
 def _may_try_again(record: Slice[Any]) -> bool:

@@ -39,6 +39,9 @@ class Usage:
     @classmethod
     def total(cls, parts: "Iterable[Usage]") -> "Usage":
         """Add many up."""
+        parts = tuple(parts)
+        if len(parts) < 2:
+            return parts[0] if parts else NO_USAGE
         input_tokens, output_tokens, cost = 0, 0, 0.0
         for part in parts:
             input_tokens += part.input_tokens
