@@ -132,7 +132,7 @@ class Attempter(Generic[T]):
         except CutShort as cut:
             return self._record_cut(state, cut)
         self._longest_answer = max(self._longest_answer, generation.usage.output_tokens)
-        context = Context.answered(plan.messages, plan.chars, generation.text)
+        context = Context.sent(plan.messages, plan.chars, generation.text)
         value: Any = generation.text
         if plan.action.parser is not None:
             value, unparsable = parse(plan.action, generation.text)
@@ -165,7 +165,7 @@ class Attempter(Generic[T]):
             state.attempt,
             outcome,
             plan.action,
-            context or plan.context.add(Message("user", plan.action.text)),
+            context or Context.sent(plan.messages, plan.chars),
             state.generation,
             validations,
             value,
@@ -192,7 +192,7 @@ class Attempter(Generic[T]):
         used = state.spent.output_tokens
         could_have_been = state.options.max_tokens or self._longest_answer
         state.generation = Generation(cut.text, state.spent, finish_reason="cut")
-        context = Context.answered(state.plan.messages, state.plan.chars, cut.text)
+        context = Context.sent(state.plan.messages, state.plan.chars, cut.text)
         record = self.record(state, "invalid", context, None, (cut.validation,), cut.validation.error)
         return attrs.evolve(record, tokens_saved=max(0, could_have_been - used))
 

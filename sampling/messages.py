@@ -70,16 +70,22 @@ class Context:
         return grown
 
     @classmethod
-    def answered(cls, asked: tuple[Message, ...], chars: int, answer: str) -> "Context":
-        """Make the context of a question with its answer: `asked` is all that was sent, `chars` characters long."""
-        # The answer becomes a message when it is read: most attempts are never looked at again.
+    def sent(cls, messages: tuple[Message, ...], chars: int, answer: str | None = None) -> "Context":
+        """Make the context of what was sent, `chars` characters in all, and of the answer, if one came."""
         context = cls.__new__(cls)
         context._parent = None
         context._tail = ()
-        context._answered = (asked, answer)
-        context._all = None
-        context._count = len(asked) + 1
-        context.chars = chars + len(answer)
+        if answer is None:
+            context._answered = None
+            context._all = messages
+            context._count = len(messages)
+            context.chars = chars
+        else:
+            # The answer becomes a message when it is read: most attempts are never looked at again.
+            context._answered = (messages, answer)
+            context._all = None
+            context._count = len(messages) + 1
+            context.chars = chars + len(answer)
         return context
 
     @property

@@ -37,7 +37,7 @@ class TestContext:
     def test_an_answered_question_is_a_context(self):
         """As an attempt makes it: all that was sent, and the answer."""
         plan = Attempt(Action("q"), Context(turns(2)))
-        context = Context.answered(plan.messages, plan.chars, "a")
+        context = Context.sent(plan.messages, plan.chars, "a")
         assert (*turns(2), Message("user", "q"), Message("assistant", "a")) == context.messages
         assert 4 == len(context)
         assert sum(len(message.content) for message in context) == context.chars

@@ -61,16 +61,16 @@ def table(world, *, yes=0.3, errors=()):
             reply = "yes" if world.rng.random() < yes else "no"
             for error, share in errors:
                 reply = error if world.rng.random() < share else reply
-            fates[subsample, attempt] = After(world.latency(), reply)
+            fates[subsample, attempt] = (world.latency(), reply)
     return fates
 
 
 def backend_of(fates):
     def reply(request):
-        fate = fates[request.subsample, request.attempt]
-        if isinstance(fate.reply, type):
-            return After(fate.delay_s, fate.reply(f"in {request.iteration}"))
-        return After(fate.delay_s, Generation(fate.reply, Usage(3, 2)))
+        delay_s, fate = fates[request.subsample, request.attempt]
+        if isinstance(fate, type):
+            return After(delay_s, fate(f"in {request.iteration}"))
+        return After(delay_s, Generation(fate, Usage(3, 2)))
 
     return ScriptedBackend(reply)
 
@@ -220,7 +220,7 @@ def winner_by_hand(fates, depth, breadth):
         for subsample in range(breadth):
             if subsample in ended:
                 continue
-            reply = fates[subsample, attempt].reply
+            _, reply = fates[subsample, attempt]
             if reply == "yes":
                 return attempt, subsample
             if reply is RuntimeError:
