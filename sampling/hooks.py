@@ -1,5 +1,6 @@
 """What others may see and do while a call runs."""
 
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from inspect import isawaitable
 from typing import Any, TypeAlias, TypeVar, cast
@@ -14,6 +15,7 @@ from sampling.messages import Action, Attempt, Context, Options
 from sampling.requirements import Requirement
 from sampling.results import HookFailure, SamplingResult, Slice, StopReason
 from sampling.usage import Usage
+from sampling.watchdog import warn_if_blocked
 
 __all__ = [
     "Event",
@@ -243,8 +245,10 @@ class Emitter:
         return event
 
     async def _call(self, hook: Hook, event: Event) -> Any:
+        started_s = time.perf_counter()
         try:
             answer = hook.function(event)
+            warn_if_blocked(started_s, hook.name)
             if isawaitable(answer):
                 answer = await _within(hook, event, answer)
         except (MemoryError, RecursionError):

@@ -1,5 +1,6 @@
 """Put one answer to its requirements."""
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from inspect import isawaitable, iscoroutine
@@ -13,6 +14,7 @@ from sampling.errors import BadVerdict, CheckTimeout, FatalError
 from sampling.judge import judge
 from sampling.messages import Action
 from sampling.requirements import Requirement, Validation, View
+from sampling.watchdog import warn_if_blocked
 
 __all__ = ["Checking", "CutShort", "Growing", "parse"]
 
@@ -116,6 +118,7 @@ class Checking:
         if requirement.blocking:
             self._pending.append((index, requirement, partial(_in_thread, requirement, partial(check, *arguments))))
             return
+        started_s = time.perf_counter()
         try:
             verdict = check(*arguments)
         except (MemoryError, RecursionError):
@@ -123,6 +126,8 @@ class Checking:
         except Exception as error:  # noqa: BLE001 - a check that raises is a failed check
             self._note(index, _broken(requirement, error))
             return
+        finally:
+            warn_if_blocked(started_s, requirement.description)
         if type(verdict) is not bool and isawaitable(verdict):
             self._pending.append((index, requirement, lambda: verdict))
         else:

@@ -1,0 +1,50 @@
+"""Whoever blocks the event loop is named in the log."""
+
+import time
+
+import pytest
+from structlog.testing import capture_logs
+
+import sampling.watchdog
+from sampling import Hooks, IterationFinished, RejectionSamplingStrategy, Requirement
+from sampling.testing import ScriptedBackend
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """A twentieth of a second is enough to see."""
+    monkeypatch.setattr(sampling.watchdog, "BLOCKED_S", 0.05)
+
+
+async def sample(strategy, check):
+    return await strategy.sample("q", None, ScriptedBackend(["x"]), [Requirement("takes its time", check=check)])
+
+
+def test_a_check_that_blocks_is_named(run):
+    """Row 52: a check that is not declared as blocking, and blocks."""
+    with capture_logs() as logs:
+        run(sample, RejectionSamplingStrategy(), lambda text: time.sleep(0.1) is None)
+    assert ["takes its time"] == [line["by"] for line in logs if line["event"] == "event_loop_blocked"]
+
+
+def test_a_hook_that_blocks_is_named(run):
+    """Row 49: a sync hook can't be cut off, but it is found."""
+    hooks = Hooks()
+
+    @hooks.on(IterationFinished)
+    def dawdles(event):
+        time.sleep(0.1)
+
+    with capture_logs() as logs:
+        run(sample, RejectionSamplingStrategy(hooks=hooks), lambda text: True)
+    [blocked] = [line for line in logs if line["event"] == "event_loop_blocked"]
+    assert "dawdles" in blocked["by"]
+    assert blocked["blocked_s"] >= 0.1
+
+
+def test_nobody_else_is(run):
+    """What is fast enough is not worth a line."""
+    sampling.watchdog.BLOCKED_S = 60.0
+    with capture_logs() as logs:
+        run(sample, RejectionSamplingStrategy(), lambda text: True)
+    assert not logs
