@@ -131,14 +131,16 @@ class Attempter(Generic[T]):
             )
         except CutShort as cut:
             return self._record_cut(state, cut)
-        self._longest_answer = max(self._longest_answer, generation.usage.output_tokens)
+        if self._partial:
+            self._longest_answer = max(self._longest_answer, generation.usage.output_tokens)
         context = Context.sent(plan.messages, plan.chars, generation.text)
         value: Any = generation.text
         if plan.action.parser is not None:
             value, unparsable = parse(plan.action, generation.text)
             if unparsable is not None:
                 return self.record(state, "invalid", context, validations=(unparsable,))
-        checking = Checking(self._call.requirements, generation.text, self._view(state, generation, context, value))
+        view = self._view(state, generation, context, value) if self._needs_view else None
+        checking = Checking(self._call.requirements, generation.text, view)
         if not checking.finished:
             await checking.finish(self._call.check_timeout_s)
         outcome: Outcome = "valid" if checking.passed else "invalid"
@@ -230,9 +232,7 @@ class Attempter(Generic[T]):
         if reservation is not None and self._call.budget is not None:
             self._call.budget.settle(reservation, used)
 
-    def _view(self, state: AttemptState[T], generation: Generation, context: Context, value: T | None) -> View | None:
-        if not self._needs_view:
-            return None
+    def _view(self, state: AttemptState[T], generation: Generation, context: Context, value: T | None) -> View:
         return View(value, self._call.validation_ctx or context, generation, partial(self._ask_for_check, state))
 
     async def _ask_for_check(self, state: AttemptState[T], messages: Sequence[Message]) -> Generation:

@@ -73,12 +73,12 @@ class Slice(Generic[T]):
     @property
     def passed(self) -> int:
         """How many requirements were met."""
-        return sum(validation.passed for validation in self.validations)
+        return sum([validation.passed for validation in self.validations])
 
     @property
     def score(self) -> float:
         """All scores together; 0 where nothing was scored."""
-        return sum(validation.score for validation in self.validations if validation.score is not None)
+        return sum([validation.score for validation in self.validations if validation.score is not None])
 
     @property
     def complaints(self) -> tuple[str, ...]:
