@@ -33,7 +33,6 @@ lint: $(READY)  ## ruff, flake8-async, import-linter
 types: $(READY)  ## mypy strict and pyright strict
 	$(BIN)/mypy
 	$(BIN)/pyright --warnings
-	$(BIN)/pyright --ignoreexternal --verifytypes sampling
 
 bench: $(READY)  ## Measure against a floor and against peers, in one run
 	$(BIN)/python -m benchmarks
