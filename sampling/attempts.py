@@ -13,7 +13,7 @@ from sampling.budgets import Budget, Reservation
 from sampling.errors import BudgetExceeded
 from sampling.hooks import Emitter
 from sampling.messages import Attempt, Context, Generation, Message, Options, Request
-from sampling.protocols import BackendLike, Decisions, StreamingBackend
+from sampling.protocols import BackendLike, Decisions, StreamingBackend, as_generation
 from sampling.requirements import Requirement, Validation, View
 from sampling.results import Outcome, Slice
 from sampling.usage import NO_USAGE, Usage
@@ -217,7 +217,7 @@ class Attempter(Generic[T]):
             answer = generate(request)
             if not hasattr(answer, "__await__"):
                 raise wrong_type("backend", generate, "async: it answered without being awaited")
-            generation = _as_generation(await answer)
+            generation = as_generation(await answer)
             used = generation.usage
             return generation
         finally:
@@ -253,11 +253,3 @@ class Attempter(Generic[T]):
             identity.leave(token)
             state.spent += apart.spent
             state.requests += apart.requests
-
-
-def _as_generation(answer: object) -> Generation:
-    if isinstance(answer, Generation):
-        return answer
-    if isinstance(answer, str):
-        return Generation(answer)
-    raise wrong_type("what the backend returns", answer, "a Generation or a str")

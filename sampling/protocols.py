@@ -7,7 +7,7 @@ from sampling._arguments import wrong_type
 from sampling.messages import Attempt, Generation, Request
 from sampling.results import Slice
 
-__all__ = ["Backend", "BackendFunction", "BackendLike", "Decisions", "StreamingBackend", "generate_of"]
+__all__ = ["Backend", "BackendFunction", "BackendLike", "Decisions", "StreamingBackend", "as_generation", "generate_of"]
 
 T = TypeVar("T")
 
@@ -57,6 +57,15 @@ def generate_of(backend: object) -> Callable[[Request], Awaitable[Generation | s
         allowed = "a Backend with `async def generate(request)`, or an async function of one request"
         raise wrong_type("backend", backend, allowed)
     return cast("Callable[[Request], Awaitable[Generation | str]]", generate)
+
+
+def as_generation(answer: object) -> Generation:
+    """Return what a backend answered as a generation; a plain text is one too."""
+    if isinstance(answer, Generation):
+        return answer
+    if isinstance(answer, str):
+        return Generation(answer)
+    raise wrong_type("what the backend returns", answer, "a Generation or a str")
 
 
 class Decisions(Protocol[T]):
