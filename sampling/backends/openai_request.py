@@ -1,0 +1,136 @@
+"""What goes over the wire: a `Request` as the JSON that OpenAI's API takes."""
+
+import json
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Literal, TypeAlias, cast
+
+from sampling._arguments import wrong_type
+from sampling.errors import BadRequest, RequestTooLarge
+from sampling.messages import Message, Options, Request
+
+__all__ = ["Endpoint", "body_of"]
+
+Endpoint: TypeAlias = Literal["chat", "completions"]
+"""Which of the two APIs: one takes a conversation, the other a text to go on with."""
+
+_OURS = frozenset({"messages", "prompt", "stream"})
+
+Json: TypeAlias = dict[str, Any]
+
+
+def body_of(
+    request: Request,
+    *,
+    model: str | None,
+    endpoint: Endpoint,
+    max_tokens_name: str,
+    include_usage: bool,
+    max_bytes: int,
+) -> bytes:
+    """Return the body of the POST that asks a request."""
+    options = request.options
+    body: Json = {"model": _model(options.model or model), **_question(request.messages, endpoint)}
+    body.update(_options(options, max_tokens_name))
+    if reserved := _OURS & options.extra.keys():
+        raise BadRequest(
+            f"options.extra sets {', '.join(sorted(reserved))}, which the backend sets itself",
+            hint="Every request is streamed, so that one that is cancelled stops; the rest comes from the messages.",
+        )
+    body.update(options.extra)
+    body["stream"] = True
+    if include_usage:
+        body["stream_options"] = {"include_usage": True, **_mapping(options.extra.get("stream_options"))}
+    return _encoded(body, max_bytes)
+
+
+def _model(model: str | None) -> str:
+    if model is None:
+        raise BadRequest(
+            "no model was named",
+            hint="Pass model=… to the backend or in Options, or set OPENAI_MODEL; a server with one model takes any.",
+        )
+    return model
+
+
+def _question(messages: Sequence[Message], endpoint: Endpoint) -> Json:
+    if endpoint == "chat":
+        return {"messages": [{"role": message.role, "content": message.content} for message in messages]}
+    return {"prompt": "\n\n".join(message.content for message in messages)}
+
+
+def _options(options: Options, max_tokens_name: str) -> Json:
+    chosen: Json = {
+        "temperature": options.temperature,
+        max_tokens_name: options.max_tokens,
+        "seed": options.seed,
+        "stop": list(options.stop) or None,
+        "response_format": None if options.schema is None else _response_format(options.schema),
+    }
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise wrong_type("options.extra['stream_options']", value, "a mapping")
+    return cast("Mapping[str, Any]", value)
+
+
+def _encoded(body: Json, max_bytes: int) -> bytes:
+    try:
+        data = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=dict).encode()
+    except UnicodeEncodeError:
+        raise BadRequest("the request holds half of a surrogate pair, which can't be sent as UTF-8") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        # Its message may quote the request.
+        raise BadRequest(f"options.extra or options.schema is not JSON ({type(error).__name__})") from None
+    if len(data) > max_bytes:
+        raise RequestTooLarge(f"a request of {len(data):,} bytes; max_request_bytes is {max_bytes:,}")
+    return data
+
+
+# Schemas.
+
+
+def _response_format(schema: object) -> Json:
+    """Ask for an answer that fits a schema: a dict that is a JSON schema, or a pydantic model class."""
+    if isinstance(schema, Mapping):
+        given = cast("Mapping[str, Any]", schema)
+        return _json_schema(str(given.get("title") or "answer"), dict(given))
+    if isinstance(schema, type) and callable(make := getattr(schema, "model_json_schema", None)):
+        # The class ignores what it has no field for, so forbidding that loses no answer; and OpenAI asks for it.
+        return _json_schema(schema.__name__, _closed(deepcopy(make())))
+    raise wrong_type("options.schema", schema, "a JSON schema (a dict) or a pydantic model class")
+
+
+def _json_schema(name: str, schema: Json) -> Json:
+    safe_name = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in name)[:64]
+    named: Json = {"name": safe_name, "schema": schema, "strict": _is_strict(schema)}
+    return {"type": "json_schema", "json_schema": named}
+
+
+def _is_strict(schema: object) -> bool:
+    """Tell whether OpenAI would take this for its strict mode: every object closed, every property required."""
+    if isinstance(schema, list):
+        return all(_is_strict(item) for item in cast("list[object]", schema))
+    if not isinstance(schema, dict):
+        return True
+    node = cast("Json", schema)
+    if isinstance(node.get("properties"), dict):
+        properties = cast("Json", node["properties"])
+        if node.get("additionalProperties") is not False or properties.keys() != set(node.get("required", ())):
+            return False
+    return all(_is_strict(value) for value in node.values())
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(item) for item in cast("Sequence[Any]", schema)]
+    if not isinstance(schema, dict):
+        return schema
+    node: Json = {name: _closed(value) for name, value in cast("Json", schema).items()}
+    if isinstance(node.get("properties"), dict):
+        node.setdefault("additionalProperties", False)
+    return node

@@ -1,0 +1,84 @@
+"""Server-sent events, from bytes: a parser that has an answer to every sequence of bytes there is."""
+
+from collections.abc import Iterable
+
+from sampling.errors import ResponseTooLarge
+
+__all__ = ["EventParser"]
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class EventParser:
+    """
+    Turns the bytes of an event stream into the data of its events.
+
+    It follows the standard: lines end in LF, CR or CRLF, also when a chunk ends between the two;
+    a byte order mark at the beginning is skipped; comments and unknown fields are ignored;
+    the data lines of one event are joined with LF; bytes that are not UTF-8 become U+FFFD.
+    No input raises anything but `ResponseTooLarge`, for an event of more than `max_event_bytes`,
+    and the time it takes is linear in the number of bytes, however they are cut into chunks.
+    """
+
+    def __init__(self, max_event_bytes: int) -> None:
+        self._max_event_bytes = max_event_bytes
+        self._line = bytearray()
+        """The line that has not ended yet."""
+
+        self._data: list[bytes] = []
+        self._data_bytes = 0
+        self._after_cr = False
+        self._at_start = True
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """Take the next bytes; return the data of the events that are complete with them."""
+        if self._after_cr and chunk:
+            # A CR at the end of a chunk ended its line; an LF at the beginning of the next belongs to it.
+            self._after_cr = False
+            if chunk.startswith(b"\n"):
+                chunk = chunk[1:]
+        if b"\n" not in chunk and b"\r" not in chunk:
+            self._line += chunk
+            self._check_size(len(self._line))
+            return []
+        return self._events(self._complete_lines(chunk))
+
+    def close(self) -> list[str]:
+        """Say that no more bytes come; return the data of an event that only lacks the empty line at its end."""
+        self._line.clear()
+        return self._events([b""])
+
+    def _complete_lines(self, chunk: bytes) -> list[bytes]:
+        self._line += chunk
+        lines = bytes(self._line).splitlines()
+        self._line.clear()
+        if chunk.endswith(b"\r"):
+            self._after_cr = True
+        elif not chunk.endswith(b"\n"):
+            self._line += lines.pop()
+        if self._at_start and lines:
+            self._at_start = False
+            lines[0] = lines[0].removeprefix(_BOM)
+        return lines
+
+    def _events(self, lines: Iterable[bytes]) -> list[str]:
+        events: list[str] = []
+        for line in lines:
+            if line:
+                self._take(line)
+            elif self._data:
+                events.append(b"\n".join(self._data).decode("utf-8", "replace"))
+                self._data = []
+                self._data_bytes = 0
+        return events
+
+    def _take(self, line: bytes) -> None:
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            self._data.append(value.removeprefix(b" "))
+            self._data_bytes += len(value) + 1
+            self._check_size(self._data_bytes)
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max_event_bytes:
+            raise ResponseTooLarge(f"an event of more than {self._max_event_bytes:,} bytes in the stream")

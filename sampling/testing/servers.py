@@ -1,0 +1,433 @@
+"""
+Servers on loopback, for tests: one that sends whatever bytes its script says, one that answers as OpenAI's API does.
+
+Both run on asyncio and on trio, are async context managers, and count what their clients do:
+how many connected, what they asked, and who went away in the middle of an answer.
+"""
+
+import json
+import socket
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from enum import Enum, auto
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import anyio
+import attrs
+from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
+
+from sampling._arguments import check_bool, check_instance, check_items, wrong_type
+
+__all__ = ["Drip", "HostileServer", "OpenAIServer", "Pause", "ReceivedRequest", "Reply", "Script", "Step"]
+
+_HEAD_END = b"\r\n\r\n"
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class _Disconnected(Exception):
+    """The client went away."""
+
+
+@attrs.frozen
+class ReceivedRequest:
+    """What a client sent."""
+
+    head: bytes
+    """The request line and the headers, as they came."""
+
+    body: bytes
+
+    @property
+    def path(self) -> str:
+        """What was asked for, without the host."""
+        return self.head.split(b" ", 2)[1].decode("latin-1")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers, their names in lower case."""
+        lines = self.head.decode("latin-1").split("\r\n")[1:]
+        pairs = (line.split(":", 1) for line in lines if ":" in line)
+        return {name.strip().lower(): value.strip() for name, value in pairs}
+
+    def json(self) -> Any:
+        """The body, parsed."""
+        return json.loads(self.body)
+
+
+class _Connection:
+    """One client. A bare socket, so that a script decides about every byte, and about how the connection ends."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = sock
+        self._unread = b""
+
+    async def send(self, data: bytes) -> None:
+        await checkpoint()
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self._socket.send(view) :]
+            except BlockingIOError:
+                await anyio.wait_writable(self._socket)
+            except OSError:
+                raise _Disconnected from None
+
+    async def receive(self) -> bytes:
+        while True:
+            await anyio.wait_readable(self._socket)
+            try:
+                data = self._socket.recv(65536)
+            except BlockingIOError:
+                continue
+            except OSError:
+                raise _Disconnected from None
+            if not data:
+                raise _Disconnected
+            return data
+
+    async def read_request(self) -> ReceivedRequest:
+        await checkpoint()
+        data = self._unread
+        while _HEAD_END not in data:
+            data += await self.receive()
+        head, _, data = data.partition(_HEAD_END)
+        request = ReceivedRequest(head, b"")
+        length = int(request.headers.get("content-length", "0"))
+        parts, have = [data], len(data)
+        while have < length:
+            parts.append(await self.receive())
+            have += len(parts[-1])
+        data = b"".join(parts)
+        self._unread = data[length:]
+        return attrs.evolve(request, body=data[:length])
+
+    async def until_gone(self) -> None:
+        """Wait until the client goes away."""
+        await checkpoint()
+        with suppress(_Disconnected):
+            while True:
+                self._unread += await self.receive()
+
+    def reset(self) -> None:
+        """Break the connection: the client's next read or write fails, where a close would end it in good order."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _LoopbackServer(ABC):
+    """Accept connections on a free port of 127.0.0.1, and serve each in a task of its own."""
+
+    def __init__(self) -> None:
+        self.requests: list[ReceivedRequest] = []
+        """Every request, in the order in which they came."""
+
+        self.connections = 0
+        """How many connections were made."""
+
+        self.disconnects = 0
+        """How many clients went away in the middle of an answer."""
+
+        self.open = 0
+        """How many connections there are now."""
+
+        self._listener: socket.socket | None = None
+        self._tasks: TaskGroup | None = None
+        self._changed = anyio.Event()
+
+    @property
+    def port(self) -> int:
+        """Where the server listens."""
+        if self._listener is None:
+            raise RuntimeError(f"the server is not running: use `async with {type(self).__name__}(…) as server`")
+        return int(self._listener.getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        """What to give to a backend as its base_url."""
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition on the counters is true."""
+        await checkpoint()
+        while not condition():
+            await self._changed.wait()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self._listener.setblocking(False)
+        self._tasks = await anyio.create_task_group().__aenter__()
+        self._tasks.start_soon(self._accept, self._listener, self._tasks)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._tasks is None or self._listener is None:
+            raise RuntimeError("the server is not running")
+        self._tasks.cancel_scope.cancel()
+        try:
+            # Not told of the caller's exception: it would come out of here wrapped in a group.
+            await self._tasks.__aexit__(None, None, None)  # noqa: ASYNC102 - all its tasks are cancelled
+        finally:
+            self._listener.close()
+            self._listener = None
+
+    async def _accept(self, listener: socket.socket, tasks: TaskGroup) -> None:
+        while True:
+            await anyio.wait_readable(listener)
+            try:
+                client, _ = listener.accept()
+            except BlockingIOError:
+                continue
+            self.connections += 1
+            tasks.start_soon(self._serve_client, _Connection(client), self.connections - 1)
+
+    async def _serve_client(self, connection: _Connection, number: int) -> None:
+        self.open += 1
+        await checkpoint()
+        try:
+            with suppress(_Disconnected):
+                await self._serve(connection, number)
+        finally:
+            connection.close()
+            self.open -= 1
+            self._notify()
+
+    async def _read_request(self, connection: _Connection) -> ReceivedRequest:
+        request = await connection.read_request()
+        self.requests.append(request)
+        self._notify()
+        return request
+
+    @abstractmethod
+    async def _serve(self, connection: _Connection, number: int) -> None: ...
+
+
+# A server that misbehaves on purpose.
+
+
+class Step(Enum):
+    """Something that a hostile server does which needs no further words."""
+
+    READ = auto()
+    """Read the next request. The first one is read without being told."""
+
+    RESET = auto()
+    """Break the connection."""
+
+    HANG = auto()
+    """Do nothing until the client goes away."""
+
+
+@attrs.frozen
+class Pause:
+    """Wait before the next step."""
+
+    seconds: float
+
+
+@attrs.frozen
+class Drip:
+    """Send the same bytes again and again until the client goes away."""
+
+    data: bytes
+    every_s: float = 0.0
+
+
+Script: TypeAlias = Sequence[bytes | Step | Pause | Drip]
+"""What to do with one connection. Bytes are sent as they are; at the end, the connection is closed."""
+
+
+class HostileServer(_LoopbackServer):
+    """
+    A server that reads a request and then does what its script says, byte by byte.
+
+    The first connection gets the first script, the second the second, and all further ones the last.
+
+        async with HostileServer([b"HTTP/1.1 200 OK\\r\\n\\r\\ndata: {", Step.RESET]) as server:
+            ...  # a client that asks server.url must survive this
+    """
+
+    def __init__(self, *scripts: Script, speaks_first: bool = False) -> None:
+        """Take the scripts; with `speaks_first`, they begin at once, and not after a request."""
+        super().__init__()
+        self._speaks_first = check_bool("speaks_first", speaks_first)
+        if not scripts:
+            raise ValueError("scripts must not be empty: give the steps for at least one connection")
+        self._scripts = [
+            check_items("scripts", script, "sequences of bytes, Step, Pause and Drip") for script in scripts
+        ]
+
+    async def _serve(self, connection: _Connection, number: int) -> None:
+        script = self._scripts[min(number, len(self._scripts) - 1)]
+        await checkpoint()
+        if not self._speaks_first:
+            await self._read_request(connection)
+        try:
+            for step in script:
+                await self._do(connection, step)
+        except _Disconnected:
+            self.disconnects += 1
+
+    async def _do(self, connection: _Connection, step: object) -> None:
+        await checkpoint()
+        match step:
+            case bytes():
+                await connection.send(step)
+            case Pause(seconds):
+                await anyio.sleep(seconds)
+            case Drip(data, every_s):
+                await self._drip(connection, data, every_s)
+            case Step.READ:
+                await self._read_request(connection)
+            case Step.RESET:
+                connection.reset()
+            case Step.HANG:
+                await connection.until_gone()
+                raise _Disconnected
+            case _:
+                raise wrong_type("a step of a script", step, "bytes, Step, Pause or Drip")
+
+    async def _drip(self, connection: _Connection, data: bytes, every_s: float) -> None:
+        while True:
+            await connection.send(data)
+            await anyio.sleep(every_s)
+
+
+# A server that behaves.
+
+
+@attrs.frozen
+class Reply:
+    """How to answer one request."""
+
+    pieces: Sequence[str] = ("Hello", " world")
+    """The text, one streamed chunk each."""
+
+    finish_reason: str | None = "stop"
+    interval_s: float = 0.0
+    """How long each chunk takes."""
+
+    endless: bool = False
+    """Repeat the last piece until the client goes away."""
+
+    usage: Mapping[str, Any] | None = None
+    """None for the true counts: a token each for every piece, and ten for the question."""
+
+    status: int = 200
+    headers: Mapping[str, str] = attrs.field(factory=dict[str, str])
+    error: Any = None
+    """The JSON body of an answer whose status is not 200."""
+
+
+ReplyTo: TypeAlias = Reply | Callable[[ReceivedRequest], Reply]
+
+
+class OpenAIServer(_LoopbackServer):
+    """
+    A server that speaks OpenAI's protocol, streaming and keep-alive included, with answers that it is given.
+
+        async with OpenAIServer(Reply(["Hel", "lo"])) as server, OpenAIBackend(server.url, model="any") as backend:
+            ...
+    """
+
+    def __init__(self, reply: ReplyTo | None = None) -> None:
+        super().__init__()
+        if reply is not None and not callable(reply):
+            check_instance("reply", reply, Reply, "a Reply, or a function of a request that returns one")
+        self.reply: ReplyTo = Reply() if reply is None else reply
+        """How to answer; it may be changed between requests."""
+
+        self.completed = 0
+        """How many answers were sent to their end."""
+
+    async def _serve(self, connection: _Connection, number: int) -> None:
+        while True:
+            request = await self._read_request(connection)
+            reply = self.reply(request) if callable(self.reply) else self.reply
+            if await self._send_unless_gone(connection, reply, request):
+                self.completed += 1
+                self._notify()
+            else:
+                self.disconnects += 1
+                return
+
+    async def _send_unless_gone(self, connection: _Connection, reply: Reply, request: ReceivedRequest) -> bool:
+        """Send an answer, watching the client all the while; False if it went away first."""
+        sent = False
+
+        async def send() -> None:
+            nonlocal sent
+            await checkpoint()
+            with suppress(_Disconnected):
+                await self._send(connection, reply, request)
+                sent = True
+            tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(send)
+            await connection.until_gone()
+            tasks.cancel_scope.cancel()
+        return sent
+
+    async def _send(self, connection: _Connection, reply: Reply, request: ReceivedRequest) -> None:
+        if reply.status != 200:
+            await connection.send(_plain_response(reply))
+            return
+        chat = request.path.endswith("/chat/completions")
+        await connection.send(_response_head(200, {**reply.headers, "content-type": "text/event-stream"}, None))
+        sent = 0
+        while reply.endless or sent < len(reply.pieces):
+            await anyio.sleep(reply.interval_s)
+            piece = reply.pieces[min(sent, len(reply.pieces) - 1)]
+            await connection.send(_http_chunk(_event(_choice(piece, None, chat=chat))))
+            sent += 1
+        await connection.send(b"".join(_http_chunk(part) for part in _last_events(reply, chat=chat)) + b"0\r\n\r\n")
+
+
+def _last_events(reply: Reply, *, chat: bool) -> list[bytes]:
+    usage = reply.usage
+    if usage is None:
+        usage = {"prompt_tokens": 10, "completion_tokens": len(reply.pieces)}
+    return [
+        _event(_choice("", reply.finish_reason, chat=chat)),
+        _event({"choices": [], "usage": usage}),
+        b"data: [DONE]\n\n",
+    ]
+
+
+def _choice(piece: str, finish_reason: str | None, *, chat: bool) -> dict[str, Any]:
+    said: dict[str, Any] = {"delta": {"content": piece}} if chat else {"text": piece}
+    return {"choices": [{"index": 0, **said, "finish_reason": finish_reason}]}
+
+
+def _event(body: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps({"id": "loopback", "model": "loopback", **body}).encode() + b"\n\n"
+
+
+def _http_chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _plain_response(reply: Reply) -> bytes:
+    body = json.dumps(reply.error).encode()
+    return _response_head(reply.status, {"content-type": "application/json", **reply.headers}, len(body)) + body
+
+
+def _response_head(status: int, headers: Mapping[str, str], length: int | None) -> bytes:
+    framing = {"transfer-encoding": "chunked"} if length is None else {"content-length": str(length)}
+    lines = [f"HTTP/1.1 {status} .", *(f"{name}: {value}" for name, value in {**headers, **framing}.items())]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
