@@ -9,13 +9,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import core, imports, memory
+from benchmarks import core, http, imports, memory
 from benchmarks.report import Section, Settings, Suite, missed, table, write
 
 SUITES: dict[str, Suite] = {
     "core": core.run,
     "import": imports.run,
     "memory": memory.run,
+    "http": http.run,
 }
 RESULTS = Path(__file__).parent / "results"
 

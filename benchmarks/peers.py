@@ -20,12 +20,18 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Peer:
-    """A package at one exact version."""
+    """A package at one exact version, and others that its environment has at exact versions too."""
 
     package: str
     version: str
+    others: tuple[tuple[str, str], ...] = ()
     settings: tuple[tuple[str, str], ...] = ()  # environment variables; others with its prefixes are removed
     prefixes: tuple[str, ...] = ()
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """All packages that are compared in its environment."""
+        return {self.package: self.version, **dict(self.others)}
 
     def env(self) -> dict[str, str]:
         """The environment variables that its process gets."""
@@ -41,12 +47,12 @@ class Peer:
         uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
         if uv is None:
             raise NotMeasuredError("uv is needed to install it: make setup")
-        wanted = f"{self.package}=={self.version}"
-        print(f"Installing {wanted} into benchmarks/{venv.name} …", file=sys.stderr)
+        wanted = [f"{package}=={version}" for package, version in self.versions.items()]
+        print(f"Installing {', '.join(wanted)} into benchmarks/{venv.name} …", file=sys.stderr)
         _run(uv, "venv", "--quiet", "--clear", "--python", sys.executable, venv)
-        _run(uv, "pip", "install", "--quiet", "--python", python, wanted)
+        _run(uv, "pip", "install", "--quiet", "--python", python, *wanted)
         if not self._installed(python):
-            raise NotMeasuredError(f"{wanted} was installed, but can't be found afterwards")
+            raise NotMeasuredError(f"{', '.join(wanted)} was installed, but can't be found afterwards")
         return python
 
     def _installed(self, python: Path) -> bool:
@@ -54,10 +60,11 @@ class Peer:
             return False
         code = (
             "import importlib.metadata, json, sys; "
-            f"print(json.dumps([importlib.metadata.version({self.package!r}), sys.version]))"
+            "versions = [importlib.metadata.version(package) for package in sys.argv[1:]]; "
+            "print(json.dumps([versions, sys.version]))"
         )
-        found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
-        return found.returncode == 0 and json.loads(found.stdout) == [self.version, sys.version]
+        found = subprocess.run([python, "-c", code, *self.versions], capture_output=True, text=True, check=False)
+        return found.returncode == 0 and json.loads(found.stdout) == [list(self.versions.values()), sys.version]
 
 
 def _run(*command: str | Path) -> None:
@@ -69,6 +76,7 @@ def _run(*command: str | Path) -> None:
 MELLEA = Peer(
     "mellea",
     "0.8.0",
+    others=(("openai", "3.49.0"),),
     settings=(("MELLEA_LOGS_ENABLED", "false"), ("MELLEA_LOGS_LEVEL", "CRITICAL")),
-    prefixes=("MELLEA_", "OTEL_"),
+    prefixes=("MELLEA_", "OTEL_", "OPENAI_"),
 )
