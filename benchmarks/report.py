@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
-PACKAGES = ("sampling", "anyio", "attrs", "structlog", "tenacity", "trio")
+PACKAGES = ("sampling", "anyio", "attrs", "httpcore2", "httpx2", "structlog", "tenacity", "trio")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ and the invariants that hold after every call.
 """
 
 from sampling.testing.capture import CapturedEvents
+from sampling.testing.conformance import RuleBroken, check_backend
 from sampling.testing.invariants import InvariantBroken, Watch
 from sampling.testing.schedules import (
     BOTH_LOOPS,
@@ -30,12 +31,14 @@ __all__ = [
     "NeverReached",
     "Nondeterministic",
     "Outcome",
+    "RuleBroken",
     "ScriptExhausted",
     "ScriptedBackend",
     "Spinning",
     "Watch",
     "World",
     "cancel_at_every_step",
+    "check_backend",
     "explore",
     "run_virtual",
 ]

@@ -133,7 +133,7 @@ class _LoopbackServer(ABC):
         self.connections = 0
         """How many connections were made."""
 
-        self.disconnects = 0
+        self.disconnects: int = 0
         """How many clients went away in the middle of an answer."""
 
         self.open = 0

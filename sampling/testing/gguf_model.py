@@ -1,0 +1,132 @@
+"""
+Write a tiny language model, so that tests can talk to a real inference server without a download.
+
+The shape is llama's, the weights are random and the vocabulary is the 256 bytes: the file has half a megabyte, loads in
+milliseconds and babbles thousands of tokens per second. What it says has no meaning, but it is text: one dimension of
+the network is wired so that it says printable ASCII only and never ends by itself. So an answer is as long as
+`max_tokens` asks for, unless a stop word or a grammar ends it.
+"""
+
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from sampling._arguments import check_int
+
+try:
+    import gguf
+    import numpy as np
+except ImportError as error:
+    raise ImportError('writing a GGUF needs the package "gguf": pip install gguf') from error
+
+__all__ = ["write_tiny_gguf"]
+
+_LAYERS = 2
+_WIDTH = 64
+_HEADS = 4
+_FEED_FORWARD = 192
+
+_CHAT_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
+
+_SPECIAL_TOKENS = [b"<unk>", b"<s>", b"</s>"]
+_UNKNOWN, _BEGIN, _END = range(3)
+_BYTE_TOKENS = [f"<0x{byte:02X}>".encode() for byte in range(256)]
+_SPACE_TOKEN = "▁".encode()  # how SentencePiece writes a space: without a token of its own it would take three
+_TOKENS = [*_SPECIAL_TOKENS, *_BYTE_TOKENS, _SPACE_TOKEN]
+_SAYABLE = {len(_SPECIAL_TOKENS) + byte for byte in range(0x20, 0x7F)}
+
+_Weights: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
+
+
+def write_tiny_gguf(path: Path | str, *, seed: int = 0, context_tokens: int = 131_072) -> Path:
+    """
+    Write a llama model with random weights to `path`, over what was there, and return the path.
+
+    Args:
+        path: Where to write it.
+
+        seed: Decides the weights: the same seed writes the same bytes.
+
+        context_tokens: How long a conversation the model says it was trained on; a server allows no more than that.
+    """
+    check_int("seed", seed)
+    check_int("context_tokens", context_tokens, least=1)
+    writer = gguf.GGUFWriter(str(path), "llama")
+    try:
+        _describe_shape(writer, context_tokens)
+        _describe_vocabulary(writer)
+        for name, weights in _tensors(random.Random(seed)):  # noqa: S311 - weights, not secrets
+            writer.add_tensor(name, weights)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    finally:
+        writer.close()
+    return Path(path)
+
+
+def _describe_shape(writer: gguf.GGUFWriter, context_tokens: int) -> None:
+    writer.add_name("tiny-random")
+    writer.add_context_length(context_tokens)
+    writer.add_block_count(_LAYERS)
+    writer.add_embedding_length(_WIDTH)
+    writer.add_feed_forward_length(_FEED_FORWARD)
+    writer.add_head_count(_HEADS)
+    writer.add_head_count_kv(_HEADS)
+    writer.add_rope_dimension_count(_WIDTH // _HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+
+
+def _describe_vocabulary(writer: gguf.GGUFWriter) -> None:
+    kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
+    kinds += [gguf.TokenType.BYTE] * len(_BYTE_TOKENS)
+    kinds += [gguf.TokenType.NORMAL]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(_TOKENS)
+    writer.add_token_scores([0.0] * len(_TOKENS))
+    writer.add_token_types(kinds)
+    writer.add_unk_token_id(_UNKNOWN)
+    writer.add_bos_token_id(_BEGIN)
+    writer.add_eos_token_id(_END)
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(False)
+    writer.add_add_space_prefix(False)
+    writer.add_chat_template(_CHAT_TEMPLATE)
+
+
+def _tensors(draw: random.Random) -> Iterator[tuple[str, _Weights]]:
+    # Dimension 0 is a wire through the whole network: every token puts the same signal on it, no layer writes to it,
+    # and the output reads it as "not this one" for all tokens that are not printable.
+    embedding = _random_matrix(draw, len(_TOKENS), _WIDTH)
+    embedding[:, 0] = 1.0
+    output = _random_matrix(draw, len(_TOKENS), _WIDTH) * np.float32(2.0)
+    output[:, 0] = [0.0 if token in _SAYABLE else -1e3 for token in range(len(_TOKENS))]
+    yield "token_embd.weight", embedding
+    for layer in range(_LAYERS):
+        for name, weights in _layer(draw):
+            yield f"blk.{layer}.{name}.weight", weights
+    yield "output_norm.weight", np.ones(_WIDTH, dtype=np.float32)
+    yield "output.weight", output
+
+
+def _layer(draw: random.Random) -> Iterator[tuple[str, _Weights]]:
+    for name in ("attn_norm", "ffn_norm"):
+        yield name, np.ones(_WIDTH, dtype=np.float32)
+    for name in ("attn_q", "attn_k", "attn_v"):
+        yield name, _random_matrix(draw, _WIDTH, _WIDTH)
+    for name in ("ffn_gate", "ffn_up"):
+        yield name, _random_matrix(draw, _FEED_FORWARD, _WIDTH)
+    for name, columns in (("attn_output", _WIDTH), ("ffn_down", _FEED_FORWARD)):
+        writes_back = _random_matrix(draw, _WIDTH, columns)
+        writes_back[0, :] = 0.0
+        yield name, writes_back
+
+
+def _random_matrix(draw: random.Random, rows: int, columns: int) -> _Weights:
+    """Draw numbers of variance 1 / columns; with the standard library, whose stream is the same in every version."""
+    widest = math.sqrt(3 / columns)
+    numbers = [draw.uniform(-widest, widest) for _ in range(rows * columns)]
+    return np.array(numbers, dtype=np.float32).reshape(rows, columns)
