@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+CODE := sampling tests examples benchmarks
 
 .PHONY: help setup demo test lint types bench docs clean
 
@@ -25,8 +26,8 @@ test: $(READY)  ## Run all tests, on asyncio and on trio, in parallel
 	$(BIN)/python -X dev -m pytest --numprocesses=auto --dist=worksteal
 
 lint: $(READY)  ## ruff, flake8-async, import-linter
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/flake8 --select=ASYNC --enable=ASYNC --extend-ignore=ASYNC910,ASYNC911 sampling examples
 	$(BIN)/lint-imports --no-cache
 

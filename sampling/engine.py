@@ -20,7 +20,7 @@ from anyio.lowlevel import checkpoint_if_cancelled, current_token
 from sampling import identity
 from sampling.attempts import Attempter, AttemptState, Call
 from sampling.choice import failure_of, is_enough, repaired, selected
-from sampling.errors import BadVerdict, FatalError, SamplingError, SelectionFailed
+from sampling.errors import BadVerdict, BudgetExceeded, FatalError, SamplingError, SelectionFailed
 from sampling.hooks import (
     CriticalHookError,
     Event,
@@ -308,6 +308,9 @@ class Run(Generic[T]):
             if self._fatal is None:
                 self._fatal = error
             self._stop()
+        elif isinstance(error, BudgetExceeded):
+            # From a layer that wanted to ask once more.
+            self._attempter.budget_detail = str(error)
         return self._attempter.record(state, "errored", error=error)
 
     # The decision: is that enough, and which one is it?

@@ -15,9 +15,11 @@ from sampling import (
     MultiTurnStrategy,
     Options,
     RejectionSamplingStrategy,
+    TransientError,
     Usage,
     report_usage,
 )
+from sampling.backends.retrying import Retrying
 from sampling.testing import After, ScriptedBackend, run_virtual
 
 
@@ -267,3 +269,13 @@ def test_virtual_time_is_what_a_deadline_runs_on():
         sample, RejectionSamplingStrategy(), costing(1, delay_s=200_000.0), Budget(deadline_s=86_400.0)
     )
     assert 86_400.0 == result.elapsed_s
+
+
+def test_a_layer_that_may_not_ask_again_ends_with_the_best_so_far(run):
+    """Semantics 9: a retry that the budget has no room for stops the call as the budget does."""
+    replies = iter(["no", TransientError("hiccup"), "never sent"])
+    backend = Retrying(ScriptedBackend(lambda _: next(replies)), attempts=5, backoff_s=0.0)
+    result = run(sample, RejectionSamplingStrategy(loop_budget=5), backend, Budget(requests=2))
+    assert ("budget", "no") == (result.stop_reason, result.text)
+    assert ["invalid", "errored"] == [one.outcome for one in result.attempts]
+    assert [BudgetExceeded] == [type(error) for error in result.errors]
