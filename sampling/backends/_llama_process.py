@@ -28,14 +28,18 @@ def load_server(settings: Mapping[str, Any], *, quiet: bool = False) -> Any:
     params.n_ctx = settings["slots"] * settings["context_tokens"]
     # A cancelled request is noticed between two batches of its prompt, so small ones free its slot sooner.
     params.n_batch = params.n_ubatch = 512
-    params.endpoint_slots = True
+    params.endpoint_slots = params.endpoint_metrics = True
     params.ui = False
     params.verbosity = _NOTHING if quiet else _ERRORS_ONLY
     if settings["threads"] is not None:
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings["threads"]
     if settings["gpu_layers"] is not None:
         params.n_gpu_layers = settings["gpu_layers"]
-    return xllamacpp.Server(params)
+    server = xllamacpp.Server(params)
+    # The first answer of any kind shows that its main loop runs. A server that is unloaded before that,
+    # as when opening it was cancelled, waits for ever for the loop to end (xllamacpp 2026.10).
+    server.handle_metrics()
+    return server
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 import os
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self, cast, final, get_args
@@ -89,6 +89,8 @@ class OpenAIBackend:
         headers: Mapping[str, str] | None = None,
         send_env_key: bool = False,
         allow_http: bool = False,
+        allowed_hosts: Collection[str] | None = None,
+        public_only: bool = False,
         trust_env: bool = False,
         ssl_context: ssl.SSLContext | None = None,
         include_usage: bool = True,
@@ -127,6 +129,11 @@ class OpenAIBackend:
 
             allow_http: Accept http:// on other machines than this one.
 
+            allowed_hosts: The only hosts that base_url may name: for a base_url that is not your own.
+
+            public_only: Connect only to public addresses. The name is looked up, the addresses are checked, and one of
+                those is connected to: a name that points into your own network a moment later gets nowhere.
+
             trust_env: Use the proxies and the certificate authorities that the environment names.
 
             ssl_context: What to check an https server with, instead of the system's authorities.
@@ -142,6 +149,7 @@ class OpenAIBackend:
         flags = {
             "send_env_key": send_env_key,
             "allow_http": allow_http,
+            "public_only": public_only,
             "trust_env": trust_env,
             "include_usage": include_usage,
             "allow_missing_finish": allow_missing_finish,
@@ -151,7 +159,9 @@ class OpenAIBackend:
             check_bool(name, flag)
         if endpoint not in get_args(Endpoint):
             raise ValueError(f"endpoint must be 'chat' or 'completions', got {endpoint!r}")
-        self._address = address_from(base_url, api_key, send_env_key=send_env_key, allow_http=allow_http)
+        self._address = address_from(
+            base_url, api_key, send_env_key=send_env_key, allow_http=allow_http, allowed_hosts=allowed_hosts
+        )
         self._headers = _secret_headers(headers)
         self._redactor = Redactor([*([self._address.key] if self._address.key else []), *self._headers.values()])
         self.model = _model(model)
@@ -169,6 +179,7 @@ class OpenAIBackend:
         self._new_transport = transport or _default_transport(
             self.base_url,
             trust_env=trust_env,
+            public_only=public_only,
             ssl_context=ssl_context,
             max_connections=check_int("max_connections", max_connections, least=1),
             connect_timeout_s=check_number("connect_timeout_s", connect_timeout_s, above=0),
@@ -397,6 +408,7 @@ def _default_transport(
     base_url: str,
     *,
     trust_env: bool,
+    public_only: bool,
     ssl_context: ssl.SSLContext | None,
     max_connections: int,
     connect_timeout_s: float,
@@ -409,6 +421,7 @@ def _default_transport(
         max_connections=max_connections,
         connect_timeout_s=connect_timeout_s,
         proxy=proxy_from_environment(base_url) if trust_env else None,
+        public_only=public_only,
     )
 
 

@@ -2,13 +2,13 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from ipaddress import ip_address
 from urllib.parse import SplitResult, urlsplit
 
 import attrs
 
-from sampling._arguments import check_str
+from sampling._arguments import check_items, check_str
 from sampling.backends.redaction import Secret
 
 __all__ = ["Address", "address_from"]
@@ -41,6 +41,7 @@ def address_from(
     *,
     send_env_key: bool,
     allow_http: bool,
+    allowed_hosts: Collection[str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Address:
     """
@@ -54,6 +55,8 @@ def address_from(
     if url is None and environment.get("OPENAI_BASE_URL"):
         name, url = "OPENAI_BASE_URL", environment["OPENAI_BASE_URL"]
     address = check_base_url(name, DEFAULT_BASE_URL if url is None else url, allow_http=allow_http)
+    if allowed_hosts is not None:
+        _check_allowed(name, address, allowed_hosts)
     if api_key is not None:
         return Address(address, _key("api_key", api_key), "given")
     found = environment.get("OPENAI_API_KEY", "").strip()
@@ -64,6 +67,13 @@ def address_from(
             "no key for OpenAI's API: pass api_key=…, set OPENAI_API_KEY, or pass the base_url of another server"
         )
     return Address(address, None, "withheld: OPENAI_API_KEY is not sent to a given base_url" if found else "none")
+
+
+def _check_allowed(name: str, address: str, allowed_hosts: Collection[str]) -> None:
+    hosts = check_items("allowed_hosts", allowed_hosts, "a list of host names")
+    host = urlsplit(address).hostname or ""
+    if host.rstrip(".") not in {check_str("an item of allowed_hosts", one).lower().rstrip(".") for one in hosts}:
+        raise ValueError(f"{name} must be on one of the allowed_hosts ({', '.join(hosts) or 'none'}), got {host!r}")
 
 
 def _key(name: str, value: object) -> Secret:

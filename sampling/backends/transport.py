@@ -6,8 +6,10 @@ nor keeps cookies, nor decompresses, nor retries: each of these would do somethi
 """
 
 import importlib.util
+import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from ipaddress import ip_address
 from typing import Any, Protocol, cast
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -100,6 +102,7 @@ class HttpcoreTransport:
         max_connections: int,
         connect_timeout_s: float,
         proxy: Secret | None = None,
+        public_only: bool = False,
     ) -> None:
         self._timeouts = {"connect": connect_timeout_s, "pool": None, "read": None, "write": None}
         self._pool = httpcore2.AsyncConnectionPool(
@@ -108,6 +111,7 @@ class HttpcoreTransport:
             max_connections=max_connections,
             max_keepalive_connections=max_connections,
             keepalive_expiry=30.0,
+            network_backend=_PublicOnly() if public_only else None,
         )
 
     async def open(self, request: WireRequest) -> WireResponse:
@@ -136,6 +140,40 @@ class HttpcoreTransport:
 
     def __repr__(self) -> str:
         return f"HttpcoreTransport({self._pool!r})"
+
+
+class _PublicOnly(httpcore2.AsyncNetworkBackend):
+    """Connects to the very address that was checked: looking the name up twice would let the second answer differ."""
+
+    def __init__(self) -> None:
+        self._inner = cast("httpcore2.AsyncNetworkBackend", httpcore2.AnyIOBackend())
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - the seam is the library's
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        """Look the host up, refuse it if any of its addresses is not public, and connect to the first."""
+        try:
+            with anyio.fail_after(timeout):
+                found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise httpcore2.ConnectError(str(error)) from error
+        addresses = [str(sockaddr[0]) for *_, sockaddr in found]
+        for address in addresses:
+            if not ip_address(address.partition("%")[0]).is_global:
+                raise FatalError(
+                    "the host has an address that is not public, and public_only is set",
+                    hint="Check base_url; for a server in your own network, leave public_only out.",
+                )
+        return await self._inner.connect_tcp(addresses[0], port, timeout, local_address, socket_options)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait, as the pool wants between tries."""
+        await anyio.sleep(seconds)
 
 
 class _Body:

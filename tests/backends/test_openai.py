@@ -4,6 +4,7 @@ import copy
 import gc
 import importlib.util
 import pickle  # noqa: TID251 - to see that it refuses
+import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+import httpcore2
 import pytest
 import structlog
 from pydantic import BaseModel, ConfigDict
@@ -28,7 +30,7 @@ from sampling import (
 )
 from sampling.backends.openai import OpenAIBackend
 from sampling.backends.openai_address import address_from
-from sampling.errors import RequestTooLarge, ResponseTooLarge
+from sampling.errors import ConnectFailed, FatalError, RequestTooLarge, ResponseTooLarge
 from sampling.testing.servers import HostileServer, OpenAIServer, Reply, Step
 
 ENVIRONMENT = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL")
@@ -595,3 +597,57 @@ class TestLimits:
             assert 5_000 < len(caught.value.partial_text) < 20_000
             with anyio.fail_after(5):
                 await server.until(lambda: server.disconnects == 1)
+
+
+class TestWhereItMayConnect:
+    """Row 75: for a base_url that comes from someone else."""
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+    async def test_public_only_refuses_what_is_in_the_own_network(self, host):
+        """Row 75: the name is looked up and its addresses are checked before anything is sent."""
+        async with OpenAIServer() as server:
+            url = server.url.replace("127.0.0.1", host)
+            async with OpenAIBackend(url, model="m", public_only=True) as backend:
+                with pytest.raises(FatalError, match="not public, and public_only is set"):
+                    await backend.generate(asking())
+            assert server.connections == 0
+
+    async def test_the_address_that_was_checked_is_the_one_that_is_connected_to(self, monkeypatch):
+        """Row 75: a name that answers differently the second time (DNS rebinding) gets nowhere."""
+        answers = ["93.184.215.14", "127.0.0.1"]
+        connected = []
+
+        async def look_up(host, port, **_):
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (answers.pop(0), port))]
+
+        async def connect(self, host, port, *_):
+            connected.append(host)
+            raise httpcore2.ConnectError("no network here")
+
+        monkeypatch.setattr("sampling.backends.transport.anyio.getaddrinfo", look_up)
+        monkeypatch.setattr(httpcore2.AnyIOBackend, "connect_tcp", connect)
+        async with OpenAIBackend("https://rebinding.example/v1", model="m", public_only=True) as backend:
+            with pytest.raises(ConnectFailed):
+                await backend.generate(asking())
+        assert connected == ["93.184.215.14"]
+        assert answers == ["127.0.0.1"]
+
+    async def test_a_name_that_does_not_exist_is_a_failed_connection(self, monkeypatch):
+        """Row 8: with public_only too."""
+
+        async def look_up(host, port, **_):
+            raise socket.gaierror(-2, "Name or service not known")
+
+        monkeypatch.setattr("sampling.backends.transport.anyio.getaddrinfo", look_up)
+        async with OpenAIBackend("https://nowhere.example/v1", model="m", public_only=True) as backend:
+            with pytest.raises(ConnectFailed):
+                await backend.generate(asking())
+
+    async def test_allowed_hosts_are_the_only_ones(self):
+        """Row 75: an allow-list of hosts."""
+        OpenAIBackend("https://Models.Example/v1", model="m", allowed_hosts=["models.example"])
+        for url in ("https://evil.example/v1", "https://models.example.evil.example/v1"):
+            with pytest.raises(ValueError, match=r"must be on one of the allowed_hosts \(models.example\), got"):
+                OpenAIBackend(url, model="m", allowed_hosts=["models.example"])
+        with pytest.raises(TypeError, match="allowed_hosts must be a list of host names"):
+            OpenAIBackend("https://models.example/v1", model="m", allowed_hosts="models.example")
