@@ -9,14 +9,21 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import core, http, imports, memory
+from benchmarks import accuracy, breadth, calibration, core, fanout, http, imports, load, losers, memory, virtual
 from benchmarks.report import Section, Settings, Suite, missed, table, write
 
 SUITES: dict[str, Suite] = {
     "core": core.run,
+    "breadth": breadth.run,
     "import": imports.run,
     "memory": memory.run,
     "http": http.run,
+    "fanout": fanout.run,
+    "accuracy": accuracy.run,
+    "losers": losers.run,
+    "load": load.run,
+    "virtual": virtual.run,
+    "calibration": calibration.run,
 }
 RESULTS = Path(__file__).parent / "results"
 

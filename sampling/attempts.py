@@ -13,15 +13,39 @@ from sampling.budgets import Budget, Reservation
 from sampling.errors import BudgetExceeded
 from sampling.hooks import Emitter
 from sampling.messages import Attempt, Context, Generation, Message, Options, Request
-from sampling.protocols import BackendLike, Decisions, StreamingBackend, as_generation
+from sampling.protocols import BackendLike, Decisions, StreamingBackend, Variation, as_generation, generate_of
 from sampling.requirements import Requirement, Validation, View
 from sampling.results import Outcome, Slice
 from sampling.usage import NO_USAGE, Usage
 from sampling.validation import Checking, CutShort, Growing, parse
 
-__all__ = ["AttemptState", "Attempter", "Call"]
+__all__ = ["AttemptState", "Attempter", "Call", "Seams"]
 
 T = TypeVar("T")
+
+
+@attrs.frozen(kw_only=True)
+class Seams:
+    """Which of its decisions a strategy makes by itself: what it leaves alone is not asked for, and costs nothing."""
+
+    first_valid_ends: bool
+    """Whether it stops at the first valid slice, as most do."""
+
+    settles: bool
+    starts_late: bool
+    varies: bool
+    gives_up: bool
+    stages: bool
+    learns: bool
+    wraps: bool
+
+    follows: bool = attrs.field(init=False, default=attrs.Factory(lambda own: own.settles or own.starts_late, True))
+    """Whether any of them needs to know what each subsample is at."""
+
+    shapes: bool = attrs.field(
+        init=False, default=attrs.Factory(lambda own: own.varies or own.gives_up or own.wraps, True)
+    )
+    """Whether any of them changes what a call is made of."""
 
 
 @attrs.define(kw_only=True)
@@ -39,14 +63,17 @@ class Call(Generic[T]):
     loop_budget: int
     concurrency_budget: int
     deterministic: bool
-    first_valid_ends: bool
-    """Whether the strategy stops at the first valid slice, as most do; it is not asked then."""
-
+    seams: Seams
     budget: Budget | None
     validation_ctx: Context | None
     emitter: Emitter
     check_timeout_s: float | None
     max_context_chars: int
+    vary: Variation | None = None
+    """What makes subsamples differ, if anything does."""
+
+    goes_on: Callable[[Sequence[Slice[T]]], bool] | None = None
+    """What may end a subsample before its depth is used, if anything may."""
 
 
 @attrs.define
@@ -65,6 +92,7 @@ class AttemptState(identity.Place, Generic[T]):
     """How many requests were sent, with those of judges and of layers that try again."""
 
     generation: Generation | None = None
+    idempotency_key: str | None = None
 
     def count_request(self) -> None:
         """Count one more request, if the budget has room for it."""
@@ -80,12 +108,15 @@ class Attempter(Generic[T]):
         self._call = call
         self._sampling_id = sampling_id
         self._parent_id = parent_id
+        self._item = identity.current_item()
+        self._call_name = None if self._item is None else self._item.next_call()
         self._partial = tuple([requirement for requirement in call.requirements if requirement.partial is not None])
         self._longest_answer = 0
         self._needs_view = any(requirement.takes_view or requirement.judged for requirement in call.requirements)
-        self._generate = self._stream if self._partial and isinstance(call.backend, StreamingBackend) else call.generate
-        # The clock of the event loop, looked up once: `anyio.current_time()` finds out anew which loop is running.
-        self._clock = current_token().backend_class.current_time
+        self._generate = call.generate
+        if self._partial and callable(getattr(call.backend, "stream", None)):
+            self._generate = self._stream
+        self._clock = _clock_of_the_loop()
         self._started_at = self._clock()
         self.budget_detail: str | None = None
         """What the budget said when it had no room, if it ever had none."""
@@ -97,6 +128,8 @@ class Attempter(Generic[T]):
     def prepare(self, plan: Attempt[T], iteration: int, subsample: int, number: int) -> AttemptState[T] | None:
         """Set up an attempt and reserve what it needs; None if the budget has no room for it."""
         options = self._call.options if plan.options is None else self._call.options.overlaid(plan.options)
+        if plan.action.schema is not None and options.schema is None:
+            options = attrs.evolve(options, schema=plan.action.schema)
         reservation = None
         if self._call.budget is not None:
             try:
@@ -120,6 +153,7 @@ class Attempter(Generic[T]):
             self.now(),
             reservation,
             self._call.budget,
+            idempotency_key=None if self._call_name is None else f"{self._call_name}:{iteration}",
         )
 
     async def attempt(self, state: AttemptState[T]) -> Slice[T]:
@@ -208,7 +242,14 @@ class Attempter(Generic[T]):
     ) -> Generation:
         """Send one request; whatever comes of it, what it used is settled and counted."""
         request = Request(
-            messages, options, self._sampling_id, state.iteration, state.iteration_id, state.subsample, state.attempt
+            messages,
+            options,
+            self._sampling_id,
+            state.iteration,
+            state.iteration_id,
+            state.subsample,
+            state.attempt,
+            state.idempotency_key,
         )
         state.reservation = None
         state.requests += 1
@@ -227,6 +268,8 @@ class Attempter(Generic[T]):
         if used is None or used is NO_USAGE or used == NO_USAGE:
             used = state.reported
         state.reported = None
+        if self._item is not None:
+            self._item.settle(used)
         if used is not None:
             state.spent = used if state.spent is NO_USAGE else state.spent + used
         if reservation is not None and self._call.budget is not None:
@@ -235,8 +278,19 @@ class Attempter(Generic[T]):
     def _view(self, state: AttemptState[T], generation: Generation, context: Context, value: T | None) -> View:
         return View(value, self._call.validation_ctx or context, generation, partial(self._ask_for_check, state))
 
-    async def _ask_for_check(self, state: AttemptState[T], messages: Sequence[Message]) -> Generation:
+    async def _ask_for_check(
+        self,
+        state: AttemptState[T],
+        messages: Sequence[Message],
+        *,
+        backend: object = None,
+        options: Options | None = None,
+    ) -> Generation:
         """Ask on behalf of a check: with the ids of its attempt, but reserved and reported apart from it."""
+        generate = self._call.generate if backend is None else generate_of(backend)
+        if options is None:
+            # A backend of the check's own has a model of its own.
+            options = Options(model=state.options.model if backend is None else None)
         reservation = None
         if self._call.budget is not None:
             try:
@@ -244,12 +298,18 @@ class Attempter(Generic[T]):
             except BudgetExceeded as error:
                 self.budget_detail = str(error)
                 raise
-        apart = attrs.evolve(state, spent=NO_USAGE, reported=None, requests=0)
+        apart = attrs.evolve(state, spent=NO_USAGE, reported=None, requests=0, idempotency_key=None)
         token = identity.enter(apart)
         try:
-            options = Options(model=state.options.model)
-            return await self._ask(apart, tuple(messages), options, reservation, self._call.generate)
+            return await self._ask(apart, tuple(messages), options, reservation, generate)
         finally:
             identity.leave(token)
             state.spent += apart.spent
             state.requests += apart.requests
+
+
+def _clock_of_the_loop() -> Callable[[], float]:
+    """Return the clock of the event loop, looked up once: `anyio.current_time()` finds out anew which loop it is."""
+    token = current_token()
+    # That of an asyncio loop is a method of the loop; trio's is a function.
+    return getattr(token.native_token, "time", token.backend_class.current_time)

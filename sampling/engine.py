@@ -8,18 +8,19 @@ Failures are records too: nothing but a cancellation leaves a subsample as an ex
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, Generic, TypeVar, overload
 
 import anyio
 import attrs
 import structlog
+from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint_if_cancelled, current_token
 
 from sampling import identity
 from sampling.attempts import Attempter, AttemptState, Call
-from sampling.choice import failure_of, is_enough, repaired, selected
+from sampling.choice import failure_of, is_enough, is_settled, repaired, selected, varied, wait_for_next_s
 from sampling.errors import BadVerdict, BudgetExceeded, FatalError, SamplingError, SelectionFailed
 from sampling.hooks import (
     CriticalHookError,
@@ -31,8 +32,9 @@ from sampling.hooks import (
     Repaired,
 )
 from sampling.messages import Attempt
+from sampling.protocols import Progress, Running
 from sampling.result_queue import Prefix, ResultQueue, order_key
-from sampling.results import SamplingResult, Slice, StopReason
+from sampling.results import HookFailure, SamplingResult, Slice, StopReason
 from sampling.usage import NO_USAGE, Usage
 
 __all__ = ["Run"]
@@ -59,6 +61,9 @@ class Run(Generic[T]):
 
     _subsamples_ended = 0
 
+    _subsamples_started: int | None = None
+    """Where subsamples start late: how many have."""
+
     _veto: BaseException | None = None
     """What ends the call with an exception whatever else there is: a veto by a critical hook, or a crash."""
 
@@ -67,6 +72,12 @@ class Run(Generic[T]):
 
     _bound: tuple[float, float] = (math.inf, math.inf)
     """In a deterministic call: no attempt that ranks after it can change the outcome."""
+
+    _changed: anyio.Event | None = None
+    """Where subsamples start late: set when something happened that the next start may depend on."""
+
+    failure: Exception | None = None
+    """What the call raises because no attempt came to an answer, if that is how it ends."""
 
     def __init__(self, call: Call[T]) -> None:
         self._call = call
@@ -78,9 +89,14 @@ class Run(Generic[T]):
         self._attempter = Attempter(call, self._sampling_id, self._parent_id)
         self._queue = self._new_queue()
         self._errors: list[tuple[str, Exception]] = []
-        # What is needed in a deterministic call only: the scope of each subsample, and the attempt that it is at.
-        self._own_scopes: dict[int, anyio.CancelScope] = {}
-        self._attempts_at: dict[int, int] = {}
+        self._subsamples_due = call.concurrency_budget
+        self._follows = call.deterministic or call.seams.follows
+        """Whether the call has to know what each subsample is at; most need not, and have nothing of what follows."""
+
+        if self._follows:
+            self._own_scopes: dict[int, anyio.CancelScope] = {}
+            self._running: dict[int, Running] = {}
+            self._ended: set[int] = set()
 
     def _new_queue(self) -> ResultQueue[T]:
         return ResultQueue(subsamples=self._concurrency_budget, deterministic=self._call.deterministic)
@@ -93,7 +109,11 @@ class Run(Generic[T]):
         try:
             if not self._emitter.silent:
                 await self._announce_start()
-            await self._run_subsamples()
+            try:
+                await self._run_subsamples()
+            finally:
+                if self._call.seams.learns:
+                    self._call.strategy.learn(Prefix(self._queue.records))
             result = self._choose()
         except BaseException as error:
             if not self._emitter.silent:
@@ -122,6 +142,7 @@ class Run(Generic[T]):
             raise veto.error from None
         await checkpoint_if_cancelled()
         self._loop_budget, self._concurrency_budget = event.loop_budget, event.concurrency_budget
+        self._subsamples_due = self._concurrency_budget
         self._queue = self._new_queue()
 
     @overload
@@ -150,7 +171,7 @@ class Run(Generic[T]):
             if error is None:
                 raise veto.error from None
             error.add_note(f"a critical hook on LoopFinished failed too: {veto.error!r}")
-        return None if result is None else attrs.evolve(result, hook_failures=tuple(self._emitter.failures))
+        return None if result is None else attrs.evolve(result, hook_failures=self.hook_failures)
 
     async def _run_subsamples(self) -> None:
         budget = self._call.budget
@@ -159,9 +180,12 @@ class Run(Generic[T]):
             async with anyio.create_task_group() as group:
                 self._scope = group.cancel_scope
                 self._scope.deadline = deadline
-                for subsample in range(1, self._concurrency_budget):
-                    group.start_soon(self._subsample, subsample)
-                await self._subsample(0)
+                if self._call.seams.starts_late:
+                    await self._start_when_told(group)
+                else:
+                    for subsample in range(1, self._concurrency_budget):
+                        group.start_soon(self._subsample, subsample)
+                    await self._subsample(0)
         elif deadline < math.inf:
             with anyio.CancelScope(deadline=deadline) as self._scope:
                 await self._subsample(0)
@@ -170,6 +194,50 @@ class Run(Generic[T]):
             await self._subsample(0)
         if self._veto is not None:
             raise self._veto
+
+    async def _start_when_told(self, group: TaskGroup) -> None:
+        """Start each subsample when the strategy says so; whatever happens meanwhile, it is asked anew."""
+        started = self._subsamples_started = 0
+        while started < self._concurrency_budget and not self._stopped:
+            self._changed = anyio.Event()
+            wait_s = self._wait_for_next_s() if started else 0.0
+            if wait_s <= 0:
+                self._running[started] = Running(started, 0, self._attempter.now())
+                self._own_scopes[started] = anyio.CancelScope()
+                group.start_soon(self._subsample, started)
+                started = self._subsamples_started = started + 1
+            elif wait_s == math.inf and len(self._ended) == started:
+                break
+            else:
+                with anyio.move_on_after(wait_s):
+                    await self._changed.wait()
+        self._subsamples_due = started
+        self._close_what_never_starts(started)
+
+    def _close_what_never_starts(self, first: int) -> None:
+        if self._call.deterministic:
+            for subsample in range(first, self._concurrency_budget):
+                self._queue.close(subsample)
+            self._decide()
+
+    def _wait_for_next_s(self) -> float:
+        try:
+            return wait_for_next_s(self._call.strategy, self._progress(self._queue.seen()))
+        except (SelectionFailed, MemoryError, RecursionError) as error:
+            self._end_with(error)
+            return math.inf
+
+    def _progress(self, slices: Sequence[Slice[T]]) -> Progress[T]:
+        return Progress(
+            slices=slices,
+            attempts=Prefix(self._queue.records),
+            started=self._concurrency_budget if self._subsamples_started is None else self._subsamples_started,
+            running=tuple(self._running.values()),
+            ended=frozenset(self._ended),
+            loop_budget=self._loop_budget,
+            concurrency_budget=self._concurrency_budget,
+            now_s=self._attempter.now(),
+        )
 
     def _stop(self) -> None:
         self._stopped = True
@@ -185,11 +253,8 @@ class Run(Generic[T]):
 
     async def _subsample(self, subsample: int) -> None:
         try:
-            if self._call.deterministic:
-                with anyio.CancelScope() as self._own_scopes[subsample]:
-                    self._exhausted |= await self._attempt_repeatedly(subsample)
-                self._queue.close(subsample)
-                self._decide()
+            if self._follows:
+                await self._follow_subsample(subsample)
             else:
                 self._exhausted |= await self._attempt_repeatedly(subsample)
             self._subsamples_ended += 1
@@ -198,12 +263,26 @@ class Run(Generic[T]):
         except BaseException as error:  # noqa: BLE001 - raised again, bare, when the siblings have stopped
             self._end_with(error)
 
+    async def _follow_subsample(self, subsample: int) -> None:
+        """Run a subsample in a call that has to know what each is at."""
+        if self._call.deterministic:
+            with self._own_scopes.setdefault(subsample, anyio.CancelScope()):
+                self._exhausted |= await self._attempt_repeatedly(subsample)
+            self._queue.close(subsample)
+        else:
+            self._exhausted |= await self._attempt_repeatedly(subsample)
+        self._running.pop(subsample, None)
+        self._ended.add(subsample)
+        if self._call.deterministic:
+            self._decide()
+        self._decide_again()
+
     async def _attempt_repeatedly(self, subsample: int) -> bool:
         """Go through the loop budget of one subsample; True if all of it was used."""
         history: list[Slice[T]] = []
-        plan = self._call.first
+        plan, vary = self._call.first, self._call.vary
         for number in range(self._loop_budget):
-            state = self._start(plan, subsample, number)
+            state = self._start(plan if vary is None else varied(vary, plan, subsample, number), subsample, number)
             if state is None:
                 return False
             entered = identity.enter(state)
@@ -223,10 +302,10 @@ class Run(Generic[T]):
         """Set up an attempt; None if the call is over, or the budget has no room for it."""
         if self._stopped:
             return None
-        if self._call.deterministic:
+        if self._follows:
             if (number, subsample) > self._bound:
                 return None
-            self._attempts_at[subsample] = number
+            self._running[subsample] = Running(subsample, number, self._attempter.now())
         return self._attempter.prepare(plan, subsample * self._loop_budget + number + 1, subsample, number)
 
     def _next(self, record: Slice[T], plan: Attempt[T], history: list[Slice[T]]) -> Attempt[T] | None:
@@ -239,12 +318,15 @@ class Run(Generic[T]):
     def _repair(self, history: list[Slice[T]]) -> Attempt[T] | None:
         if self._stopped:
             return None
+        goes_on = self._call.goes_on
         try:
+            if goes_on is not None and not goes_on(Prefix(history)):
+                return None
             return repaired(self._call.strategy, Prefix(history), self._call.max_context_chars)
         except (MemoryError, RecursionError):
             raise
         except Exception as error:  # noqa: BLE001 - repair() is the user's code; it ends its own subsample only
-            error.add_note("raised by the strategy's repair()")
+            error.add_note("raised by the strategy's repair() or goes_on()")
             self._errors.append((history[-1].iteration_id, error))
             return None
 
@@ -321,14 +403,22 @@ class Run(Generic[T]):
             self._errors.append((record.iteration_id, record.error))
         if record.outcome == "cancelled":
             return
-        if self._call.deterministic:
-            self._decide()
-            self._give_up_what_cannot_win(record)
-        elif not self._call.first_valid_ends:
+        if self._follows:
+            self._follow(record)
+        elif not self._call.seams.first_valid_ends:
             self._decide()
         elif record.outcome == "valid":
             # What the default decision says; it needs no asking, and would be asked after every single attempt.
             self._had_enough()
+
+    def _follow(self, record: Slice[T]) -> None:
+        self._decide()
+        if record.outcome == "errored":
+            self._decide_again()
+        if self._call.deterministic and self._call.seams.first_valid_ends:
+            self._give_up_what_cannot_win(record)
+        if self._changed is not None:
+            self._changed.set()
 
     def _decide(self) -> None:
         """Ask the strategy, in the very step in which something was added, whether the call may stop."""
@@ -340,8 +430,18 @@ class Run(Generic[T]):
         self._enough = True
         self._stop()
 
+    def _decide_again(self) -> None:
+        """Ask when no slice was added, but less can be added than before: that alone may settle the outcome."""
+        slices = self._queue.seen()
+        if self._call.seams.settles and slices and not self._stopped and self._is_enough(slices):
+            self._had_enough()
+        if self._changed is not None:
+            self._changed.set()
+
     def _is_enough(self, slices: Sequence[Slice[T]]) -> bool:
         try:
+            if self._call.seams.settles:
+                return is_settled(self._call.strategy, self._progress(slices))
             return is_enough(self._call.strategy, slices)
         except (SelectionFailed, MemoryError, RecursionError) as error:
             self._end_with(error)
@@ -353,9 +453,9 @@ class Run(Generic[T]):
         if self._stopped or not known or not self._is_enough(known):
             return
         self._bound = min(self._bound, order_key(record))
-        for subsample, scope in self._own_scopes.items():
-            if (self._attempts_at[subsample], subsample) > self._bound:
-                scope.cancel()
+        for running in self._running.values():
+            if (running.attempt, running.subsample) > self._bound:
+                self._own_scopes[running.subsample].cancel()
 
     def _choose(self) -> SamplingResult[T]:
         slices = self._by_iteration(self._queue.slices)
@@ -368,12 +468,16 @@ class Run(Generic[T]):
         elif slices:
             best = selected(self._call.strategy.select_from_failure, slices)
         elif self._errors:
-            raise failure_of(self._errors, self._fatal)
-        for iteration_id, error in self._errors:
-            # Only the type: a message may quote the prompt, or a key.
-            log.warning("attempt_failed", iteration_id=iteration_id, error_type=type(error).__name__)
+            self.failure = failure_of(self._errors, self._fatal)
+            raise self.failure
+        if self._errors:
+            log_errors(self._errors)
+        return self._result(best, slices)
+
+    def _result(self, best: Slice[T] | None, slices: list[Slice[T]]) -> SamplingResult[T]:
+        valid = best is not None and best.valid
         return SamplingResult(
-            success=bool(valid),
+            success=valid,
             best=best,
             slices=tuple(slices),
             attempts=tuple(self._by_iteration(self._queue.records)),
@@ -382,15 +486,25 @@ class Run(Generic[T]):
             stop_reason="validated" if valid else self._reason_to_stop(),
             sampling_id=self._sampling_id,
             elapsed_s=self._attempter.now(),
-            max_attempts=self._loop_budget * self._concurrency_budget,
+            max_attempts=self.max_attempts,
             parent_id=self._parent_id,
             stop_detail=None if valid else self._attempter.budget_detail,
         )
 
+    @property
+    def max_attempts(self) -> int:
+        """How many attempts the call may make."""
+        return self._loop_budget * self._concurrency_budget
+
+    @property
+    def hook_failures(self) -> tuple[HookFailure, ...]:
+        """What went wrong in hooks."""
+        return tuple(self._emitter.failures)
+
     def _reason_to_stop(self) -> StopReason:
         if self._fatal is not None:
             return "failed"
-        if not self._stopped and self._subsamples_ended < self._concurrency_budget:
+        if not self._stopped and self._subsamples_ended < self._subsamples_due:
             return "deadline"
         if self._attempter.budget_detail is not None:
             return "budget"
@@ -402,6 +516,13 @@ class Run(Generic[T]):
 
     def _usage(self) -> Usage:
         return Usage.total([record.usage for record in self._queue.records if record.usage is not NO_USAGE])
+
+
+def log_errors(errors: Iterable[tuple[str, Exception]]) -> None:
+    """Log what went wrong in attempts of a call that has a result all the same."""
+    for iteration_id, error in errors:
+        # Only the type: a message may quote the prompt, or a key.
+        log.warning("attempt_failed", iteration_id=iteration_id, error_type=type(error).__name__)
 
 
 def _may_try_again(record: Slice[Any]) -> bool:

@@ -1,13 +1,27 @@
 """Every seam of the library, on one page."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+
+import attrs
 
 from sampling._arguments import wrong_type
-from sampling.messages import Attempt, Generation, Request
-from sampling.results import Slice
+from sampling.messages import Attempt, Generation, Options, Request
+from sampling.results import SamplingResult, Slice
 
-__all__ = ["Backend", "BackendFunction", "BackendLike", "Decisions", "StreamingBackend", "as_generation", "generate_of"]
+__all__ = [
+    "Backend",
+    "BackendFunction",
+    "BackendLike",
+    "Decisions",
+    "Progress",
+    "Running",
+    "Stage",
+    "StreamingBackend",
+    "Variation",
+    "as_generation",
+    "generate_of",
+]
 
 T = TypeVar("T")
 
@@ -68,6 +82,67 @@ def as_generation(answer: object) -> Generation:
     raise wrong_type("what the backend returns", answer, "a Generation or a str")
 
 
+@attrs.frozen
+class Running:
+    """An attempt that has not ended yet."""
+
+    subsample: int
+    attempt: int
+    started_s: float
+    """Seconds from the start of the call."""
+
+
+@attrs.frozen(kw_only=True)
+class Progress(Generic[T]):
+    """How far a call is, for decisions that need more than its slices."""
+
+    slices: Sequence[Slice[T]]
+    """What `done` would see."""
+
+    attempts: Sequence[Slice[T]]
+    """Every attempt that has ended, errored ones too, in the order in which they ended."""
+
+    started: int
+    """How many subsamples have started: these are the ones from 0 to `started - 1`."""
+
+    running: tuple[Running, ...]
+    """What is being tried right now, one for each subsample that is at it."""
+
+    ended: frozenset[int]
+    """The subsamples that will add nothing more."""
+
+    loop_budget: int
+    concurrency_budget: int
+    """Both as the call has them, after its hooks."""
+
+    now_s: float
+    """Seconds from the start of the call."""
+
+
+Variation: TypeAlias = Callable[[Attempt[Any], int, int], Attempt[Any]]
+"""Makes subsamples differ: `variation(plan, subsample, attempt)` returns what is really tried."""
+
+
+@attrs.frozen(kw_only=True)
+class Stage(Generic[T]):
+    """A call inside a call: what a strategy's `next_stage` returns."""
+
+    strategy: Any
+    """The `BaseSamplingStrategy` that makes it, with its own budgets, requirements and hooks."""
+
+    first: Attempt[T]
+    """What it asks first."""
+
+    backend: BackendLike | None = None
+    """Who answers; None for the backend of the call."""
+
+    options: Options | None = None
+    """Put over the options of the call, for this stage only."""
+
+    goes_on: Callable[[Sequence[Slice[T]]], bool] | None = None
+    """Asked besides the strategy's own `goes_on`: both must agree that a subsample goes on."""
+
+
 class Decisions(Protocol[T]):
     """
     What a strategy decides. Each decision is pure and synchronous: the engine does all the waiting.
@@ -82,3 +157,13 @@ class Decisions(Protocol[T]):
     def select(self, slices: Sequence[Slice[T]]) -> Slice[T]: ...
 
     def select_from_failure(self, slices: Sequence[Slice[T]]) -> Slice[T]: ...
+
+    def goes_on(self, history: Sequence[Slice[T]]) -> bool: ...
+
+    def settled(self, progress: Progress[T]) -> bool: ...
+
+    def next_subsample_in_s(self, progress: Progress[T]) -> float: ...
+
+    def next_stage(self, first: Attempt[T], results: Sequence[SamplingResult[T]]) -> Stage[T] | None: ...
+
+    def learn(self, attempts: Sequence[Slice[T]]) -> None: ...

@@ -86,6 +86,10 @@ class ResultQueue(Generic[T]):
             self._seen += 1
             yield Prefix(self.ready, self._seen)
 
+    def seen(self) -> Sequence[Slice[T]]:
+        """Return what the strategy has been asked about so far."""
+        return Prefix(self.ready, self._seen)
+
     def candidates(self, *, decided: bool) -> Sequence[Slice[T]]:
         """Return what to choose the answer from, in the order in which the strategy saw it."""
         if decided or self._held is None:

@@ -1,22 +1,23 @@
 """`BaseSamplingStrategy`: budgets, the decisions to override, and `sample()`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Self, TypeVar, cast, final, overload
+from typing import Any, ClassVar, Self, TypeVar, cast, final, overload
 
 import anyio
 
 from sampling._arguments import check_bool, check_budgets, check_instance, check_int, check_number, wrong_type
-from sampling.attempts import Call
+from sampling.attempts import Call, Seams
 from sampling.budgets import Budget
 from sampling.engine import Run
 from sampling.errors import InsideEventLoop
 from sampling.hooks import SILENT, Emitter, Hooks
 from sampling.messages import Action, Attempt, Context, Options
 from sampling.plugins import installed_hooks
-from sampling.protocols import BackendLike, generate_of
+from sampling.protocols import BackendLike, Progress, Stage, Variation, generate_of
 from sampling.requirements import Requirement, RequirementLike, as_requirements
 from sampling.results import SamplingResult, Slice, by_merit, first_tried
+from sampling.stages import StagedRun
 
 __all__ = ["BaseSamplingStrategy"]
 
@@ -62,6 +63,11 @@ class BaseSamplingStrategy:
     max_context_chars: int = 10_000_000
     """How long a conversation may get by repairs before its subsample ends."""
 
+    variation: Variation | None = None
+    """Makes subsamples differ; None asks them all the same."""
+
+    _seams: ClassVar[Seams]
+
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         # Here, so that a subclass with an __init__ of its own has hooks even before it calls ours.
         self = super().__new__(cls)
@@ -78,22 +84,22 @@ class BaseSamplingStrategy:
         deterministic: bool | None = None,
         check_timeout_s: float | None = None,
         max_context_chars: int | None = None,
+        variation: Variation | None = None,
     ) -> None:
         """Set what differs from the defaults of the class; None keeps them."""
-        if loop_budget is not None:
-            self.loop_budget = loop_budget
-        if concurrency_budget is not None:
-            self.concurrency_budget = concurrency_budget
-        if requirements is not None:
-            self.requirements = as_requirements("requirements", requirements)
-        if hooks is not None:
-            self.hooks = hooks
-        if deterministic is not None:
-            self.deterministic = deterministic
-        if check_timeout_s is not None:
-            self.check_timeout_s = check_timeout_s
-        if max_context_chars is not None:
-            self.max_context_chars = max_context_chars
+        given: dict[str, Any] = {
+            "loop_budget": loop_budget,
+            "concurrency_budget": concurrency_budget,
+            "requirements": None if requirements is None else as_requirements("requirements", requirements),
+            "hooks": hooks,
+            "deterministic": deterministic,
+            "check_timeout_s": check_timeout_s,
+            "max_context_chars": max_context_chars,
+            "variation": variation,
+        }
+        for name, value in given.items():
+            if value is not None:
+                setattr(self, name, value)
         self._check_settings()
 
     def _check_settings(self) -> None:
@@ -105,6 +111,8 @@ class BaseSamplingStrategy:
         if self.check_timeout_s is not None:
             check_number("check_timeout_s", self.check_timeout_s, above=0)
         check_int("max_context_chars", self.max_context_chars, least=1)
+        if self.variation is not None and not callable(self.variation):
+            raise wrong_type("variation", self.variation, "a callable of (plan, subsample, attempt), or None")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -114,6 +122,7 @@ class BaseSamplingStrategy:
                     f"{cls.__name__} overrides {name}(), which is final: it carries the hooks, ids, budgets and "
                     "cancellation. Override repair, done, select or select_from_failure instead"
                 )
+        cls._seams = _seams_of(cls)
 
     # Decisions.
 
@@ -146,6 +155,57 @@ class BaseSamplingStrategy:
         By default by merit: most requirements passed, then the higher score, then the earliest.
         """
         return by_merit(slices)
+
+    # Decisions that few strategies make. Those that are not overridden are not asked for, and cost nothing.
+
+    def goes_on(self, history: Sequence[Slice[T]]) -> bool:
+        """Say whether a subsample whose last attempt was invalid goes on, before `repair` is asked. By default, yes."""
+        return True
+
+    def vary(self, plan: Attempt[T], subsample: int, attempt: int) -> Attempt[T]:
+        """
+        Say what is really tried where `plan` is due: how the subsamples differ.
+
+        It is asked before every attempt, with the plan as `repair` or the caller made it.
+        By default, what `variation` says, if there is one.
+        """
+        return plan if self.variation is None else self.variation(plan, subsample, attempt)
+
+    def settled(self, progress: Progress[T]) -> bool:
+        """
+        Say whether the whole call may stop now, knowing also what may still come.
+
+        It is asked after every slice, after every attempt that errored, and when a subsample has ended,
+        if there is a slice by then. By default, what `done` says of the slices.
+        """
+        return self.done(progress.slices)
+
+    def next_subsample_in_s(self, progress: Progress[T]) -> float:
+        """
+        Say in how many seconds one more subsample shall start: 0 for now, `math.inf` for not as things are.
+
+        The first one starts at once. It is asked then, after every start, when an attempt or a subsample has ended,
+        and when the seconds have passed: each answer replaces the one before. `concurrency_budget` limits all of them.
+        If it says `math.inf` when nothing is running, the call is over. By default, all start at once.
+        """
+        return 0.0
+
+    def next_stage(self, first: Attempt[T], results: Sequence[SamplingResult[T]]) -> Stage[T] | None:
+        """
+        Say which call to make inside this one, after those that gave these results; None if that was all.
+
+        A strategy that overrides this asks nothing by itself: its attempts are those of the calls that it makes,
+        one after the other, and `select` chooses among their winners. What they all have of the call is its
+        requirements, its budget, its hooks and its deadline; `first` is what the caller asked.
+        """
+        return None
+
+    def learn(self, attempts: Sequence[Slice[T]]) -> None:
+        """See every attempt of a call when it is over, however it ended. What is learned is for calls to come."""
+
+    def asks(self, backend: BackendLike) -> BackendLike:
+        """Return the backend that is asked, given that of the caller. By default, the same."""
+        return backend
 
     # The call.
 
@@ -216,7 +276,8 @@ class BaseSamplingStrategy:
             What the backend raised, with its own type, if no attempt came to an answer;
             when several failed, from an `ExceptionGroup` of all of them.
         """
-        return await Run(self._call(action, ctx, backend, reqs, options, budget, validation_ctx, hooks)).run()
+        call = self._call(action, ctx, backend, reqs, options, budget, validation_ctx, hooks)
+        return await (StagedRun(call, hooks) if self._seams.stages else Run(call)).run()
 
     @overload
     def sample_sync(
@@ -288,7 +349,7 @@ class BaseSamplingStrategy:
         if validation_ctx is not None and not isinstance(validation_ctx, Context):
             raise wrong_type("validation_ctx", validation_ctx, "a Context or None")
         check_budgets(self.loop_budget, self.concurrency_budget)
-        return Call(
+        call: Call[Any] = Call(
             strategy=cast("Any", self),
             first=Attempt(cast("Action[Any]", action), ctx or NO_CONTEXT),
             backend=cast("BackendLike", backend),
@@ -298,13 +359,43 @@ class BaseSamplingStrategy:
             loop_budget=self.loop_budget,
             concurrency_budget=self.concurrency_budget,
             deterministic=self.deterministic,
-            first_valid_ends=type(self).done is BaseSamplingStrategy.done,
+            seams=self._seams,
             budget=budget,
             validation_ctx=validation_ctx,
             emitter=self._emitter(hooks),
             check_timeout_s=self.check_timeout_s,
             max_context_chars=self.max_context_chars,
         )
+        if self._seams.shapes or self.variation is not None:
+            self._shape(call)
+        return call
+
+    def _shape(self, call: Call[Any]) -> None:
+        """Put what the strategy decides for a whole call into it."""
+        if self._seams.wraps:
+            call.backend = self.asks(call.backend)
+            call.generate = generate_of(call.backend)
+        if self._seams.varies or self.variation is not None:
+            call.vary = self.vary
+        if self._seams.gives_up:
+            call.goes_on = self.goes_on
+
+    def run_inside(self, outer: Call[Any], stage: Stage[Any], hooks: Hooks) -> Run[Any]:
+        """Prepare a call that is made inside another: with its requirements, budget and hooks, and what is its own."""
+        first = stage.first
+        call = self._call(
+            first.action,
+            first.context,
+            outer.backend if stage.backend is None else stage.backend,
+            outer.requirements,
+            outer.options.overlaid(stage.options),
+            outer.budget,
+            outer.validation_ctx,
+            hooks,
+        )
+        call.first = first
+        call.goes_on = _both(call.goes_on, stage.goes_on)
+        return StagedRun(call, hooks) if self._seams.stages else Run(call)
 
     def _emitter(self, hooks: object) -> Emitter:
         if hooks is not None and not isinstance(hooks, Hooks):
@@ -316,6 +407,32 @@ class BaseSamplingStrategy:
     def __repr__(self) -> str:
         budgets = f"loop_budget={self.loop_budget}, concurrency_budget={self.concurrency_budget}"
         return f"{type(self).__name__}({budgets}{', deterministic=True' if self.deterministic else ''})"
+
+
+def _seams_of(strategy: type[BaseSamplingStrategy]) -> Seams:
+    base = BaseSamplingStrategy
+    return Seams(
+        first_valid_ends=strategy.done is base.done and strategy.settled is base.settled,
+        settles=strategy.settled is not base.settled,
+        starts_late=strategy.next_subsample_in_s is not base.next_subsample_in_s,
+        varies=strategy.vary is not base.vary,
+        gives_up=strategy.goes_on is not base.goes_on,
+        stages=strategy.next_stage is not base.next_stage,
+        learns=strategy.learn is not base.learn,
+        wraps=strategy.asks is not base.asks,
+    )
+
+
+BaseSamplingStrategy._seams = _seams_of(BaseSamplingStrategy)  # pyright: ignore[reportPrivateUsage]
+
+
+def _both(
+    own: Callable[[Sequence[Slice[Any]]], bool] | None, given: Callable[[Sequence[Slice[Any]]], bool] | None
+) -> Callable[[Sequence[Slice[Any]]], bool] | None:
+    """Return what asks both, where there are two."""
+    if own is None or given is None:
+        return own or given
+    return lambda history: own(history) and given(history)
 
 
 def _loop_is_running() -> bool:

@@ -1,11 +1,15 @@
 """How failed requirements are put to a model."""
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from sampling._arguments import check_str, shown
 from sampling.results import Slice
 
-__all__ = ["check_template", "fill"]
+__all__ = ["check_template", "fill", "fill_fields"]
+
+_FIELD = re.compile(r"\{(action|answer|reasons)\}")
 
 
 def check_template(template: object, *fields: str) -> str:
@@ -18,9 +22,11 @@ def check_template(template: object, *fields: str) -> str:
 
 
 def fill(template: str, failed: Slice[Any], *, action: str = "") -> str:
-    """Put the reasons of a failure into a template; not by formatting, for a reason may quote the model's braces."""
-    before, _, after = template.partition("{reasons}")
-    if action:
-        before, after = before.replace("{action}", action), after.replace("{action}", action)
-    reasons = "\n- ".join(failed.complaints)
-    return f"{before}- {reasons}{after}"
+    """Put the reasons of one failure, its answer and the action into a template, as far as it has places for them."""
+    return fill_fields(template, reasons=failed.complaints, action=action, answer=failed.text or "")
+
+
+def fill_fields(template: str, *, reasons: Iterable[str], action: str, answer: str) -> str:
+    """Fill a template in one pass, and not by formatting: a reason may quote the model's braces."""
+    values = {"reasons": "\n".join([f"- {reason}" for reason in reasons]), "action": action, "answer": answer}
+    return _FIELD.sub(lambda field: values[field[1]], template)

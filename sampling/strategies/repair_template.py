@@ -5,7 +5,8 @@ from typing import Any, TypeVar
 
 from sampling.messages import Attempt
 from sampling.results import Slice, first_tried
-from sampling.strategies.feedback import check_template, fill
+from sampling.strategies.feedback import check_template, fill_fields
+from sampling.strategies.history import History, HistoryLike, as_history
 from sampling.strategy import BaseSamplingStrategy
 
 __all__ = ["RepairTemplateStrategy"]
@@ -23,15 +24,33 @@ class RepairTemplateStrategy(BaseSamplingStrategy):
 
     template: str = "{action}\n\nAn earlier answer was not accepted, for these reasons:\n{reasons}"
 
-    def __init__(self, *, template: str | None = None, **budgets: Any) -> None:
-        """Take the template to restate with, which has {action} and {reasons} in it, and what the base takes."""
+    history: History = History(1)
+    """The reasons of which earlier answers are told."""
+
+    def __init__(self, *, template: str | None = None, history: HistoryLike | None = None, **budgets: Any) -> None:
+        """
+        Take the template to restate with, which earlier answers to tell of, and what the base takes.
+
+        The template has {action} and {reasons} in it, and may have {answer}, for the newest answer that is told of.
+        The history is how many of the last answers, "all", "best", or a `History`, which can have a limit in tokens.
+        """
         super().__init__(**budgets)
         if template is not None:
             self.template = template
+        self.history = as_history(self.history if history is None else history)
         check_template(self.template, "{action}", "{reasons}")
 
     def repair(self, history: Sequence[Slice[T]]) -> Attempt[T]:
-        """Restate the first action with the reasons of the checks that failed last."""
+        """Restate the first action with the reasons of the checks that failed."""
         original = first_tried(history)
-        restated = fill(self.template, history[-1], action=original.action.text)
+        *older, newest = self.history.kept(history)
+        always = [*(message.content for message in original.context), self._restated(original, [newest])]
+        told = self.history.within(older, lambda one: [f"\n- {reason}" for reason in one.complaints], always)
+        restated = self._restated(original, [*told, newest])
         return Attempt(original.action.with_text(restated), original.context, original.options)
+
+    def _restated(self, original: Attempt[T], told: Sequence[Slice[T]]) -> str:
+        # The same complaint about two answers is told once.
+        reasons = dict.fromkeys(reason for one in told for reason in one.complaints)
+        answer = told[-1].text or ""
+        return fill_fields(self.template, reasons=reasons, action=original.action.text, answer=answer)

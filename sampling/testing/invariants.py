@@ -125,23 +125,42 @@ class Watch:
         _must(lost <= errored, "I2", f"the backend answered {sorted(lost)!r}, and no record has the answer")
 
     def _check_order(self) -> None:
-        events = self.events.events
-        _must(isinstance(events[0], LoopStarted), "I9", f"the first event is {type(events[0]).__name__}")
-        _must(isinstance(events[-1], LoopFinished), "I9", f"the last event is {type(events[-1]).__name__}")
-        _must(len(self.events.of(LoopFinished)) == 1, "I9", "LoopFinished did not come exactly once")
+        calls = self._by_call()
+        for events in calls.values():
+            _must(isinstance(events[0], LoopStarted), "I9", f"the first event is {type(events[0]).__name__}")
+            _must(isinstance(events[-1], LoopFinished), "I9", f"the last event is {type(events[-1]).__name__}")
+            ends = sum(isinstance(event, LoopFinished) for event in events)
+            _must(ends == 1, "I9", f"LoopFinished did not come exactly once, but {ends} times")
+            self._check_order_of_attempts(events)
+        outer, *inner = calls
+        _must(self.events.events[-1].sampling_id == outer, "I9", "a call inside of this one ended after it")
+        known = {outer, *(event.iteration_id for event in self.events.of(IterationEvent)), *inner}
+        strays = [sampling_id for sampling_id in inner if calls[sampling_id][0].parent_id not in known]
+        _must(not strays, "I8", f"calls inside of this one that do not say whose part they are: {strays!r}")
+
+    def _by_call(self) -> dict[str, list[Event]]:
+        """Return the events of this call, and then those of each call inside of it: tiers see the same hooks."""
+        calls: defaultdict[str, list[Event]] = defaultdict(list)
+        for event in self.events.events:
+            calls[event.sampling_id].append(event)
+        return calls
+
+    @staticmethod
+    def _check_order_of_attempts(events: list[Event]) -> None:
         by_subsample: defaultdict[int, list[Event]] = defaultdict(list)
-        for event in self.events.of(IterationEvent):
-            by_subsample[event.subsample].append(event)
+        for event in events:
+            if isinstance(event, IterationEvent):
+                by_subsample[event.subsample].append(event)
         for subsample, own in by_subsample.items():
             names = [type(event).__name__ for event in own]
             _must(_in_turn(own), "I9", f"the events of subsample {subsample} are out of order: {names!r}")
 
     def _check_ids(self) -> None:
-        start = self.events.of(LoopStarted)[-1]
+        starts = {start.sampling_id: start for start in self.events.of(LoopStarted)}
         for event in self.events.of(IterationEvent):
-            expected = event.subsample * start.loop_budget + event.attempt + 1
+            expected = event.subsample * starts[event.sampling_id].loop_budget + event.attempt + 1
             _must(event.iteration == expected, "I8", f"iteration {event.iteration} should be {expected}: {event!r}")
-        allowed = start.concurrency_budget
+        allowed = max(start.concurrency_budget for start in starts.values())
         _must(self.most_in_flight <= allowed, "I7", f"{self.most_in_flight} at once, {allowed} allowed")
 
     def _check_nothing_is_left(self) -> None:
@@ -180,7 +199,7 @@ class Watch:
         _must(reason or not cut, "I3", "attempts were cancelled, and nothing had ended the call: one might have won")
 
     def _check_failure(self, error: Exception) -> None:
-        finished = self.events.of(LoopFinished)[0]
+        finished = self.events.of(LoopFinished)[-1]
         _must(finished.error is error, "I9", f"LoopFinished tells of {finished.error!r}, the call raised {error!r}")
 
 

@@ -4,6 +4,8 @@ Scenarios of the schedule campaigns: each builds a call from the world's seed, w
 Latencies come from a coarse grid, so that things happen at the very same instant; the order of ready tasks is seeded.
 """
 
+import math
+
 import anyio
 import attrs
 
@@ -11,16 +13,21 @@ from sampling import (
     AuthenticationFailed,
     Budget,
     Context,
+    EscalationStrategy,
     Generation,
+    HedgedSamplingStrategy,
     Hooks,
     IterationFinished,
     IterationStarted,
+    LoopFinished,
     LoopStarted,
     MultiTurnStrategy,
+    Options,
     RejectionSamplingStrategy,
     Repaired,
     RepairTemplateStrategy,
     Requirement,
+    Tier,
     TransientError,
     Usage,
 )
@@ -285,6 +292,102 @@ async def caller_gives_up(world):
     return summary(world, watch, watch.result.stop_reason)
 
 
+class HedgedOnTheGrid(once_enough(HedgedSamplingStrategy)):
+    """Hedges at instants at which answers come too."""
+
+    def _hedge_after_s(self, progress):
+        return 0.25
+
+
+async def hedged(world):
+    """Hedges that start when an answer comes, after failures of all kinds, and in the step in which the call is won."""
+    errors = [(TransientError, 0.15), (RuntimeError, 0.15), (AuthenticationFailed, 0.03)]
+    watch = Watch(backend_of(table(world, yes=0.25, errors=errors)))
+    strategy = HedgedOnTheGrid(loop_budget=DEPTH, concurrency_budget=BREADTH)
+    budget = Budget(attempts=world.rng.randint(1, 12), deadline_s=world.rng.choice([0.5, 1.0, 50.0]))
+    try:
+        result = await watch.sample(strategy, "q", None, [is_yes], budget=budget)
+    except Exception as error:
+        watch.check()
+        return summary(world, watch, type(error).__name__)
+    watch.check()
+    if result.success and result.best.subsample:
+        world.reached("a hedge won")
+    if len({one.subsample for one in result.attempts}) == 1 and result.success:
+        world.reached("no hedge was needed")
+    return summary(world, watch, result.stop_reason)
+
+
+async def started_whenever(world):
+    """Subsamples start when a strategy says so, whatever it says."""
+
+    class Whenever(RejectionSamplingStrategy):
+        def next_subsample_in_s(self, progress):
+            assert len(progress.running) + len(progress.ended) >= progress.started
+            return world.rng.choice([0.0, 0.25, 0.5, math.inf])
+
+        def settled(self, progress):
+            return progress.slices[-1].valid and (len(progress.ended) > 1 or progress.started == BREADTH)
+
+    errors = [(TransientError, 0.15), (RuntimeError, 0.15)]
+    strategy = Whenever(loop_budget=DEPTH, concurrency_budget=BREADTH, deterministic=world.rng.random() < 0.3)
+    ending = await watched(world, strategy, backend_of(table(world, yes=0.4, errors=errors)))
+    started = {iteration // DEPTH for iteration, _ in ending[1]}
+    world.reached("all started" if len(started) == BREADTH else "some never started")
+    return ending
+
+
+def tiers_of(world, fates):
+    """Three tiers: one asks as the call does, one has a strategy and options, one a backend of its own."""
+    strong = backend_of(fates["strong"])
+    strategies = [Rejection(loop_budget=2, concurrency_budget=2), HedgedOnTheGrid(loop_budget=2, concurrency_budget=3)]
+    middle = Tier(strategy=world.rng.choice(strategies), options=Options(model="middle"))
+    return [Tier(), middle, Tier(strong, world.rng.choice([None, MultiTurn(concurrency_budget=2)]))], strong
+
+
+async def escalated(world):
+    """S20: what all tiers did is on the one result, and one budget and one deadline govern them."""
+    errors = [(TransientError, 0.2), (RuntimeError, 0.2), (AuthenticationFailed, 0.02)]
+    fates = {name: table(world, yes=0.15, errors=errors) for name in ("small", "middle", "strong")}
+    replies = {name: backend_of(fates[name])._reply_to for name in ("small", "middle")}
+    tiers, strong = tiers_of(world, fates)
+    budget = Budget(attempts=world.rng.randint(1, 20), deadline_s=world.rng.choice([0.5, 1.0, 1.5, 50.0]))
+    strategy = EscalationStrategy(tiers, loop_budget=DEPTH, concurrency_budget=2, patience=1)
+    watch = Watch(ScriptedBackend(lambda request: replies[request.options.model or "small"](request)))
+    try:
+        result = await watch.sample(strategy, "q", None, [is_yes], budget=budget)
+    except Exception as error:
+        ending = type(error).__name__
+    else:
+        ending = result.stop_reason
+    watch.check()
+    assert not strong.in_flight, "I6: a request of a tier outlived the call"
+    assert budget.attempts_made == len(watch.events.of(IterationStarted)), "I10: an attempt was not counted"
+    calls = [event.sampling_id for event in watch.events.of(LoopFinished)]
+    assert len(calls) == len(set(calls)), "I9: a call ended twice"
+    world.reached(f"{len(calls) - 1} tiers")
+    return summary(world, watch, ending)
+
+
+async def escalation_given_up(world):
+    """Row 45: the caller cancels the outer call: each call inside ends once, and nothing is left."""
+    fates = {name: table(world, yes=0.1) for name in ("small", "middle", "strong")}
+    tiers, strong = tiers_of(world, fates)
+    inner = EscalationStrategy(tiers[1:], loop_budget=DEPTH, concurrency_budget=2)
+    strategy = EscalationStrategy([tiers[0], Tier(strategy=inner)], loop_budget=DEPTH, concurrency_budget=2)
+    watch = Watch(backend_of(fates["small"]))
+    with anyio.move_on_after(world.rng.choice([0.25, 0.5, 1.0, 1.5, 2.0])) as scope:
+        await watch.sample(strategy, "q", None, [is_yes])
+    watch.check()
+    assert not strong.in_flight
+    started = [event.sampling_id for event in watch.events.of(LoopStarted)]
+    assert sorted(started) == sorted(event.sampling_id for event in watch.events.of(LoopFinished))
+    if scope.cancelled_caught:
+        world.reached(f"cancelled in {len(started)} calls")
+        return "cancelled"
+    return summary(world, watch, watch.result.stop_reason)
+
+
 CAMPAIGN = {
     plain_race: ["losers were cancelled", "validated", "exhausted"],
     errors_and_answers: ["an error beside a winner", "failed", "AuthenticationFailed", "RuntimeError"],
@@ -297,5 +400,17 @@ CAMPAIGN = {
     judged: ["budget", "validated"],
     one_deep_subsample: ["validated", "exhausted", "failed"],
     caller_gives_up: ["the caller's cancellation came through"],
+    hedged: [
+        "a hedge won",
+        "no hedge was needed",
+        "losers were cancelled",
+        "budget",
+        "deadline",
+        "validated",
+        "exhausted",
+    ],
+    started_whenever: ["all started", "some never started", "validated", "exhausted"],
+    escalated: ["1 tiers", "2 tiers", "3 tiers", "validated", "exhausted", "budget", "deadline", "failed"],
+    escalation_given_up: ["cancelled in 2 calls", "cancelled in 4 calls", "cancelled in 5 calls", "validated"],
 }
 """Every scenario, and the states that at least one of its runs has to reach (I19)."""

@@ -1,0 +1,42 @@
+"""Four ways to use nine draws of a model that is right a little more often than not."""
+
+import random
+
+import anyio
+import anyio.lowlevel
+
+from sampling import BestOfNStrategy, Generation, MajorityVotingStrategy, RejectionSamplingStrategy, Request, Usage
+from sampling.strategies.keys import number
+
+QUESTIONS = [(a, b) for a in range(12, 92, 10) for b in range(7, 87, 8)]
+
+
+async def toy(request: Request) -> Generation:
+    """Stand in for a model: it adds, and slips now and then by one or by ten."""
+    await anyio.lowlevel.checkpoint()
+    die = random.Random(f"{request.messages[-1].content} {request.subsample}")  # noqa: S311 - a toy's die
+    a, b = (int(word) for word in request.messages[-1].content.split() if word.isdecimal())
+    slip = 0 if die.random() < 0.55 else die.choice([-10, -1, 1, 10])
+    return Generation(f"{a} + {b} = {a + b + slip}", Usage(12, 8))
+
+
+async def main() -> None:
+    """Ask all questions with each, and count what is right and what it took."""
+    strategies = {
+        "one draw": RejectionSamplingStrategy(),
+        "fixed vote of 9": MajorityVotingStrategy(number, early_stop=False),
+        "vote of 9, stops when certain": MajorityVotingStrategy(number),
+        "vote of 9, stops at 95 %": MajorityVotingStrategy(number, certainty=0.95),
+        "best of 9 by a poor score": BestOfNStrategy(len, concurrency_budget=9),
+    }
+    for name, strategy in strategies.items():
+        right = tokens = 0
+        for a, b in QUESTIONS:
+            result = await strategy.sample(f"What is {a} + {b} ?", None, toy)
+            right += number(result.text) == a + b
+            tokens += result.usage.output_tokens
+        print(f"{name:31} {right / len(QUESTIONS):4.0%} right, {tokens:5} tokens")
+
+
+if __name__ == "__main__":
+    anyio.run(main)

@@ -1,0 +1,148 @@
+"""
+When two answers say the same: functions that give both the same key.
+
+Each takes the value of an answer (its text, where the action has no parser) and returns something hashable,
+or None for an answer that says nothing. They look at a bounded part of a text, and never run any of it.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from fractions import Fraction
+from typing import Any, TypeAlias, cast
+
+from sampling._arguments import check_str
+from sampling.fences import unfenced
+from sampling.json_answer import read_json
+from sampling.strategies.arithmetic import NotArithmetic, evaluate
+
+__all__ = ["Key", "exact", "expression", "json_field", "number"]
+
+Key: TypeAlias = Callable[[Any], Hashable | None]
+"""What makes two answers the same; None where an answer does not say anything."""
+
+_MAX_CHARS = 100_000
+"""How much of an answer is looked at, from its end: that is where the answer stands."""
+
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.\d++)?(?:[eE][-+]?\d{1,3}+)?|[-+]?\.\d++")
+_MAX_DIGITS = 300
+_BOXED = "\\boxed{"
+_PUNCTUATION = ".!?,;:\"'`*"
+
+
+def exact(value: Any) -> Hashable | None:
+    """Take texts as the same if they differ only in case, spacing, width of characters or punctuation around them."""
+    if not isinstance(value, str):
+        return _hashable(value)
+    text = unicodedata.normalize("NFKC", value[-_MAX_CHARS:]).casefold()
+    return " ".join(text.split()).strip(_PUNCTUATION) or None
+
+
+def number(value: Any) -> Hashable | None:
+    """Take answers as the same if the last number in them is the same: 1,000 is 1000.0 is 1e3."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _as_fraction(str(value))
+    if not isinstance(value, str):
+        return _hashable(value)
+    found = None
+    for found in _NUMBER.finditer(_plain(value)):  # noqa: B007 - the last one counts
+        pass
+    return None if found is None else _as_fraction(found[0].replace(",", ""))
+
+
+def expression(value: Any) -> Hashable | None:
+    r"""
+    Take answers as the same if they work out to the same number: 2 * (3 + 4) is 14, and 1/3 is \frac{2}{6}.
+
+    What counts stands in the last `\boxed{…}`, else after the last equals sign, else in the last line.
+    It is worked out exactly, by a parser that knows arithmetic and nothing else. Anything else is compared as text.
+    """
+    if not isinstance(value, str):
+        return number(value)
+    answer = _final_part(_plain(value))
+    try:
+        return evaluate(answer)
+    except NotArithmetic:
+        return exact(answer)
+
+
+def json_field(path: str) -> Key:
+    """
+    Take answers as the same if a field of their JSON is the same: `json_field("answer")`, `json_field("items.0.name")`.
+
+    The JSON is the whole answer, or the first fenced block in it. An answer without the field does not vote.
+    """
+    steps = check_str("path", path, empty=False).split(".")
+
+    def field(value: Any) -> Hashable | None:
+        data = _json_in(value) if isinstance(value, str) else value
+        for step in steps:
+            data = _inside(data, step)
+        return None if data is None else _hashable(data)
+
+    field.__qualname__ = f"json_field({path!r})"
+    return field
+
+
+def _plain(text: str) -> str:
+    return unicodedata.normalize("NFKC", text[-_MAX_CHARS:]).replace("\N{MINUS SIGN}", "-")
+
+
+def _as_fraction(digits: str) -> Fraction | None:
+    if len(digits) > _MAX_DIGITS:
+        return None
+    try:
+        return Fraction(digits)
+    except ValueError:
+        # An infinity, or not a number.
+        return None
+
+
+def _final_part(text: str) -> str:
+    boxed = text.rfind(_BOXED)
+    if boxed >= 0:
+        return _up_to_closing_brace(text[boxed + len(_BOXED) :])
+    lines = text.strip().splitlines()
+    return lines[-1].rpartition("=")[2].strip(f"{_PUNCTUATION} $") if lines else ""
+
+
+def _up_to_closing_brace(text: str) -> str:
+    depth = 1
+    for index, character in enumerate(text):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if not depth:
+            return text[:index]
+    return text
+
+
+def _json_in(text: str) -> Any:
+    try:
+        return read_json(unfenced(text))
+    except ValueError:
+        return None
+
+
+def _inside(data: Any, step: str) -> Any:
+    if isinstance(data, Mapping):
+        return cast("Mapping[str, Any]", data).get(step)
+    if isinstance(data, list | tuple):
+        items = cast("Sequence[Any]", data)
+        return items[int(step)] if step.isdecimal() and len(step) < 10 and int(step) < len(items) else None
+    # What the action's parser made may be an object of any class.
+    return None if data is None or step.startswith("_") else getattr(cast("object", data), step, None)
+
+
+def _hashable(value: Any) -> Hashable:
+    """Return something hashable that is equal where the values are; 1 and True stay apart."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return "mapping", frozenset([(_hashable(key), _hashable(item)) for key, item in value.items()])  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, AbstractSet):
+        return "set", frozenset([_hashable(item) for item in value])  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, list | tuple):
+        return "list", tuple([_hashable(item) for item in cast("Sequence[Any]", value)])
+    if isinstance(value, bool):
+        return "bool", value
+    return cast("Hashable", value)

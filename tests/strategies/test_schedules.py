@@ -1,0 +1,50 @@
+"""Strategies that draw many, in seeded schedules and cancelled at every step: the invariants of a call hold."""
+
+import pytest
+
+from sampling import Budget, TransientError
+from sampling.testing import Watch, cancel_at_every_step, explore
+from tests.contracts.kinds import DRAW_MANY, EagerHedge, Varied
+from tests.faults.scenarios import BREADTH, backend_of, table, watched
+
+KINDS = [*DRAW_MANY, Varied, EagerHedge]
+
+
+def call_of(strategy_class, **settings):
+    """A call with answers, errors and delays that the schedule draws."""
+
+    async def scenario(world):
+        errors = [(TransientError, 0.1), (RuntimeError, 0.05)]
+        strategy = strategy_class(loop_budget=2, concurrency_budget=BREADTH, **settings)
+        return await watched(world, strategy, backend_of(table(world, yes=0.5, errors=errors)))
+
+    return scenario
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("strategy_class", KINDS)
+def test_the_invariants_hold_in_every_schedule(strategy_class, deterministic, loop):
+    """I1 to I12: 25 seeds of each, some of them twice to see that a seed says it all."""
+    scenario = call_of(strategy_class, deterministic=deterministic)
+    exploration = explore(scenario, seeds=range(25), loops=[loop], must_reach=["validated"], replay=0.05)
+    assert 25 == exploration.runs
+
+
+@pytest.mark.parametrize("strategy_class", KINDS)
+def test_nothing_is_left_when_a_call_is_cancelled_at_any_step(strategy_class):
+    """I6, I8, I9: no task, no request and no reservation outlives the call."""
+    seen = {}
+
+    async def scenario(world):
+        budget = seen["budget"] = Budget(attempts=100)
+        watch = seen["watch"] = Watch(backend_of(table(world, yes=0.5)))
+        strategy = strategy_class(loop_budget=2, concurrency_budget=3)
+        return await watch.sample(strategy, "q", None, [lambda text: text == "yes"], budget=budget)
+
+    def check(world, outcome):
+        assert not outcome.left_running
+        seen["watch"].check()
+        assert 0 == seen["budget"].reserved.attempts == seen["budget"].reserved.requests
+
+    cancel_at_every_step(scenario, check=check)
