@@ -1,6 +1,5 @@
-"""An answer that is parsed: the value has a type, and what can't be parsed is asked for again."""
+"""An answer that is an object: the value has a type, and what does not fit is asked for again."""
 
-import json
 from datetime import date
 
 import anyio
@@ -12,16 +11,10 @@ from sampling.testing import ScriptedBackend
 
 @attrs.frozen
 class Flight:
-    """What we want to know."""
+    """What we want to know; a pydantic model or a dataclass would do as well."""
 
     number: str
     day: date
-
-
-def parse_flight(text: str) -> Flight:
-    """Make a flight of a JSON object; whatever this raises, the model is told."""
-    fields = json.loads(text)
-    return Flight(fields["number"], date.fromisoformat(fields["day"]))
 
 
 def is_after_2029(_text: str, view: View) -> Validation:
@@ -32,15 +25,16 @@ def is_after_2029(_text: str, view: View) -> Validation:
 
 async def main() -> None:
     """Ask for a flight, and get a Flight."""
-    action = Action("Which flight? Answer as JSON with number and day.", parse_flight)
-    clerk = ScriptedBackend(  # stands in for a model that gets it right at the third try
+    action = Action("Which flight? Answer as JSON with number and day.", Flight)
+    clerk = ScriptedBackend(  # stands in for a model that gets it right at the fourth try
         [
             "Sure! It is LH400.",
+            '{"number": 400, "day": "next May"}',
             '{"number": "LH400", "day": "1999-05-01"}',
-            '{"number": "LH400", "day": "2031-05-01"}',
+            '```json\n{"number": "LH400", "day": "2031-05-01"}\n```',
         ]
     )
-    result = await MultiTurnStrategy(loop_budget=3).sample(action, None, clerk, [is_after_2029])
+    result = await MultiTurnStrategy(loop_budget=4, history=1).sample(action, None, clerk, [is_after_2029])
     print(result.explain())
     flight = result.unwrap()
     print(f"\n{flight.number} leaves on {flight.day:%A, %d %B %Y}")

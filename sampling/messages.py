@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, TypeVar, cast, final, get_args, overlo
 import attrs
 
 from sampling._arguments import check_instance, check_int, check_items, check_number, check_str, shown, wrong_type
+from sampling.typed import is_shape, reader_of
 from sampling.usage import NO_USAGE, Usage
 
 __all__ = ["Action", "Attempt", "Context", "Generation", "Message", "Options", "Request", "Role"]
@@ -210,24 +211,38 @@ class Options:
 
 @attrs.frozen(init=False)
 class Action(Generic[T]):
-    """What is asked: the text to send, and how to parse the answer into a `T`. Without a parser, `T` is the text."""
+    """
+    What is asked: the text to send, and how to parse the answer into a `T`. Without a parser, `T` is the text.
+
+    A parser is a function of the answer's text, or a class whose fields are read from JSON: a pydantic model,
+    an attrs class, a dataclass or a typed dict, or a container such as `list[Flight]`. Of such a class,
+    the schema goes to backends that can constrain decoding; the answer is parsed whatever the backend does with it.
+    """
 
     text: str
     parser: Callable[[str], T] | None = None
+    schema: Any = attrs.field(default=None, hash=False, repr=False)
+    """What `Options.schema` is set to when this is asked, unless the caller's options set it."""
 
     @overload
-    def __init__(self: "Action[str]", text: str, parser: None = None) -> None: ...
+    def __init__(self: "Action[str]", text: str, parser: None = None, *, schema: Any = None) -> None: ...
     @overload
-    def __init__(self, text: str, parser: Callable[[str], T]) -> None: ...
-    def __init__(self, text: str, parser: Callable[[str], T] | None = None) -> None:
+    def __init__(self, text: str, parser: type[T], *, schema: Any = None) -> None: ...
+    @overload
+    def __init__(self, text: str, parser: Callable[[str], T], *, schema: Any = None) -> None: ...
+    def __init__(self, text: str, parser: type[T] | Callable[[str], T] | None = None, *, schema: Any = None) -> None:
         check_str("text", text)
         if parser is not None:
-            _check_parser(parser)
-        self.__attrs_init__(text, parser)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+            if is_shape(parser):
+                reader = reader_of(parser)
+                parser, schema = reader, reader.schema if schema is None else schema
+            else:
+                _check_parser(parser)
+        self.__attrs_init__(text, parser, schema)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
     def with_text(self, text: str) -> "Action[T]":
         """Return an action that asks something else and parses the answer in the same way."""
-        return cast("Action[T]", Action(text)) if self.parser is None else Action(text, self.parser)
+        return cast("Action[T]", Action(text, cast("Any", self.parser), schema=self.schema))
 
     def parse(self, text: str) -> T:
         """Turn the answer's text into a `T`; what the parser raises, comes through."""
@@ -236,7 +251,7 @@ class Action(Generic[T]):
 
 def _check_parser(parser: object) -> None:
     if not callable(parser):
-        raise wrong_type("parser", parser, "a callable that takes the answer's text, or None")
+        raise wrong_type("parser", parser, "a callable that takes the answer's text, a class to read, or None")
     if iscoroutinefunction(parser) or iscoroutinefunction(getattr(parser, "__call__", None)):  # noqa: B004
         raise TypeError(f"parser must be a plain function, got the async {shown(parser)}: await things in a check")
 
@@ -287,6 +302,8 @@ class Request:
     iteration_id: str = ""
     subsample: int = 0
     attempt: int = 0
+    idempotency_key: str | None = None
+    """For servers that know one: the same when an item of a fan-out is asked again after a crash; None elsewhere."""
 
     def __attrs_post_init__(self) -> None:
         messages = self.messages
@@ -297,11 +314,13 @@ class Request:
             _all_messages(messages)
         if not isinstance(self.options, Options):
             raise wrong_type("options", self.options, "Options")
-        if type(self.iteration) is not int or type(self.subsample) is not int or type(self.attempt) is not int:
+        if not type(self.iteration) is type(self.subsample) is type(self.attempt) is int:
             self._check_ids()
         if self.iteration < 1 or self.subsample < 0 or self.attempt < 0:
             self._check_ids()
         if type(self.sampling_id) is not str or type(self.iteration_id) is not str:
+            self._check_ids()
+        if self.idempotency_key is not None and type(self.idempotency_key) is not str:
             self._check_ids()
 
     def _check_ids(self) -> None:
@@ -310,6 +329,8 @@ class Request:
         check_str("iteration_id", self.iteration_id)
         check_int("subsample", self.subsample, least=0)
         check_int("attempt", self.attempt, least=0)
+        if self.idempotency_key is not None:
+            check_str("idempotency_key", self.idempotency_key)
 
 
 @attrs.frozen

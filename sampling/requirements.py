@@ -8,15 +8,18 @@ from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from inspect import Parameter, signature
 from types import CodeType, FunctionType, MethodType
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import attrs
 
 from sampling._arguments import check_bool, check_number, check_str, shown, wrong_type
 from sampling.errors import BadVerdict
-from sampling.messages import Context, Generation, Message
+from sampling.messages import Context, Generation, Message, Options
 
-__all__ = ["Check", "Requirement", "RequirementLike", "Validation", "Verdict", "View"]
+if TYPE_CHECKING:
+    from sampling.protocols import BackendLike
+
+__all__ = ["Ask", "Check", "Requirement", "RequirementLike", "Validation", "Verdict", "View"]
 
 
 @attrs.frozen
@@ -64,6 +67,16 @@ Verdict: TypeAlias = bool | Validation | tuple[bool, str | None]
 """What a check may answer."""
 
 
+class Ask(Protocol):
+    """How a check puts a question to a model."""
+
+    def __call__(
+        self, messages: Sequence[Message], *, backend: "BackendLike | None" = None, options: Options | None = None
+    ) -> Awaitable[Generation]:
+        """Ask the backend of the call, or another; what it costs counts against the budget and is on the slice."""
+        ...
+
+
 @attrs.frozen
 class View:
     """What a check may look at besides the text: pass it by taking a second argument."""
@@ -76,8 +89,8 @@ class View:
 
     generation: Generation
 
-    ask: Callable[[Sequence[Message]], Awaitable[Generation]] = attrs.field(repr=False, eq=False)
-    """Ask the backend of this call something; what it costs counts against the budget and is on the slice."""
+    ask: Ask = attrs.field(repr=False, eq=False)
+    """Ask the backend of this call something, or another one; either way it counts against the budget."""
 
 
 Check: TypeAlias = Callable[[str], Verdict | Awaitable[Verdict]] | Callable[[str, View], Verdict | Awaitable[Verdict]]
@@ -93,6 +106,7 @@ class Requirement:
     A `partial` check sees the text as it grows, where the backend streams: it says whether the text can still pass,
     and when it says no, the generation is cut at once.
     A check that blocks (a file, a subprocess, heavy computing) is marked `blocking=True` and runs in a thread.
+    One that asks a model itself is marked `judged=True`, and runs only when all that is code has passed.
     """
 
     description: str
@@ -100,16 +114,18 @@ class Requirement:
     partial: Callable[[str], Verdict] | None = attrs.field(default=None, kw_only=True)
     blocking: bool = attrs.field(default=False, kw_only=True)
     timeout_s: float | None = attrs.field(default=None, kw_only=True)
+    judged: bool = attrs.field(default=False, kw_only=True)
+    """Whether a model decides, as it does without a check: it costs money, so it is asked when all else passed."""
+
     takes_view: bool = attrs.field(init=False, repr=False)
-    """Whether the check wants the view as its second argument."""
+    """Whether the check wants the view as its second argument; a model that judges does."""
 
     _plain: dict[bool, Validation] = attrs.field(init=False, repr=False, factory=dict[bool, Validation])
     """The two answers without a reason, made once: most checks give no other."""
 
     @takes_view.default  # pyright: ignore[reportAttributeAccessIssue, reportUntypedFunctionDecorator, reportUnknownMemberType]
     def _default_takes_view(self) -> bool:
-        # What is not callable is refused a moment later.
-        return callable(self.check) and _takes_view(self.check)
+        return self.check is None or _takes_view(self.check)
 
     def __attrs_post_init__(self) -> None:
         check_str("description", self.description, empty=False)
@@ -118,13 +134,11 @@ class Requirement:
         if self.partial is not None and not callable(self.partial):
             raise wrong_type("partial", self.partial, "a callable that takes the text so far, or None")
         check_bool("blocking", self.blocking)
+        check_bool("judged", self.judged)
+        if self.check is None:
+            object.__setattr__(self, "judged", True)
         if self.timeout_s is not None:
             check_number("timeout_s", self.timeout_s, above=0)
-
-    @property
-    def judged(self) -> bool:
-        """Whether a model decides: judges cost money, so they are asked only when all code checks passed."""
-        return self.check is None
 
     def read_verdict(self, verdict: Any) -> Validation:
         """Turn what the check answered into a Validation; anything but a clear answer is a `BadVerdict`."""
@@ -187,7 +201,7 @@ def _takes_view(check: Check) -> bool:
     try:
         parameters = list(signature(check).parameters.values())
     except (TypeError, ValueError):
-        # Builtins without a signature, such as bool: they take the text.
+        # Builtins without a signature, such as bool, take the text; what can't be called is refused elsewhere.
         return False
     positional = [p for p in parameters if p.kind in {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}]
     return len(positional) >= 2 and (positional[1].default is Parameter.empty or positional[1].name == "view")

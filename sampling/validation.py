@@ -11,12 +11,12 @@ import anyio.to_thread
 from anyio.lowlevel import RunVar
 
 from sampling.errors import BadVerdict, CheckTimeout, FatalError
-from sampling.judge import judge
+from sampling.judge import Judge
 from sampling.messages import Action
 from sampling.requirements import Requirement, Validation, View
 from sampling.watchdog import warn_if_blocked
 
-__all__ = ["Checking", "CutShort", "Growing", "parse"]
+__all__ = ["Checking", "CutShort", "Growing", "limiter_of_this_loop", "may_still_pass", "parse"]
 
 T = TypeVar("T")
 
@@ -63,17 +63,19 @@ class Growing:
         """Add a piece and ask the partial checks."""
         self._text += piece
         for requirement in self._requirements:
-            verdict = _ask_partial(requirement, self._text)
-            if not verdict.passed:
+            verdict = may_still_pass(requirement, self._text)
+            if verdict is not None and not verdict.passed:
                 # Kept, too, for a backend that turns what it is interrupted with into an error of its own.
                 self.cut = CutShort(self._text, verdict)
                 raise self.cut
 
 
-def _ask_partial(requirement: Requirement, text: str) -> Validation:
-    partial_check: Any = requirement.partial
+def may_still_pass(requirement: Requirement, text: str) -> Validation | None:
+    """Ask the partial check of a requirement about a text that still grows; None if it has none."""
+    if requirement.partial is None:
+        return None
     try:
-        verdict = partial_check(text)
+        verdict = requirement.partial(text)
     except (MemoryError, RecursionError):
         raise
     except Exception as error:  # noqa: BLE001 - a check that raises is a failed check
@@ -108,12 +110,12 @@ class Checking:
                 else:
                     self._start(index, requirement)
         except BaseException:
-            self._close_unawaited()
+            self.close()
             raise
 
     def _start(self, index: int, requirement: Requirement) -> None:
         """Run a check as far as it goes without waiting; what needs to wait becomes pending."""
-        check: Any = requirement.check
+        check: Any = requirement.check or Judge(requirement.description)
         arguments = (self._text, self._view) if requirement.takes_view else (self._text,)
         if requirement.blocking:
             self._pending.append((index, requirement, partial(_in_thread, requirement, partial(check, *arguments))))
@@ -155,17 +157,18 @@ class Checking:
         try:
             await self._wait_for_pending(timeout_s)
         finally:
-            self._close_unawaited()
+            self.close()
         if self._judges and self.passed:
-            for index, requirement in self._judges:
-                self._pending.append((index, requirement, partial(judge, requirement, self._text, self._asking_view)))
-            await self._wait_for_pending(None)
+            await self._ask_judges()
 
-    @property
-    def _asking_view(self) -> View:
-        if self._view is None:
-            raise RuntimeError("a judged requirement was checked without a view; please report this as a bug")
-        return self._view
+    async def _ask_judges(self) -> None:
+        """Ask all judges at once. A model takes the time that its backend gives it: there is no default timeout."""
+        try:
+            for index, requirement in self._judges:
+                self._start(index, requirement)
+            await self._wait_for_pending(None)
+        finally:
+            self.close()
 
     async def _wait_for_pending(self, timeout_s: float | None) -> None:
         unbearable: list[Exception] = []
@@ -186,7 +189,7 @@ class Checking:
         if unbearable:
             raise unbearable[0]
 
-    def _close_unawaited(self) -> None:
+    def close(self) -> None:
         """Close the coroutines that a cancellation or a bad verdict kept from ever starting: Python warns of those."""
         for _, requirement, check in self._pending:
             close = getattr(check(), "close", None) if not requirement.blocking else None
@@ -194,13 +197,18 @@ class Checking:
                 close()
 
 
+def limiter_of_this_loop(variable: RunVar[anyio.CapacityLimiter], tokens: int) -> anyio.CapacityLimiter:
+    """Return the limiter that a variable of the running event loop holds, made when it is first needed."""
+    limiter = variable.get(None)
+    if limiter is None:
+        limiter = anyio.CapacityLimiter(tokens)
+        variable.set(limiter)
+    return limiter
+
+
 async def _in_thread(requirement: Requirement, check: Callable[[], object]) -> object:
-    try:
-        limiter = _blocking_checks.get()
-    except LookupError:
-        # Not anyio's own limiter: checks that hang must not take the application's threads away.
-        limiter = anyio.CapacityLimiter(_MAX_BLOCKING_CHECKS)
-        _blocking_checks.set(limiter)
+    # Not anyio's own limiter: checks that hang must not take the application's threads away.
+    limiter = limiter_of_this_loop(_blocking_checks, _MAX_BLOCKING_CHECKS)
     # A thread can't be stopped. With a timeout it is left behind, still counted by the limiter; without, waited for.
     leave_behind = requirement.timeout_s is not None
     # Boxed, since trio refuses a function that hands a coroutine out of a thread.

@@ -24,6 +24,7 @@ from sampling import (
     Budget,
     Context,
     Generation,
+    History,
     Hooks,
     InsideEventLoop,
     IterationFinished,
@@ -37,6 +38,7 @@ from sampling import (
     Requirement,
     Usage,
     Validation,
+    checks,
     report_usage,
 )
 from sampling.telemetry import logging_hooks
@@ -59,6 +61,11 @@ async def parse_slowly(text: str) -> str:
 class ParsesSlowly:
     async def __call__(self, text: str) -> str:
         return text
+
+
+@attrs.frozen
+class HoldsItself:
+    inner: "HoldsItself"
 
 
 class HasNoRepr:
@@ -286,10 +293,97 @@ ACTIONS: list[tuple[Any, ...]] = [
         "functools.partial",
         "a plain function",
     ),
+    (
+        making(Action, "hi", HoldsItself),
+        TypeError,
+        "parser must be",
+        "HoldsItself",
+        "a class whose fields JSON can hold",
+    ),
     (making(Attempt, "hi", Context()), TypeError, "action must be", "'hi' (str)", "an Action"),
     (making(Attempt, Action("hi"), None), TypeError, "context must be", "None (NoneType)", "a Context"),
     (making(Attempt, Action("hi"), [HELLO]), TypeError, "context must be", "(list)", "a Context"),
     (making(Attempt, Action("hi"), Context(), {"seed": 1}), TypeError, "options must be", "(dict)", "Options or None"),
+]
+
+CHECKS: list[tuple[Any, ...]] = [
+    (making(checks.matches, 5), TypeError, "pattern must be", "5 (int)", "a str"),
+    (making(checks.matches, "("), ValueError, "pattern must be", "'('", "a regular expression"),
+    (making(checks.matches, "a", timeout_s=0), ValueError, "timeout_s must be", "got 0", "> 0"),
+    (making(checks.matches, "a", " "), ValueError, "description must", "' '", "not be empty"),
+    (making(checks.one_of), ValueError, "choices must", "()", "not be empty"),
+    (making(checks.one_of, ["yes", "no"]), TypeError, "an item of choices must be", "['yes', 'no'] (list)", "a str"),
+    (making(checks.one_of, "yes", ""), ValueError, "an item of choices must", "''", "not be empty"),
+    (making(checks.one_of, "yes", ignore_case=1), TypeError, "ignore_case must be", "1 (int)", "True or False"),
+    (making(checks.length), ValueError, "length() needs", "got none", "at least one bound, such as max_words=50"),
+    (making(checks.length, max_words=0), ValueError, "max_words must be", "got 0", ">= 1"),
+    (making(checks.length, min_chars=-1), ValueError, "min_chars must be", "got -1", ">= 0"),
+    (making(checks.length, max_lines="3"), TypeError, "max_lines must be", "'3' (str)", "an int >= 1"),
+    (making(checks.length, min_words=3, max_words=2), ValueError, "min_words must be", "3 and 2", "<= max_words"),
+    (making(checks.number, at_least="0"), TypeError, "at_least must be", "'0' (str)", "a number"),
+    (making(checks.number, at_most=NAN), ValueError, "at_most must be", "got nan", "a finite number"),
+    (making(checks.number, at_least=2, at_most=1), ValueError, "at_least must be", "2 and 1", "<= at_most"),
+    (making(checks.number, whole="yes"), TypeError, "whole must be", "'yes' (str)", "True or False"),
+    (making(checks.json, fenced=1), TypeError, "fenced must be", "1 (int)", "True or False"),
+    (making(checks.json_schema, "{}"), TypeError, "schema must be", "'{}' (str)", "a JSON schema (a dict)"),
+    (making(checks.json_schema, {"type": 5}), ValueError, "schema must be", "at /type", "a JSON schema"),
+    (
+        making(checks.json_schema, {"$ref": "a.json"}),
+        ValueError,
+        "a $ref in schema must",
+        "'a.json'",
+        "point into the schema",
+    ),
+    (making(checks.model, int), TypeError, "shape must be", "<class 'int'>", "a pydantic model, an attrs class"),
+    (making(checks.model, {}), TypeError, "shape must be", "{} (dict)", "a pydantic model, an attrs class"),
+    (making(checks.similar_to, ""), ValueError, "reference must", "''", "not be empty"),
+    (making(checks.similar_to, "a", at_least=INF), ValueError, "at_least must be", "got inf", "a finite number"),
+    (making(checks.similar_to, "a", similarity=1), TypeError, "similarity must be", "1", "a function of two texts"),
+    (making(checks.python_runs, tests=5), TypeError, "tests must be", "5 (int)", "a str"),
+    (making(checks.python_runs, tests="def f(:"), ValueError, "tests must be", "'def f(:'", "Python"),
+    (making(checks.python_runs, expected_output=42), TypeError, "expected_output must be", "42 (int)", "a str"),
+    (making(checks.python_runs, timeout_s=-1), ValueError, "timeout_s must be", "got -1", "> 0"),
+    (making(checks.python_runs, memory_mb=1), ValueError, "memory_mb must be", "got 1", ">= 64"),
+    (making(checks.python_runs, memory_mb=1.5), TypeError, "memory_mb must be", "1.5 (float)", "an int >= 64"),
+    (making(checks.python_runs, python=""), ValueError, "python must", "''", "not be empty"),
+    (making(checks.judge, ""), ValueError, "description must", "''", "not be empty"),
+    (making(checks.judge, POLITE), TypeError, "description must be", "(Requirement)", "a str"),
+    (making(checks.judge, "a", backend=5), TypeError, "backend must be", "5 (int)", "a Backend with"),
+    (making(checks.judge, "a", backend=NotInstantiated), TypeError, "backend must be", "NotInstantiated", "call it"),
+    (making(checks.judge, "a", at_least=11), ValueError, "at_least must be", "11 and 10", "<= out_of"),
+    (making(checks.judge, "a", at_least=-1), ValueError, "at_least must be", "got -1", ">= 0"),
+    (making(checks.judge, "a", at_least=1, out_of=0), ValueError, "out_of must be", "got 0", "> 0"),
+    (making(checks.judge, "a", options={"seed": 1}), TypeError, "options must be", "(dict)", "Options or None"),
+    (making(checks.judge, "a", timeout_s=0), ValueError, "timeout_s must be", "got 0", "> 0"),
+    (making(checks.all_of), ValueError, "all_of() must", "got none", "at least one requirement"),
+    (making(checks.any_of, [POLITE]), TypeError, "the requirements of any_of() must be", "(list)", "a Requirement"),
+    (making(checks.not_, 5), TypeError, "the argument of not_() must be", "5 (int)", "a Requirement, a callable"),
+    (making(checks.all_of, POLITE, description=""), ValueError, "description must", "''", "not be empty"),
+    (making(checks.weighted, []), ValueError, "weighted() must", "got none", "at least one requirement"),
+    (making(checks.weighted, POLITE), TypeError, "weights must be", "(Requirement)", "a list of (requirement, weight)"),
+    (making(checks.weighted, [POLITE]), TypeError, "an item of weights must be", "(Requirement)", "a tuple of"),
+    (making(checks.weighted, [(POLITE, 0)]), ValueError, "a weight must be", "got 0", "> 0"),
+    (making(checks.weighted, [(POLITE, "1")]), TypeError, "a weight must be", "'1' (str)", "a number > 0"),
+    (making(checks.weighted, [(POLITE, 1)], at_least=2), ValueError, "at_least must be", "got 2", "<= 1"),
+    (making(checks.weighted, [(POLITE, 1)], at_least=0), ValueError, "at_least must be", "got 0", "> 0"),
+]
+
+HISTORIES: list[tuple[Any, ...]] = [
+    *(
+        row
+        for strategy in (MultiTurnStrategy, RepairTemplateStrategy)
+        for row in (
+            (making(strategy, history=0), ValueError, "keep must be", "got 0", ">= 1"),
+            (making(strategy, history="last"), ValueError, "keep must be", "'last'", "'all', 'best' or how many"),
+            (making(strategy, history=True), TypeError, "history must be", "True (bool)", "a History, 'all', 'best'"),
+            (making(strategy, history=[1]), TypeError, "history must be", "[1] (list)", "a History, 'all', 'best'"),
+            (subclass(strategy, history=1.5), TypeError, "history must be", "1.5 (float)", "a History, 'all', 'best'"),
+        )
+    ),
+    (making(History, None), TypeError, "keep must be", "None (NoneType)", "an int >= 1"),
+    (making(History, max_tokens=0), ValueError, "max_tokens must be", "got 0", ">= 1"),
+    (making(History, max_tokens="1k"), TypeError, "max_tokens must be", "'1k' (str)", "an int >= 1"),
+    (making(History, count_tokens=4), TypeError, "count_tokens must be", "4 (int)", "a function that counts"),
 ]
 
 REQUESTS: list[tuple[Any, ...]] = [
@@ -326,6 +420,7 @@ REQUESTS: list[tuple[Any, ...]] = [
 ]
 
 REQUIREMENTS: list[tuple[Any, ...]] = [
+    (making(Requirement, "a", bool, judged="yes"), TypeError, "judged must be", "'yes' (str)", "True or False"),
     (making(Requirement, ""), ValueError, "description must", "''", "not be empty"),
     (making(Requirement, " \n"), ValueError, "description must", "' \\n'", "not be empty"),
     (making(Requirement, None), TypeError, "description must be", "None (NoneType)", "a str"),
@@ -421,6 +516,8 @@ TESTING: list[tuple[Any, ...]] = [
         messages=MESSAGES,
         options=OPTIONS,
         actions=ACTIONS,
+        checks=CHECKS,
+        histories=HISTORIES,
         requests=REQUESTS,
         requirements=REQUIREMENTS,
         hooks=HOOKS,

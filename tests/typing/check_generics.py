@@ -1,6 +1,9 @@
 """What a type checker must be able to tell: mypy and pyright run over this file, nobody executes it."""
 
+import dataclasses
 from typing import Any, assert_type
+
+import attrs
 
 from sampling import (
     Action,
@@ -8,17 +11,21 @@ from sampling import (
     BaseSamplingStrategy,
     Context,
     Generation,
+    History,
     Hooks,
     IterationFinished,
     LoopStarted,
     MultiTurnStrategy,
+    Options,
     RejectionSamplingStrategy,
+    RepairTemplateStrategy,
     Request,
     Requirement,
     SamplingResult,
     Slice,
     Validation,
     View,
+    checks,
 )
 
 
@@ -54,12 +61,58 @@ async def the_type_goes_from_the_action_to_the_value() -> None:
     assert_type(Action("x"), Action[str])
 
 
+@attrs.frozen
+class AttrsFlight:
+    number: str
+    seats: int
+
+
+@dataclasses.dataclass
+class DataFlight:
+    number: str
+    seats: int
+
+
+async def the_type_goes_from_a_class_to_the_value() -> None:
+    strategy = RejectionSamplingStrategy()
+    assert_type((await strategy.sample(Action("q", AttrsFlight), None, Answers())).value, AttrsFlight | None)
+    assert_type((await strategy.sample(Action("q", DataFlight), None, Answers())).unwrap(), DataFlight)
+    assert_type(Action("q", list[AttrsFlight]), Action[list[AttrsFlight]])
+    assert_type(Action("q", dict[str, DataFlight]).with_text("again"), Action[dict[str, DataFlight]])
+    assert_type(Action("q", str.split, schema={"type": "string"}), Action[list[str]])
+    assert_type(Action("q", checks.unfenced), Action[str])
+
+
+def requirements_are_ready_made() -> list[Requirement]:
+    return [
+        checks.judge("is polite", backend=Answers(), at_least=7),
+        checks.judge("is polite", backend=answers_text),
+        checks.all_of(plain, awaited, "is even", checks.length(max_words=5)),
+        checks.weighted([(plain, 1), ("is even", 2.5)]),
+        checks.similar_to("a", similarity=checks.rouge_l),
+    ]
+
+
+async def asks(text: str, view: View) -> bool:
+    generation = await view.ask([], backend=answers_text, options=Options(seed=1))
+    return generation.text == text
+
+
+def histories_are_short() -> list[BaseSamplingStrategy]:
+    return [
+        MultiTurnStrategy(history="best"),
+        RepairTemplateStrategy(history=3),
+        MultiTurnStrategy(history=History(2, max_tokens=100, count_tokens=len)),
+    ]
+
+
 def requirements_take_every_kind_of_check() -> list[Requirement]:
     return [
         Requirement("a", check=plain),
         Requirement("b", check=awaited, timeout_s=1.0),
         Requirement("c", check=lambda text: Validation(True, score=1.0)),
         Requirement("judged"),
+        Requirement("asks a model", asks, judged=True),
     ]
 
 

@@ -1,0 +1,214 @@
+"""Answers that are Python: that it parses, and that it runs."""
+
+import ast
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import warnings
+from contextlib import suppress
+from math import ceil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import anyio
+import anyio.to_thread
+import attrs
+from anyio.abc import Process
+from anyio.lowlevel import RunVar
+
+from sampling._arguments import check_int, check_number, check_str
+from sampling.fences import unfenced
+from sampling.requirements import Requirement, Validation, Verdict
+from sampling.validation import limiter_of_this_loop
+
+__all__ = ["python_parses", "python_runs"]
+
+MAX_SOURCE_CHARS = 50_000
+"""How long code may be: Python's own parser can't be stopped."""
+
+_SCRIPT = Path(__file__).with_name("_run_python.py")
+_MAX_FILE_BYTES = 1_000_000
+_LONGEST_TOLD = 1_000
+_WAITING_S = 600.0
+"""How long code may wait for a free processor: that is not its own fault."""
+
+_processors: RunVar[anyio.CapacityLimiter] = RunVar("sampling_python_processes")
+
+
+def python_parses() -> Requirement:
+    """
+    Require that the answer is Python that parses: the first ``` block of it, or all of it if there is none.
+
+    Nothing is run. `Action("…", checks.unfenced)` makes the code alone the value of the result.
+    """
+    return Requirement("is Python that parses", _parses)
+
+
+def _parses(text: str) -> Verdict:
+    problem = _syntax_problem(unfenced(text))
+    return problem is None, problem
+
+
+def _syntax_problem(code: str) -> str | None:
+    if not code.strip():
+        return "there is no code: answer with Python in a ``` block"
+    if len(code) > MAX_SOURCE_CHARS:
+        return f"the code is longer than {MAX_SOURCE_CHARS:,} characters: make it shorter"
+    try:
+        with warnings.catch_warnings():
+            # An invalid escape in a string is a warning to whoever wrote the code, not to this program.
+            warnings.simplefilter("ignore")
+            ast.parse(code)
+    except SyntaxError as error:
+        line = (error.text or "").strip()[:80]
+        return f"the code does not parse: {error.msg} at line {error.lineno}{f', {line!r}' if line else ''}"
+    except (ValueError, MemoryError, RecursionError) as error:
+        return f"the code does not parse: {'it is nested too deeply' if not isinstance(error, ValueError) else error}"
+    return None
+
+
+def python_runs(
+    *,
+    tests: str = "",
+    expected_output: str | None = None,
+    timeout_s: float = 10.0,
+    memory_mb: int = 512,
+    python: str = sys.executable,
+) -> Requirement:
+    """
+    Require that the answer is Python that runs to its end: the first ``` block of it, or all of it if there is none.
+
+    It runs in a process of its own, in an empty directory, with an empty environment and Python's isolated mode,
+    limited in time, memory, file size, open files and processes; whatever is left of it afterwards is killed.
+    This contains accidents: loops without end, memory that is never enough, files all over the place.
+    It is no sandbox: code that means harm can read what you can read, and talk to the network.
+    Where that is a worry, run all of this in a container or a virtual machine.
+
+    Args:
+        tests: Python that runs after the answer, in the same module, such as `assert add(1, 2) == 3`.
+            Then the answer is a module and not a script: what is under `if __name__ == "__main__"` does not run.
+
+        expected_output: What it must print, blanks around it aside; None if that does not matter.
+
+        timeout_s: How long it may take by the clock. Its processor time is limited to a little more.
+
+        memory_mb: How much memory it may take; a system that can't limit that does not.
+
+        python: Which Python to run it with.
+
+    It needs a POSIX system.
+    """
+    if os.name != "posix":
+        raise NotImplementedError("python_runs() needs a POSIX system: elsewhere, a process can't be limited")
+    check_str("tests", tests)
+    if expected_output is not None:
+        check_str("expected_output", expected_output)
+    seconds = check_number("timeout_s", timeout_s, above=0)
+    runner = _Runner(
+        tests=tests,
+        expected_output=expected_output,
+        timeout_s=seconds,
+        memory_bytes=check_int("memory_mb", memory_mb, least=64) * 1_000_000,
+        python=check_str("python", python, empty=False),
+    )
+    if tests and (problem := _syntax_problem(tests)) is not None:
+        raise ValueError(f"tests must be Python, got {tests[:80]!r}: {problem}")
+    description = "is Python that passes its tests" if tests else "is Python that runs"
+    if expected_output is not None:
+        description += " and prints what it should"
+    return Requirement(description, runner.check, timeout_s=seconds + _WAITING_S)
+
+
+@attrs.frozen(kw_only=True)
+class _Runner:
+    """Runs code in a process of its own."""
+
+    tests: str
+    expected_output: str | None
+    timeout_s: float
+    memory_bytes: int
+    python: str
+
+    async def check(self, text: str) -> Validation:
+        """Run the code of an answer as soon as a processor is free."""
+        code = unfenced(text)
+        problem = _syntax_problem(code)
+        if problem is not None:
+            return Validation(False, problem)
+        async with limiter_of_this_loop(_processors, os.cpu_count() or 1):
+            directory = TemporaryDirectory(prefix="sampling-", ignore_cleanup_errors=True)
+            try:
+                await anyio.to_thread.run_sync(_write, Path(directory.name), code, self.tests)
+                return await self._run(Path(directory.name))
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(directory.cleanup)
+
+    async def _run(self, directory: Path) -> Validation:
+        token = directory / secrets.token_hex(16)
+        process = await self._start(directory, token)
+        async with process:
+            try:
+                with anyio.move_on_after(self.timeout_s) as in_time:
+                    await process.wait()
+            finally:
+                _kill_all_of(process)
+        if in_time.cancelled_caught:
+            return Validation(False, f"the code took longer than {self.timeout_s:g} s: make it faster, or make it end")
+        return await anyio.to_thread.run_sync(self._verdict, directory, token, process.returncode)
+
+    async def _start(self, directory: Path, token: Path) -> Process:
+        # A second more than by the clock, which then says what is wrong.
+        limits = (ceil(self.timeout_s) + 1, self.memory_bytes, _MAX_FILE_BYTES, token)
+        # Output goes into files: a pipe would be kept open by whatever the code leaves running.
+        with (directory / "stdout").open("wb") as stdout, (directory / "stderr").open("wb") as stderr:
+            return await anyio.open_process(
+                [self.python, "-I", "-B", "-X", "utf8", str(_SCRIPT), *map(str, limits)],
+                cwd=directory / "work",
+                env={},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+
+    def _verdict(self, directory: Path, token: Path, returncode: int | None) -> Validation:
+        if returncode != 0:
+            said = _read(directory / "stderr").strip()[-_LONGEST_TOLD:]
+            return Validation(False, f"the code failed: {said or _ending(returncode)}")
+        if not token.exists():
+            return Validation(False, "the code ended the process itself, before it and its tests had run to their end")
+        if self.expected_output is None:
+            return Validation(True)
+        printed, wanted = _read(directory / "stdout").strip(), self.expected_output.strip()
+        return Validation(
+            printed == wanted,
+            f"the code prints {printed[:_LONGEST_TOLD]!r}, and should print {wanted[:_LONGEST_TOLD]!r}",
+        )
+
+
+def _write(directory: Path, code: str, tests: str) -> None:
+    work = directory / "work"
+    work.mkdir()
+    (work / "answer.py").write_text(code, "utf-8", "replace")
+    if tests:
+        (work / "tests.py").write_text(tests, "utf-8", "replace")
+
+
+def _read(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(_MAX_FILE_BYTES).decode("utf-8", "replace")
+
+
+def _kill_all_of(process: Process) -> None:
+    """Kill a process and whatever it started, as far as that has not left its group."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _ending(returncode: int | None) -> str:
+    if returncode == -signal.SIGKILL:
+        return "it was stopped, for using more processor time or memory than it may"
+    return f"it ended with the code {returncode}, and said nothing"

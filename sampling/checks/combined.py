@@ -1,0 +1,201 @@
+"""Requirements made of requirements."""
+
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+
+from sampling._arguments import check_items, check_number, check_str, wrong_type
+from sampling.requirements import Requirement, RequirementLike, Validation, Verdict, View, as_requirement
+from sampling.validation import Checking, may_still_pass
+
+__all__ = ["all_of", "any_of", "not_", "weighted"]
+
+_CHECK_TIMEOUT_S = 60.0
+"""How long an async check inside of another may take, if it does not say: as long as a strategy's default."""
+
+Decide: TypeAlias = Callable[[Sequence[Validation | None]], Validation | None]
+"""Says what the parts mean together; None while it depends on those that are not known yet."""
+
+
+def all_of(*requirements: RequirementLike, description: str | None = None) -> Requirement:
+    """Require all of these; the models among them are asked only if what is code passed."""
+    parts = _parts("all_of()", requirements)
+
+    def decide(known: Sequence[Validation | None]) -> Validation | None:
+        failed = [one for one in known if one is not None and not one.passed]
+        if failed:
+            return Validation(False, "; ".join(one.complaint for one in failed), error=_first_error(failed))
+        return Validation(True) if None not in known else None
+
+    def may_pass(text: str) -> Verdict:
+        hopeless = [one for one in (may_still_pass(part, text) for part in parts) if one is not None and not one.passed]
+        return (False, "; ".join(one.complaint for one in hopeless)) if hopeless else True
+
+    watched = any(part.partial is not None for part in parts)
+    return _combined(parts, decide, _named(description, _joined("; and ", parts)), may_pass if watched else None)
+
+
+def any_of(*requirements: RequirementLike, description: str | None = None) -> Requirement:
+    """Require at least one of these; the models among them are asked only if no code check passed."""
+    parts = _parts("any_of()", requirements)
+    how = f"at least one of these must be true: {_joined('; or ', parts)}"
+
+    def decide(known: Sequence[Validation | None]) -> Validation | None:
+        if any(one is not None and one.passed for one in known):
+            return Validation(True)
+        failed = [one for one in known if one is not None]
+        return Validation(False, _with_reasons(how, failed), error=_first_error(failed)) if None not in known else None
+
+    def may_pass(text: str) -> Verdict:
+        said = [may_still_pass(part, text) for part in parts]
+        hopeless = [one for one in said if one is not None and not one.passed]
+        return len(hopeless) < len(parts), _with_reasons(how, hopeless)
+
+    watched = all(part.partial is not None for part in parts)
+    return _combined(parts, decide, _named(description, _joined("; or ", parts)), may_pass if watched else None)
+
+
+def not_(requirement: RequirementLike, description: str | None = None) -> Requirement:
+    """Require that something is not true. What can't be decided, because its check broke, does not pass either."""
+    part = as_requirement("the argument of not_()", requirement)
+
+    def decide(known: Sequence[Validation | None]) -> Validation | None:
+        [one] = known
+        if one is None or one.error is not None:
+            return one
+        return Validation(not one.passed, f"this must not be true of the answer: {part.description}")
+
+    return _combined((part,), decide, _named(description, f"not: {part.description}"), None)
+
+
+def weighted(
+    weights: Iterable[tuple[RequirementLike, float]], *, at_least: float = 0.5, description: str | None = None
+) -> Requirement:
+    """
+    Require that enough of these are met: each counts by its weight, and `at_least` is the share that passes.
+
+    One that was scored from 0 to 1 counts by its score. What they came to is the score of the whole.
+    The models among them are asked only if it depends on them.
+    """
+    pairs = [_pair(pair) for pair in check_items("weights", weights, "a list of (requirement, weight)")]
+    parts = _parts("weighted()", [requirement for requirement, _ in pairs])
+    scale = [check_number("a weight", weight, above=0) for _, weight in pairs]
+    needed = check_number("at_least", at_least, above=0)
+    if needed > 1:
+        raise ValueError(f"at_least must be <= 1, the share of the weights, got {needed:g}")
+    whole = sum(scale)
+
+    def decide(known: Sequence[Validation | None]) -> Validation | None:
+        sure = sum(weight * _merit(one) for one, weight in zip(known, scale, strict=True) if one is not None) / whole
+        possible = sure + sum(weight for one, weight in zip(known, scale, strict=True) if one is None) / whole
+        # Weights such as 0.1 add up to a hair less than they should.
+        if None in known and sure + 1e-9 < needed <= possible + 1e-9:
+            return None
+        failed = [one for one in known if one is not None and not one.passed]
+        reason = _with_reasons(f"it has {sure:.2f} of the points, and {needed:g} are needed", failed)
+        return Validation(sure + 1e-9 >= needed, reason, sure, error=_first_error(failed) if sure < needed else None)
+
+    return _combined(parts, decide, _named(description, f"{needed:g} of: {_joined(', ', parts)}"), None)
+
+
+def _pair(pair: Any) -> tuple[RequirementLike, float]:
+    try:
+        requirement, weight = pair
+    except (TypeError, ValueError):
+        raise wrong_type("an item of weights", pair, "a tuple of (requirement, weight)") from None
+    return requirement, weight
+
+
+def _merit(one: Validation) -> float:
+    return float(one.passed) if one.score is None else min(1.0, max(0.0, one.score))
+
+
+def _parts(what: str, requirements: Sequence[RequirementLike]) -> tuple[Requirement, ...]:
+    if not requirements:
+        raise ValueError(f"{what} must be given at least one requirement, got none")
+    return tuple([as_requirement(f"the requirements of {what}", requirement) for requirement in requirements])
+
+
+def _named(description: str | None, by_parts: str) -> str:
+    return by_parts if description is None else check_str("description", description, empty=False)
+
+
+def _joined(between: str, parts: Sequence[Requirement]) -> str:
+    return between.join(part.description for part in parts)
+
+
+def _with_reasons(what: str, failed: Sequence[Validation]) -> str:
+    reasons = [one.reason for one in failed if one.reason]
+    return f"{what} ({'; '.join(reasons)})" if reasons else what
+
+
+def _first_error(failed: Sequence[Validation]) -> Exception | None:
+    return next((one.error for one in failed if one.error is not None), None)
+
+
+# Asking the parts: first what is code, then, if it still depends on them, the models.
+
+
+def _combined(
+    parts: tuple[Requirement, ...], decide: Decide, description: str, partial: Callable[[str], Verdict] | None
+) -> Requirement:
+    judged = any(part.judged for part in parts)
+    return Requirement(description, _Combination(parts, decide).check, partial=partial, judged=judged)
+
+
+@attrs.frozen
+class _Combination:
+    parts: tuple[Requirement, ...]
+    decide: Decide
+
+    def check(self, text: str, view: View) -> Validation | Awaitable[Validation]:
+        """Answer at once if all parts do; only what has to wait is awaited."""
+        checking = self._ask(text, view, judged=False)
+        if checking.finished:
+            verdict = self.decide(self._known(checking.validations, ()))
+            if verdict is not None:
+                return verdict
+        return _Waiting(self, checking, text, view)
+
+    async def wait(self, checking: Checking, text: str, view: View) -> Validation:
+        """Wait for what is code, and then for the models if it still depends on them."""
+        await checking.finish(_CHECK_TIMEOUT_S)
+        code = checking.validations
+        verdict = self.decide(self._known(code, ()))
+        if verdict is None:
+            judges = self._ask(text, view, judged=True)
+            await judges.finish(None)
+            verdict = self.decide(self._known(code, judges.validations))
+        if verdict is None:
+            raise RuntimeError("requirements that were all asked left it open; please report this as a bug")
+        return verdict
+
+    def _ask(self, text: str, view: View, *, judged: bool) -> Checking:
+        return Checking([part for part in self.parts if part.judged is judged], text, view)
+
+    def _known(self, code: Iterable[Validation], judged: Iterable[Validation]) -> list[Validation | None]:
+        """Put what was said into the order of the parts; None for what was not asked."""
+        said = {id(one.requirement): one for one in (*code, *judged)}
+        return [said.get(id(part)) for part in self.parts]
+
+
+@attrs.frozen
+class _Waiting:
+    """
+    A combination whose parts have to be waited for.
+
+    Not a coroutine: closing one that was never awaited would leave those of its parts, which exist already, behind.
+    """
+
+    combination: _Combination
+    checking: Checking
+    text: str
+    view: View
+
+    def __await__(self) -> Generator[Any, Any, Validation]:
+        return self.combination.wait(self.checking, self.text, self.view).__await__()
+
+    def close(self) -> None:
+        """End what will never be awaited."""
+        self.checking.close()

@@ -1,0 +1,51 @@
+"""Answers that match a regular expression."""
+
+from typing import Any
+
+from sampling._arguments import check_number, check_str
+from sampling.errors import MissingExtra
+from sampling.requirements import Requirement, Verdict
+
+__all__ = ["compiled", "matches"]
+
+_MAX_PARTIAL_CHARS = 4_096
+"""Up to which length a growing text is looked at: every piece means matching from the start again."""
+
+
+def compiled(what: str, pattern: str) -> Any:
+    """Compile a pattern with the `regex` module; the standard library's `re` can't be stopped."""
+    try:
+        import regex  # noqa: PLC0415 - an extra: only those who match need it
+    except ImportError as error:
+        raise MissingExtra(what, "regex", "regex") from error
+    try:
+        return regex.compile(pattern)
+    except regex.error as error:
+        raise ValueError(f"pattern must be a regular expression, got {pattern!r}: {error}") from None
+
+
+def matches(pattern: str, description: str | None = None, *, timeout_s: float = 1.0) -> Requirement:
+    """
+    Require that the whole answer matches a regular expression.
+
+    `description` says in plain words what the pattern stands for, such as "a date like 2030-12-31".
+
+    It needs the extra `regex`: the standard library's `re` can't be stopped, and holds the interpreter while it runs,
+    so that one bad pattern stalls the whole process. A match that takes longer than `timeout_s` fails the attempt.
+    """
+    expression = compiled("matches()", check_str("pattern", pattern))
+    if description is not None:
+        check_str("description", description, empty=False)
+    limit_s = check_number("timeout_s", timeout_s, above=0)
+    whole = f"the whole answer must match {pattern}, with nothing before or after it"
+    reason = whole if description is None else f"it is not {description}: {whole}"
+
+    def whole_answer_matches(text: str) -> Verdict:
+        return expression.fullmatch(text, timeout=limit_s) is not None, reason
+
+    def may_still_match(text: str) -> Verdict:
+        if len(text) > _MAX_PARTIAL_CHARS:
+            return True
+        return expression.fullmatch(text, timeout=limit_s, partial=True) is not None, reason
+
+    return Requirement(description or f"matches {pattern}", whole_answer_matches, partial=may_still_match)

@@ -1,0 +1,107 @@
+"""Answers that are JSON: any, by a schema, or for a class."""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from json import JSONDecodeError, JSONDecoder
+from typing import Any
+
+from sampling._arguments import check_bool, check_str, wrong_type
+from sampling.checks.schemas import Schema
+from sampling.fences import unfenced
+from sampling.json_answer import read_json, told
+from sampling.requirements import Requirement, Verdict
+from sampling.typed import is_shape, reader_of
+
+__all__ = ["json", "json_schema", "model"]
+
+
+def json(*, fenced: bool = False) -> Requirement:
+    """Require that the answer is JSON, and nothing else; `fenced` allows a ``` block, and looks only into it."""
+    return _json_requirement("is JSON", read_json, fenced=fenced)
+
+
+def model(shape: Any, *, fenced: bool = False) -> Requirement:
+    """
+    Require that the answer is JSON that a pydantic model, an attrs class or a dataclass can be made of.
+
+    To get such an object as the value of the result, give the class to the action instead: `Action("…", Flight)`.
+    It needs the extra `pydantic`.
+    """
+    if not is_shape(shape):
+        raise wrong_type("shape", shape, "a pydantic model, an attrs class, a dataclass, or a container of these")
+    reader = reader_of(shape)
+    return _json_requirement(f"is the JSON of a {reader.name}", reader.read, fenced=fenced)
+
+
+def json_schema(schema: Mapping[str, Any], description: str | None = None, *, fenced: bool = False) -> Requirement:
+    """
+    Require that the answer is JSON that fits a JSON schema.
+
+    A `$ref` may point into the schema itself only: nothing is ever fetched.
+    It needs the extra `jsonschema`, which brings `regex`, so that a pattern in the schema can't stall the process.
+    """
+    if not isinstance(schema, Mapping):
+        raise wrong_type("schema", schema, "a JSON schema (a dict)")
+    if description is not None:
+        check_str("description", description, empty=False)
+    validator = Schema(schema)
+
+    def fits(text: str) -> None:
+        problems = validator.problems(read_json(text))
+        if problems:
+            raise ValueError(told(problems))
+
+    title = schema.get("title")
+    named = f"is JSON that fits the schema {title}" if isinstance(title, str) else "is JSON that fits the schema"
+    return _json_requirement(description or named, fits, fenced=fenced)
+
+
+def _json_requirement(description: str, read: Callable[[str], object], *, fenced: bool) -> Requirement:
+    """Make a requirement of a function that raises a ValueError if the text is not what it should be."""
+    check_bool("fenced", fenced)
+
+    def is_right(text: str) -> Verdict:
+        try:
+            read(unfenced(text) if fenced else text)
+        except ValueError as error:
+            return False, str(error)
+        return True
+
+    return Requirement(description, is_right, partial=None if fenced else may_become_json)
+
+
+# Texts that may still become JSON.
+
+_MAX_PREFIX_CHARS = 512
+"""Up to which length a growing text is looked at: what is not JSON is mostly not so from the first word on."""
+
+_UNFINISHED_VALUE = re.compile(r"-?\d{0,300}|t|tr|tru|f|fa|fal|fals|n|nu|nul")
+_UNFINISHED_NUMBER = re.compile(r"\.?\d{0,300}(?:[eE][+-]?\d{0,300})?")
+
+
+def may_become_json(text: str) -> Verdict:
+    """Tell whether a text that still grows may end as JSON: whether the first thing wrong with it is that it ends."""
+    if len(text) > _MAX_PREFIX_CHARS or text.count("[") + text.count("{") > _MAX_PREFIX_CHARS // 8:
+        return True
+    start = text.strip()
+    try:
+        _decode(start)
+    except JSONDecodeError as error:
+        return _is_cut_off(start, error), "it is not JSON: begin with the JSON itself, and say nothing around it"
+    return True
+
+
+_decode: Callable[[str], Any] = partial(JSONDecoder.decode, JSONDecoder())
+
+
+def _is_cut_off(text: str, error: JSONDecodeError) -> bool:
+    rest = text[error.pos :]
+    if not rest or error.msg.startswith("Unterminated"):
+        return True
+    if "\\u" in error.msg:
+        return len(rest) < 6
+    if error.msg == "Expecting value":
+        return _UNFINISHED_VALUE.fullmatch(rest) is not None
+    # A number that was read up to here may go on: "1" and then ".5".
+    return text[error.pos - 1 : error.pos].isdigit() and _UNFINISHED_NUMBER.fullmatch(rest) is not None

@@ -1,0 +1,56 @@
+"""How alike two texts are: pure functions that return 0 for nothing in common and 1 for the same."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+__all__ = ["MAX_WORDS", "Similarity", "cosine", "rouge_l"]
+
+Similarity: TypeAlias = Callable[[str, str], float]
+"""Anything that takes two texts and says how alike they are; higher is more alike."""
+
+MAX_WORDS = 2_000
+"""How many words of each text `rouge_l` looks at: its time grows with the product of both lengths."""
+
+
+def rouge_l(one: str, other: str) -> float:
+    """
+    Return the share of words that both texts have in the same order, whatever stands between them.
+
+    This is ROUGE-L: the F-measure of the longest common subsequence of words, in lower case.
+    Two texts without a single word are the same.
+    """
+    words, other_words = _words(one), _words(other)
+    if not words or not other_words:
+        return float(words == other_words)
+    return 2 * _common_length(words, other_words) / (len(words) + len(other_words))
+
+
+def _words(text: str) -> list[str]:
+    return text.casefold().split(maxsplit=MAX_WORDS)[:MAX_WORDS]
+
+
+def _common_length(one: Sequence[str], other: Sequence[str]) -> int:
+    """
+    Return the length of the longest common subsequence.
+
+    A row of the usual table is kept as the bits of one integer (Crochemore and others, 2001), so that a step
+    handles a whole row at once: 2,000 words against 2,000 take milliseconds, not seconds.
+    """
+    places: dict[str, int] = {}
+    for index, word in enumerate(one):
+        places[word] = places.get(word, 0) | (1 << index)
+    all_bits = (1 << len(one)) - 1
+    row = all_bits
+    for word in other:
+        matched = row & places.get(word, 0)
+        row = ((row + matched) | (row - matched)) & all_bits
+    return len(one) - row.bit_count()
+
+
+def cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the cosine of the angle between two vectors; 0 if one of them has no length."""
+    if len(one) != len(other):
+        raise ValueError(f"both vectors must have the same length, got {len(one)} and {len(other)}")
+    lengths = math.hypot(*one) * math.hypot(*other)
+    return math.fsum(a * b for a, b in zip(one, other, strict=True)) / lengths if lengths else 0.0

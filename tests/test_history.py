@@ -1,0 +1,146 @@
+"""Which of the earlier attempts a repair tells the model of."""
+
+import pytest
+
+from sampling import Context, History, Message, MultiTurnStrategy, Options, RepairTemplateStrategy, Requirement
+from sampling.strategies.history import estimated_tokens
+from sampling.testing import ScriptedBackend
+
+SYSTEM = Context([Message("system", "be brief")])
+
+
+def has(letter):
+    return Requirement(f"has {letter}", check=lambda text: (letter in text, f"{text} has no {letter}"))
+
+
+async def asked(strategy, answers, letters="xyz", ctx=SYSTEM):
+    """What each attempt of one subsample sent, as texts; no answer is ever valid."""
+    backend = ScriptedBackend(answers)
+    await strategy.sample("Q", ctx, backend, [has(letter) for letter in letters])
+    return [[message.content for message in request.messages] for request in backend.requests]
+
+
+def turns(strategy, answers, run, **arguments):
+    """What the last attempt of a conversation sent."""
+    return run(asked, strategy(loop_budget=len(answers), template="{reasons}", **arguments), answers, "x")[-1]
+
+
+class TestMultiTurn:
+    def test_all_is_the_default(self, run):
+        """S14: the whole conversation, each time."""
+        expected = ["be brief", "Q", "a", "- a has no x", "b", "- b has no x"]
+        assert expected == turns(MultiTurnStrategy, ["a", "b", "c"], run)
+        assert expected == turns(MultiTurnStrategy, ["a", "b", "c"], run, history="all")
+
+    def test_what_is_left_out_by_nothing_is_the_same_as_all(self, run):
+        """S14: a limit that is never reached changes nothing."""
+        answers = ["a", "b", "c", "d"]
+        everything = turns(MultiTurnStrategy, answers, run)
+        assert everything == turns(MultiTurnStrategy, answers, run, history=10)
+        assert everything == turns(MultiTurnStrategy, answers, run, history=History(max_tokens=1_000))
+
+    def test_only_the_last_turns(self, run):
+        """The first question stays; what was said in between is left out."""
+        last_two = ["be brief", "Q", "b", "- b has no x", "c", "- c has no x"]
+        assert last_two == turns(MultiTurnStrategy, ["a", "b", "c", "d"], run, history=2)
+        assert ["be brief", "Q", "c", "- c has no x"] == turns(MultiTurnStrategy, ["a", "b", "c", "d"], run, history=1)
+
+    def test_the_prompt_stops_growing(self, run):
+        """Which is what it is for."""
+        strategy = MultiTurnStrategy(loop_budget=20, history=3)
+        lengths = [len(messages) for messages in run(asked, strategy, [str(n) for n in range(10, 30)])]
+        assert [2, 4, 6, 8, *[8] * 16] == lengths
+
+    def test_only_the_best(self, run):
+        """By merit, and the latest of equals: go on from where most was right."""
+        strategy = MultiTurnStrategy(loop_budget=5, history="best", template="{reasons}")
+        sent = run(asked, strategy, ["x", "xy", "z", "yz", "-"])
+        assert ["be brief", "Q", "x", "- x has no y\n- x has no z"] == sent[1]
+        assert ["be brief", "Q", "xy", "- xy has no z"] == sent[2] == sent[3]
+        assert ["be brief", "Q", "yz", "- yz has no x"] == sent[4]
+
+    def test_the_oldest_turns_go_when_there_is_no_room(self, run):
+        """Counted with the user's own counter: here a token a character."""
+        answers = ["a" * 10, "b" * 10, "c" * 10, "d"]
+        newest = len("be brief") + len("Q") + 10 + len("- cccccccccc has no x")
+        one_more = newest + 10 + len("- bbbbbbbbbb has no x")
+        for limit, kept in [(newest, "c"), (one_more - 1, "c"), (one_more, "bc"), (10_000, "abc")]:
+            history = History(max_tokens=limit, count_tokens=len)
+            sent = turns(MultiTurnStrategy, answers, run, history=history)
+            assert ["be brief", "Q"] == sent[:2]
+            assert [letter * 10 for letter in kept] == sent[2::2]
+            assert sum(map(len, sent)) <= limit
+
+    def test_when_not_even_one_answer_has_room_its_reasons_are_told_with_the_question(self, run):
+        """So that the prompt stays as short as it can be, and users and assistants take turns."""
+        history = History(max_tokens=60, count_tokens=len)
+        sent = turns(MultiTurnStrategy, ["a", "b" * 100, "c"], run, history=history)
+        assert ["be brief", f"Q\n\n- {'b' * 100} has no x"] == sent
+
+    def test_limits_go_together(self, run):
+        """At most so many, and at most so long."""
+        history = History(2, max_tokens=10_000)
+        assert 6 == len(turns(MultiTurnStrategy, ["a", "b", "c", "d"], run, history=history))
+
+    def test_the_parser_the_options_and_the_context_stay(self, run):
+        """Whatever is left out."""
+        backend = ScriptedBackend(["a", "b", "c"])
+        strategy = MultiTurnStrategy(loop_budget=3, history=1)
+
+        async def main():
+            return await strategy.sample("Q", SYSTEM, backend, [has("x")], options=Options(seed=3))
+
+        result = run(main)
+        assert [3, 3, 3] == [request.options.seed for request in backend.requests]
+        assert [3, 5, 5] == [len(one.context) for one in result.slices]
+        assert "system" == backend.requests[2].messages[0].role
+
+
+class TestRepairTemplate:
+    TEMPLATE = "{action}:\n{reasons}"
+
+    def restated(self, run, answers, letters="x", template=TEMPLATE, **arguments):
+        strategy = RepairTemplateStrategy(loop_budget=len(answers), template=template, **arguments)
+        return run(asked, strategy, answers, letters)[-1][-1]
+
+    def test_the_last_is_the_default(self, run):
+        """S13: the reasons of the answer before."""
+        assert "Q:\n- b has no x" == self.restated(run, ["a", "b", "c"])
+        assert "Q:\n- b has no x" == self.restated(run, ["a", "b", "c"], history=1)
+
+    def test_more_of_them(self, run):
+        """Oldest first, and what two answers have in common once."""
+        assert "Q:\n- a has no x\n- b has no x" == self.restated(run, ["a", "b", "c"], history="all")
+        assert "Q:\n- b has no x\n- c has no x" == self.restated(run, ["a", "b", "c", "d"], history=2)
+        assert "Q:\n- a has no x" == self.restated(run, ["a", "a", "a", "d"], history="all")
+
+    def test_the_best_and_its_text(self, run):
+        """A template may show the answer that is told of."""
+        template = "{action}\nMend this: {answer}\n{reasons}"
+        sent = self.restated(run, ["x{reasons}", "-", "d"], "xy", template, history="best")
+        assert "Q\nMend this: x{reasons}\n- x{reasons} has no y" == sent
+
+    def test_the_oldest_reasons_go_when_there_is_no_room(self, run):
+        """Those of the newest are always told."""
+        answers = ["a", "b", "c", "d"]
+        newest = len("be brief") + len("Q:\n- c has no x")
+        one_more = newest + len("\n- b has no x")
+        for limit, expected in [(1, "c"), (one_more - 1, "c"), (one_more, "bc"), (1_000, "abc")]:
+            sent = self.restated(run, answers, history=History(max_tokens=limit, count_tokens=len))
+            assert "\n".join(["Q:", *(f"- {letter} has no x" for letter in expected)]) == sent
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("", 0), ("a", 1), ("abcd", 1), ("abcde", 2), ("a" * 400, 100)])
+def test_a_token_is_guessed_to_be_four_characters(text, tokens):
+    """Rounded up."""
+    assert tokens == estimated_tokens(text)
+
+
+def test_a_class_may_set_its_own():
+    """As for all settings."""
+
+    class Forgetful(MultiTurnStrategy):
+        history = History(1)
+
+    assert 1 == Forgetful().history.keep
+    assert "best" == Forgetful(history="best").history.keep
