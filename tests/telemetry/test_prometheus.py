@@ -1,0 +1,84 @@
+"""`prometheus_hooks`: what calls, attempts, tokens and seconds there were, by few labels."""
+
+import anyio
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from sampling import (
+    AuthenticationFailed,
+    Generation,
+    MultiTurnStrategy,
+    RejectionSamplingStrategy,
+    Requirement,
+    TransientError,
+    Usage,
+)
+from sampling.telemetry.prometheus import prometheus_hooks
+from sampling.testing import ScriptedBackend
+
+IS_B = Requirement("is b", check=lambda text: text == "b")
+
+
+@pytest.fixture
+def registry():
+    return CollectorRegistry()
+
+
+def test_attempts_tokens_and_seconds_are_counted_by_strategy(run, registry):
+    """One of each outcome; what losers spent is in the tokens."""
+    plan = {0: (3, "b"), 1: (1, "a"), 2: (2, TransientError("gone")), 3: (9, "b")}
+
+    async def backend(request):
+        wait_s, answer = plan[request.subsample]
+        await anyio.sleep(wait_s)
+        if isinstance(answer, Exception):
+            raise answer
+        return Generation(answer, Usage(10, 4, 0.25))
+
+    strategy = RejectionSamplingStrategy(concurrency_budget=4, hooks=prometheus_hooks(registry))
+    run(strategy.sample, "q", None, backend, [IS_B])
+
+    def value(name, **labels):
+        return registry.get_sample_value(name, {"strategy": "RejectionSamplingStrategy", **labels})
+
+    for outcome in ("valid", "invalid", "errored", "cancelled"):
+        assert 1 == value("sampling_attempts_total", outcome=outcome)
+    assert 1 == value("sampling_calls_total", stop_reason="validated")
+    assert (20, 8) == (value("sampling_tokens_total", kind="input"), value("sampling_tokens_total", kind="output"))
+    assert 0.5 == value("sampling_cost_total")
+    assert 3.0 == pytest.approx(value("sampling_call_seconds_sum"))
+    assert 1.0 == pytest.approx(value("sampling_attempt_seconds_sum", outcome="invalid"))
+    assert 0 == value("sampling_calls_running")
+
+
+def test_a_call_is_running_until_it_ends_however_it_ends(run, registry):
+    """Seen from inside of the backend, and after an error."""
+    seen = []
+
+    async def backend(request):
+        labels = {"strategy": "MultiTurnStrategy"}
+        seen.append(registry.get_sample_value("sampling_calls_running", labels))
+        raise AuthenticationFailed("no")
+
+    with pytest.raises(AuthenticationFailed):
+        run(MultiTurnStrategy(hooks=prometheus_hooks(registry)).sample, "q", None, backend)
+
+    assert [1] == seen
+    assert 0 == registry.get_sample_value("sampling_calls_running", {"strategy": "MultiTurnStrategy"})
+    assert 1 == registry.get_sample_value(
+        "sampling_calls_total", {"strategy": "MultiTurnStrategy", "stop_reason": "raised"}
+    )
+
+
+def test_no_text_and_no_id_is_a_label(run, registry):
+    """Labels with many values are what brings a Prometheus down; texts have no place there at all."""
+    result = run(
+        RejectionSamplingStrategy(hooks=prometheus_hooks(registry, prefix="app")).sample,
+        "the prompt",
+        None,
+        ScriptedBackend(["the answer"]),
+    )
+
+    exposed = generate_latest(registry).decode()
+    assert "app_attempts_total" in exposed
+    assert not any(text in exposed for text in ("the prompt", "the answer", result.sampling_id))
