@@ -6,7 +6,7 @@ import attrs
 
 from sampling._arguments import check_int, check_number
 
-__all__ = ["NO_USAGE", "Usage"]
+__all__ = ["NO_USAGE", "Price", "Usage"]
 
 
 @attrs.frozen
@@ -56,3 +56,19 @@ class Usage:
 
 NO_USAGE = Usage()
 """What a backend that reports nothing is taken to have used."""
+
+
+@attrs.frozen
+class Price:
+    """What tokens cost, as price lists say it: for a million of them, in any currency."""
+
+    input_per_million: float
+    output_per_million: float
+
+    def __attrs_post_init__(self) -> None:
+        check_number("input_per_million", self.input_per_million, least=0)
+        check_number("output_per_million", self.output_per_million, least=0)
+
+    def of(self, usage: Usage) -> float:
+        """Return what these tokens cost."""
+        return (usage.input_tokens * self.input_per_million + usage.output_tokens * self.output_per_million) / 1_000_000

@@ -3,17 +3,20 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, cast
 
 import attrs
 
 from sampling._arguments import shown
+from sampling.backends.openai_generation import OpenAIGeneration, ToolCall
 from sampling.messages import Generation, Options, Request
 from sampling.usage import Usage
 
 __all__ = ["canonical", "digest", "dump_generation", "load_generation", "plain_request"]
 
 _FIELDS = attrs.fields_dict(Generation).keys()
+_OPENAI_FIELDS = attrs.fields_dict(OpenAIGeneration).keys() - _FIELDS
 
 
 def plain_request(request: Request) -> dict[str, Any]:
@@ -58,21 +61,55 @@ def digest(value: object) -> str:
 
 
 def dump_generation(generation: Generation) -> dict[str, Any]:
-    """Return a generation as plain JSON values: what every generation has, not what a backend's own kind adds."""
-    return {name: getattr(generation, name) for name in _FIELDS} | {"usage": attrs.asdict(generation.usage)}
+    """Return a generation as plain JSON values, with what an `OpenAIGeneration` adds in a part of its own."""
+    dumped = {name: getattr(generation, name) for name in _FIELDS} | {"usage": attrs.asdict(generation.usage)}
+    if isinstance(generation, OpenAIGeneration):
+        whole = attrs.asdict(generation)
+        dumped["openai"] = {name: whole[name] for name in sorted(_OPENAI_FIELDS)}
+    return dumped
 
 
 def load_generation(data: object) -> Generation:
     """Make a generation of what `dump_generation` returned; anything else is a ValueError."""
-    if not isinstance(data, dict):
-        raise ValueError("not a generation")  # noqa: TRY004 - it is data that is wrong, not a caller's argument
-    fields = dict(cast("dict[str, Any]", data))
-    usage = fields.pop("usage", {})
-    if not fields.keys() <= _FIELDS:
-        raise ValueError("a generation with unknown fields")
-    if not isinstance(usage, dict) or not all(value is None or isinstance(value, str) for value in fields.values()):
+    fields = _fields(data, "a generation", _FIELDS | {"openai"})
+    usage = _fields(fields.pop("usage", {}), "a usage", attrs.fields_dict(Usage).keys())
+    openai = fields.pop("openai", None)
+    if not all(value is None or isinstance(value, str) for value in fields.values()):
         raise ValueError("a generation with fields of the wrong type")
     try:
-        return Generation(**fields, usage=Usage(**cast("dict[str, Any]", usage)))
+        if openai is None:
+            return Generation(**fields, usage=Usage(**usage))
+        return OpenAIGeneration(**fields, usage=Usage(**usage), **_load_openai_fields(openai))
     except TypeError as error:
         raise ValueError(str(error)) from None
+
+
+def _load_openai_fields(data: object) -> dict[str, Any]:
+    fields = _fields(data, "the OpenAI part of a generation", _OPENAI_FIELDS)
+    calls = [_fields(call, "a tool call", attrs.fields_dict(ToolCall).keys()) for call in _list(fields, "tool_calls")]
+    choices = _list(fields, "choices")
+    single = [fields.get("refusal"), fields.get("response_id")]
+    texts = [*choices, *(value for call in calls for value in call.values()), *filter(None, single)]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("a generation with fields of the wrong type")
+    return fields | {
+        "tool_calls": tuple(ToolCall(**call) for call in calls),
+        "choices": tuple(choices),
+        "logprobs": tuple(_list(fields, "logprobs")),
+    }
+
+
+def _fields(data: object, what: str, known: AbstractSet[str]) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise ValueError(f"not {what}")  # noqa: TRY004 - it is data that is wrong, not a caller's argument
+    fields = dict(cast("dict[str, Any]", data))
+    if not fields.keys() <= known:
+        raise ValueError(f"{what} with unknown fields")
+    return fields
+
+
+def _list(fields: Mapping[str, Any], name: str) -> list[Any]:
+    value: object = fields.get(name, [])
+    if not isinstance(value, list):
+        raise ValueError(f"{name} is not a list")  # noqa: TRY004 - it is data that is wrong
+    return list(cast("Iterable[Any]", value))

@@ -12,8 +12,8 @@ import anyio
 import attrs
 from anyio.lowlevel import EventLoopToken, current_token
 
+from sampling import bounded_json
 from sampling._arguments import check_int, check_str, wrong_type
-from sampling.backends import bounded_json
 from sampling.backends.as_json import canonical, digest, dump_generation, load_generation, plain_request
 from sampling.backends.layer import NOTHING, Delivery, Layer, Receive, ask, deliver
 from sampling.errors import FileRefused, TransientError

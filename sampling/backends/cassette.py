@@ -13,9 +13,8 @@ from typing import Any, Literal, cast, get_args
 
 import attrs
 
-from sampling import errors
+from sampling import bounded_json, errors
 from sampling._arguments import check_int, check_number, check_str
-from sampling.backends import bounded_json
 from sampling.backends.as_json import canonical, digest, dump_generation, load_generation, plain_request
 from sampling.backends.redaction import Redactor
 from sampling.errors import BackendError, FileRefused

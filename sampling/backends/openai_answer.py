@@ -5,15 +5,15 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import attrs
 
-from sampling.backends.bounded_json import loads
 from sampling.backends.openai_errors import Refusal
+from sampling.backends.openai_generation import OpenAIGeneration, ToolCall
 from sampling.backends.redaction import Redactor
+from sampling.bounded_json import loads
 from sampling.errors import Incomplete, MalformedResponse
 from sampling.identity import report_usage
-from sampling.messages import Generation
 from sampling.usage import Usage
 
-__all__ = ["Answer", "OpenAIGeneration", "ToolCall"]
+__all__ = ["Answer"]
 
 T = TypeVar("T")
 Json: TypeAlias = dict[str, Any]
@@ -23,33 +23,6 @@ MAX_TOKENS = 1_000_000_000
 
 UNKNOWN_FINISH = "unknown"
 """The finish_reason of an answer whose server gives none, where that is allowed."""
-
-
-@attrs.frozen
-class ToolCall:
-    """A tool that the model wants to be called."""
-
-    id: str
-    name: str
-    arguments: str
-    """JSON, as the model wrote it: it may be invalid, and is for you to check."""
-
-
-@attrs.frozen
-class OpenAIGeneration(Generation):
-    """A `Generation` with what only this API gives."""
-
-    tool_calls: tuple[ToolCall, ...] = attrs.field(default=(), kw_only=True)
-    refusal: str | None = attrs.field(default=None, kw_only=True)
-    """Why the model declines, where the server keeps that apart from the text."""
-
-    logprobs: tuple[Any, ...] = attrs.field(default=(), kw_only=True, hash=False)
-    """As they came, one token after the other; ask with Options(extra={"logprobs": True})."""
-
-    choices: tuple[str, ...] = attrs.field(default=(), kw_only=True)
-    """The text of every choice, if Options(extra={"n": …}) asked for several; `text` is that of the first."""
-
-    response_id: str | None = attrs.field(default=None, kw_only=True)
 
 
 class _Text:

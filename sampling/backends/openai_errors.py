@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from sampling.backends.bounded_json import loads
 from sampling.backends.redaction import Redactor
+from sampling.bounded_json import loads
 from sampling.errors import (
     AuthenticationFailed,
     BackendError,

@@ -25,6 +25,7 @@ from sampling import (
     TransientError,
     Usage,
 )
+from sampling.backends.openai import OpenAIGeneration, ToolCall
 from sampling.backends.replay import Recorded, Replayed
 from sampling.backends.retrying import Retrying
 from sampling.backends.simulated import SimulatedBackend, lognormal
@@ -69,6 +70,27 @@ def test_a_call_is_replayed_to_the_byte(run, tmp_path, seed, pace):
     assert account(first) == account(replayed)
     if pace:
         assert times(first) == [pytest.approx(pair) for pair in times(replayed)]
+
+
+def test_tool_calls_and_logprobs_are_replayed_too(run, tmp_path):
+    """What only an OpenAI server gives comes back as it was: a conversation with tools can be replayed."""
+    whole = OpenAIGeneration(
+        "",
+        Usage(3, 4, 0.5),
+        "tool_calls",
+        "m",
+        reasoning="hm",
+        tool_calls=(ToolCall("1", "look", '{"up": 1}'), ToolCall("2", "act", "")),
+        refusal="no",
+        logprobs=({"token": "a", "logprob": -0.5, "bytes": [97]},),
+        choices=("", "b"),
+        response_id="r-1",
+    )
+    recorded = Recorded(ScriptedBackend([whole]), tmp_path / "cassette")
+
+    first = run(recorded.generate, ASK)
+
+    assert whole == first == run(Replayed(tmp_path / "cassette").generate, ASK)
 
 
 def test_the_order_of_tasks_does_not_change_a_replay(tmp_path):

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from sampling.backends.bounded_json import MAX_DEPTH, loads
 from sampling.backends.openai_answer import Answer
 from sampling.backends.redaction import Redactor
 from sampling.backends.sse import EventParser
+from sampling.bounded_json import MAX_DEPTH, loads
 from sampling.errors import BackendError, MalformedResponse, ResponseTooLarge
 from sampling.messages import Generation
 
