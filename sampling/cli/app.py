@@ -1,0 +1,53 @@
+"""The commands, and what all of them do alike: errors are one line, and the exit code tells whose they are."""
+
+import sys
+from collections.abc import Sequence
+
+from sampling.errors import MissingExtra, SamplingError
+
+try:
+    import typer
+    from typer.exceptions import TyperException
+except ImportError as error:
+    raise MissingExtra("the command line", "typer", "cli") from error
+
+from sampling.cli import capacity, demo, load, plan, report, sample
+from sampling.cli import map as map_file
+
+__all__ = ["app", "run"]
+
+FAILED = 1
+"""The command was understood, and it did not work out."""
+
+app = typer.Typer(
+    help="Ask a language model deep and wide, check every answer, and stop at the first valid one.",
+    epilog="Start with:  sampling demo",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("sample", help=sample.HELP, epilog=sample.EXAMPLES)(sample.sample)
+app.command("map", help=map_file.HELP, epilog=map_file.EXAMPLES)(map_file.map_prompts)
+app.command("load", help=load.HELP, epilog=load.EXAMPLES)(load.load)
+app.command("capacity", help=capacity.HELP, epilog=capacity.EXAMPLES)(capacity.capacity)
+app.command("plan", help=plan.HELP, epilog=plan.EXAMPLES)(plan.plan)
+app.command("report", help=report.HELP, epilog=report.EXAMPLES)(report.report)
+app.command("demo", help=demo.HELP, epilog=demo.EXAMPLES)(demo.demo)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code: 0, 1 if it did not work out, 2 if the arguments are wrong."""
+    asked = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        return app(asked or ["--help"], prog_name="sampling", standalone_mode=False) or 0
+    except TyperException as wrong:
+        _complain(wrong.format_message())
+        return wrong.exit_code
+    except SamplingError as failed:
+        _complain(str(failed), failed.hint)
+        return FAILED
+
+
+def _complain(*parts: str | None) -> None:
+    """Say in one line what is wrong, and what to change."""
+    sys.stderr.write(f"sampling: {' '.join(' '.join(part.split()) for part in parts if part)}\n")

@@ -1,0 +1,164 @@
+"""The command line: what it prints, where, and with which exit code."""
+
+import subprocess
+import sys
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from sampling.cli import main
+from sampling.cli.app import run
+
+SIMULATED = ("sample", "How are you?", "--backend", "simulated")
+
+
+def one_line(text: str) -> str:
+    assert text.count("\n") == 1
+    assert text.endswith("\n")
+    return text.rstrip("\n")
+
+
+# sample.
+
+
+def test_the_answer_goes_to_the_output_and_the_account_to_the_error_output(capsys):
+    """So that `answer=$(sampling sample …)` has the answer and nothing else."""
+    assert run([*SIMULATED, "--require", "words:1.."]) == 0
+    out, err = capsys.readouterr()
+    assert one_line(out)
+    assert one_line(err).startswith("success in ")
+
+
+def test_an_answer_that_is_not_valid_is_exit_code_1(capsys):
+    """It is printed all the same: who asked decides what to do with it."""
+    assert run([*SIMULATED, "--depth", "2", "--require", "one-of:yes,no"]) == 1
+    out, err = capsys.readouterr()
+    assert one_line(out)
+    assert "2 of 2 attempts" in err
+
+
+def test_explain_shows_every_attempt(capsys):
+    """With what failed, and why."""
+    run([*SIMULATED, "--depth", "2", "--require", "one-of:yes,no", "--explain"])
+    err = capsys.readouterr().err
+    assert err.count("iteration ") == 2
+    assert "is not allowed: answer with one of yes, no" in err
+
+
+def test_the_embedded_model_is_asked_by_default(capsys):
+    """No key, no network, no file: `sampling sample "What is 47 + 38?" --require arithmetic` works."""
+    assert run(["sample", "What is 47 + 38?", "--require", "arithmetic", "--depth", "8", "--breadth", "4"]) == 0
+    assert capsys.readouterr().out.endswith("so 85\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["sample"], "Missing argument"),
+        (["sample", "x", "--dept", "3"], "No such option: --dept"),
+        (["sample", "x", "--depth", "0"], "--depth"),
+        (["sample", "x", "--depth", "deep"], "--depth"),
+        (["sample", "x", "--backend", "lama"], "--backend must be llama"),
+        (["sample", "x", "--strategy", "rejektion"], "--strategy must be one of rejection"),
+        (["sample", "x", "--backend", "simulated", "--require", "jsn"], "--require must be arithmetic; json"),
+        (["demo", "--question", "How are you?"], "text must be a question such as 'What is 47 + 38?'"),
+        (["sampel"], "No such command 'sampel'"),
+    ],
+)
+def test_a_wrong_flag_is_one_line_that_says_what_to_change(capsys, arguments, complaint):
+    """Exit code 2, nothing on the output, no traceback."""
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert one_line(err).startswith("sampling: ")
+    assert complaint in err
+
+
+def test_a_server_that_is_not_there_is_one_line_with_a_hint(capsys):
+    """Exit code 1: the flags were right."""
+    assert run(["sample", "x", "--backend", "openai:qwen3@http://127.0.0.1:9/v1"]) == 1
+    err = capsys.readouterr().err
+    assert "sampling: " in err
+    assert "Traceback" not in err
+
+
+# Help.
+
+
+@pytest.mark.parametrize("command", ["sample", "demo"])
+def test_the_help_of_a_command_shows_how_to_use_it(capsys, command):
+    """With examples that can be copied."""
+    assert run([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "Examples:" in out
+    assert f"  sampling {command} " in out
+
+
+def test_without_a_command_there_is_help(capsys):
+    """It lists the commands and says where to start."""
+    assert run([]) == 0
+    out = capsys.readouterr().out
+    assert "sampling demo" in out
+    assert "sample " in out
+
+
+def test_the_module_is_the_command():
+    """`python -m sampling` does what `sampling` does."""
+    done = subprocess.run([sys.executable, "-m", "sampling", "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Usage: sampling ")
+
+
+def test_a_missing_extra_is_one_line_that_says_what_to_install(capsys, monkeypatch):
+    """Not a traceback: who installs a package without its extras still has its command."""
+    for module in ("sampling.cli.app", "sampling.cli.sample", "sampling.cli.demo"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(SystemExit) as exited:
+        main()
+    assert exited.value.code == 2
+    assert 'pip install "sampling[cli]"' in one_line(capsys.readouterr().err)
+
+
+# demo.
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """What a short demo prints, and the picture that it draws."""
+    svg = tmp_path_factory.mktemp("demo") / "demo.svg"
+    done = subprocess.run(  # noqa: S603 - this interpreter
+        [sys.executable, "-W", "error", "-m", "sampling", "demo", "--questions", "5", "--svg", str(svg)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done, svg
+
+
+def test_the_demo_shows_one_call(shown):
+    """The four subsamples, how each of them ended, and what it took."""
+    out = shown[0].stdout
+    assert "1. What is 487 + 356?" in out
+    assert {" 1 ", " 2 ", " 3 ", " 4 "} <= {line[1:4] for line in out.splitlines()}
+    assert "attempts (" in out
+
+
+@pytest.mark.parametrize(
+    "way", ["one-shot", "rejection", "multi-turn repair", "majority vote", "best-of-n", "hedged", "escalation"]
+)
+def test_the_demo_has_a_row_for_every_way(shown, way):
+    """Accuracy, times and tokens."""
+    (row,) = [line for line in shown[0].stdout.splitlines() if line.strip().startswith(way) and "%" in line]
+    assert len(row.rpartition("%")[2].split()) == 4
+
+
+def test_the_demo_draws_a_picture(shown):
+    """An SVG file with a bar for each way and measure."""
+    picture = ET.parse(shown[1]).getroot()  # noqa: S314 - we have just written it
+    bars = picture.findall("{http://www.w3.org/2000/svg}rect")
+    assert len(bars) == 7 * 3
+
+
+def test_the_demo_says_nothing_on_the_error_output_that_is_not_a_terminal(shown):
+    """No bars in a log file, and nothing that went wrong."""
+    assert shown[0].stderr == ""

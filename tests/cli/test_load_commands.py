@@ -1,0 +1,381 @@
+"""`sampling load`, `capacity`, `plan` and `report`: what they print and write, and what Ctrl-C does to them."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from sampling.cli import capacity, load, plan, report
+from sampling.cli.app import run
+from sampling.load import CapacityAnswer, LoadReport, Plan, read_report
+from sampling.testing.servers import OpenAIServer, Reply
+
+VIRTUAL = ("--backend", "simulated:0.8", "--virtual")
+LOAD = ("load", *VIRTUAL, "--rate", "2", "--duration", "60s")
+SEARCH = ("capacity", *VIRTUAL, "--steps", "1,2,4,8", "--slo", "p95=3s", "--warmup", "5s", "--cooldown", "1s")
+PLAN = ("plan", "--pass-rate", "60%", "--ttft", "100ms", "--per-token", "10ms", "--rate", "1", "--requests", "200")
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-X", "dev", "-W", "error", "-m", "sampling", *map(str, arguments)]
+
+
+@pytest.fixture
+def server():
+    """A server that speaks OpenAI's protocol, and answers at once."""
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(OpenAIServer(lambda _: Reply(["yes"]))) as running,
+    ):
+        yield running
+
+
+# What goes wrong, in one line.
+
+CONTRADICTIONS = [
+    (["load"], "say how much traffic: --rate 50 (by the clock), --users 20 (who wait), or --trace FILE"),
+    (["load", "--rate", "5", "--users", "2"], "--rate and --users contradict each other"),
+    (["load", "--rate", "5", "--trace", "t.csv"], "--rate and --trace contradict each other"),
+    (["load", "--rate", "5"], "--rate needs an end: add --duration 30s, or --requests 1000"),
+    (["load", "--users", "5"], "--users needs an end: add --duration 30s, or --requests 1000"),
+    (["load", "--rate", "0", "--duration", "1s"], "rate must be > 0, got 0"),
+    (["load", "--rate", "-1", "--duration", "1s"], "--rate must be a number such as 50 or 1.5k, got '-1'"),
+    (["load", "--rate", "fast", "--duration", "1s"], "--rate must be a number such as 50 or 1.5k, got 'fast'"),
+    (["load", "--rate", "1e999", "--duration", "1s"], "--rate is too large"),
+    (["load", "--users", "0", "--requests", "1"], "users must be >= 1, got 0"),
+    (["load", "--rate", "5", "--duration", "soon"], "--duration must be a time such as 250ms, 2s or 1m, got 'soon'"),
+    (["load", "--rate", "5", "--duration", "0s"], "duration_s must be > 0"),
+    (["load", "--rate", "5", "--requests", "-1"], "requests must be >= 0, got -1"),
+    (["load", "--users", "5", "--requests", "9", "--to-rate", "9"], "--to-rate is for --rate"),
+    (["load", "--users", "5", "--requests", "9", "--arrivals", "poisson"], "--arrivals is for --rate"),
+    (["load", "--users", "5", "--requests", "9", "--max-in-flight", "9"], "--max-in-flight is for --rate"),
+    (["load", "--rate", "5", "--requests", "9", "--think-time", "1s"], "--think-time is for --users"),
+    (["load", "--rate", "5", "--requests", "9", "--on-error", "cancel"], "--on-error is for --users"),
+    (["load", "--users", "5", "--requests", "9", "--on-error", "x"], "on_error must be 'continue' or 'cancel'"),
+    (["load", "--rate", "5", "--requests", "9", "--burst", "3"], "--burst needs --arrivals burst"),
+    (["load", "--rate", "5", "--requests", "9", "--arrivals", "bursts"], "arrivals must be one of constant, poisson"),
+    (["load", "--rate", "5", "--requests", "9", "--to-rate", "50"], "needs duration_s, over which it is spread"),
+    (["load", "--trace", "nowhere.csv"], "--trace: can't read 'nowhere.csv': No such file or directory"),
+    (["load", "--rate", "5", "--requests", "9", "--slo", "p96=2s"], "no such SLO metric: 'p96'; there are p50, p90"),
+    (["load", "--rate", "5", "--requests", "9", "--slo", "p95"], "an SLO is written as metric=limit, such as p95=2s"),
+    (["load", "--rate", "5", "--requests", "9", "--slo", "p95=2s,p95=3s"], "p95 is limited twice"),
+    (["load", "--rate", "5", "--requests", "9", "--slo", ""], "an SLO needs at least one limit"),
+    (["load", "--rate", "5", "--requests", "9", "--out", "r.pdf"], "a report is written as .csv, .html, .json"),
+    (["load", "--rate", "5", "--requests", "9", "--out", "no/dir/r.json"], "there is no directory 'no/dir'"),
+    (["load", "--rate", "5", "--requests", "9", "--samples"], "--samples needs a .json to write them to"),
+    (["load", "--rate", "5", "--requests", "9", "--workers", "0"], "--workers"),
+    (["load", "--rate", "5", "--requests", "9", "--workers", "2"], "--workers 2 would start 2 servers of their own"),
+    (["load", "--rate", "5", "--requests", "9", "--virtual"], "--virtual needs --backend simulated"),
+    (["load", *VIRTUAL, "--rate", "5", "--requests", "9", "--workers", "2"], "2 servers of their own"),
+    (["load", "--rate", "5", "--requests", "9", "--workload", "here"], "target must be 'package.module:name'"),
+    (["load", "--rate", "5", "--requests", "9", "--workload", "a:b", "--depth", "2"], "leave out --depth"),
+    (["load", "--rate", "5", "--requests", "9", "--backend", "gpt"], "--backend must be llama"),
+    (["load", "--rate", "5", "--requests", "9", "--require", "jsn"], "--require must be"),
+    (["load", "why?", "--rate", "5", "--requests", "9", "--questions", "q.txt"], "contradict each other"),
+    (["load", "--rate", "5", "--requests", "9", "--questions", "nowhere.txt"], "--questions: can't read 'nowhere.txt'"),
+    (["capacity", "--slo", "p95=2s"], "Missing option '--steps'"),
+    (["capacity", "--steps", "1,2"], "Missing option '--slo'"),
+    (["capacity", "--slo", "p95=2s", "--steps", "20,10"], "steps must ascend: 10 comes after 20"),
+    (["capacity", "--slo", "p95=2s", "--steps", ""], "steps"),
+    (["capacity", "--slo", "p95=2s", "--steps", "0,1"], "every step must be finite and > 0, got 0"),
+    (["capacity", "--slo", "p95=2s", "--steps", "1,-2"], "every step must be finite and > 0, got -2"),
+    (["capacity", "--slo", "latency=2s", "--steps", "1,2"], "no such SLO metric: 'latency'"),
+    (["capacity", "--slo", "p95=2s", "--steps", "1", "--hold", "0s"], "hold_s must be > 0"),
+    (["capacity", "--slo", "p95=2s", "--steps", "1", "--think-time", "1s"], "are for axis='users'"),
+    (["capacity", "--slo", "p95=2s", "--steps", "1", "--axis", "threads"], "--axis"),
+    (["capacity", "--slo", "p95=2s", "--steps", "1.5", "--axis", "users"], "1.5"),
+    (["capacity", "--slo", "p95=2s", "--steps", "1", "--rate-tolerance", "100%"], "rate_tolerance"),
+    (["capacity", "--slo", "p95=2s", "--steps", "1", "--samples", "-o", "a.json"], "--samples is for `sampling load`"),
+    (["plan", "--rate", "1"], "Missing option '--slo'"),
+    (["plan", "--rate", "1", "--slo", "p95=2s"], "--pass-rate, --ttft, --per-token missing; or give a recorded run"),
+    ([*PLAN, "--slo", "p95=2s", "--price", "2"], "--price must be IN/OUT, such as 0.15/0.60"),
+    ([*PLAN, "--slo", "p95=2s", "--depths", "0..2"], "--depths must be numbers from 1 to 64"),
+    ([*PLAN, "--slo", "p95=2s", "--breadths", "few"], "--breadths must be numbers"),
+    ([*PLAN[:2], "170%", *PLAN[3:], "--slo", "p95=2s"], "--pass-rate is a share such as 60% or 0.6"),
+    ([*PLAN, "--slo", "p95=2s", "--like", "nowhere.json"], "--ttft and --like contradict each other"),
+    (["plan", "--rate", "1", "--slo", "p95=2s", "--like", "nowhere.json"], "can't read 'nowhere.json'"),
+    ([*PLAN, "--slo", "p95=2s", "--out", "p.html"], "written as .json or .csv"),
+    (["report"], "Missing argument"),
+    (["report", "nowhere.json"], "can't read 'nowhere.json': No such file or directory"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "complaint"), CONTRADICTIONS, ids=lambda value: " ".join(value)[:60])
+def test_every_contradiction_of_flags_is_one_line_that_says_what_to_change(
+    arguments, complaint, capsys, tmp_path, monkeypatch
+):
+    """R5: exit code 2, nothing on the output, nothing sent, nothing written, and no traceback."""
+    monkeypatch.chdir(tmp_path)
+    assert 2 == run(arguments)
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), err[:10]) == ("", 1, "sampling: ")
+    assert complaint in err
+    assert [] == list(tmp_path.iterdir())
+
+
+# Help.
+
+
+@pytest.mark.parametrize("name", ["load", "capacity", "plan", "report"])
+def test_help_explains_every_flag_and_has_examples(name, capsys):
+    """R8: every flag is documented."""
+    assert 0 == run([name, "--help"])
+    shown = capsys.readouterr().out
+    options = shown.split("Options:\n")[1].split("Examples:")[0].split("--help")[0]
+    entries = re.split(r"\n(?= {2}-)", options.rstrip(" -\n"))
+    assert len(entries) >= 4
+    for entry in entries:
+        words = re.sub(r"\[[^\]]*\]|<[^>]*>|--?[\w/-]+|[A-Z_:/]{3,}", "", entry).split()
+        assert len(words) >= 3, entry
+    assert shown.count(f"  sampling {name} ") >= 3
+
+
+@pytest.mark.parametrize("name", ["load", "capacity", "plan", "report"])
+def test_the_reference_has_every_flag(name, capsys):
+    """R8: in the table of its command."""
+    run([name, "--help"])
+    flags = set(re.findall(r"^ {2}(?:-\w, )?(--[\w-]+)", capsys.readouterr().out, re.MULTILINE)) - {"--help"}
+    pages = (Path(__file__).parents[2] / "docs" / "reference" / "command-line.md").read_text("utf-8")
+    section = pages.split(f"## `sampling {name}`")[1].split("\n## ")[0]
+    assert set() == {flag for flag in flags if f"{flag}`" not in section and f"{flag} /" not in section}
+
+
+@pytest.mark.parametrize("module", [load, capacity, plan, report], ids=lambda module: module.__name__)
+def test_the_examples_of_the_help_are_flags_that_there_are(module, capsys, tmp_path, monkeypatch):
+    """Each is read and checked with --dry-run; what is missing is only a file."""
+    monkeypatch.chdir(tmp_path)
+    for line in re.findall(r"^  sampling (.+)$", module.EXAMPLES, re.MULTILINE):
+        arguments = line.partition(" ||")[0].split()
+        code = run([*arguments, "--dry-run"])
+        complaint = capsys.readouterr().err
+        assert code == 0 or "can't read" in complaint, (line, complaint)
+
+
+# What is found.
+
+
+def test_a_load_run_prints_a_table_and_writes_what_it_is_told_to(capsys, tmp_path):
+    """As JSON, CSV and a page, by the names of the files."""
+    outs = [tmp_path / f"r{ending}" for ending in (".json", ".csv", ".html")]
+    assert 0 == run([*LOAD, *(part for path in outs for part in ("--out", str(path)))])
+    out, err = capsys.readouterr()
+    assert "120 due = 0 dropped + 120 sent" in out
+    assert [f"wrote {path}" for path in outs] == err.splitlines()
+    found = read_report(outs[0])
+    assert isinstance(found, LoadReport)
+    assert 120 == found.admitted
+    assert outs[2].read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_the_same_seed_makes_the_same_report(tmp_path):
+    """R9: to the byte, in virtual time."""
+    texts = []
+    for number, seed in enumerate((7, 7, 8)):
+        path = tmp_path / f"{number}.json"
+        run([*LOAD, "--arrivals", "poisson", "--seed", str(seed), "-o", str(path)])
+        texts.append(path.read_text("utf-8"))
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize(("slo", "code"), [("p95=2s", 0), ("p95=1ms", 1), ("validity=99%", 1)])
+def test_the_exit_code_of_a_load_run_says_whether_the_slo_held(slo, code, capsys):
+    """R5, for one step."""
+    assert code == run([*LOAD, "--slo", slo])
+    assert ("PASS" if code == 0 else "TRIP") in capsys.readouterr().out
+
+
+def test_users_think_and_wait(capsys):
+    """C1: ten users that think for a second, for a minute."""
+    assert 0 == run(["load", *VIRTUAL, "--users", "10", "--think-time", "1s", "--duration", "1m"])
+    assert "closed loop, 10 users" in capsys.readouterr().out
+
+
+def test_a_trace_is_played_back(tmp_path, capsys):
+    """O1: the instants of the file, and no others."""
+    (tmp_path / "t.csv").write_text("seconds\n100\n100.5\n102\n", encoding="utf-8")
+    assert 0 == run(["load", *VIRTUAL, "--trace", str(tmp_path / "t.csv")])
+    assert "3 due = 0 dropped + 3 sent" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("slo", "code"), [("p95=3s", 0), ("p95=1ms", 1)])
+def test_a_search_prints_its_steps_and_its_answer(slo, code, capsys, tmp_path):
+    """R5: 0 if any step passed, 1 otherwise; R8: one row a step, on disk as soon as it ends."""
+    files = {ending: tmp_path / f"c{ending}" for ending in (".json", ".csv", ".html")}
+    arguments = [*SEARCH[:-5], slo, *SEARCH[-4:], "--journal", str(tmp_path / "j"), "--no-preflight"]
+    for path in files.values():
+        arguments += ["-o", str(path)]
+    assert code == run(arguments)
+    out, err = capsys.readouterr()
+    answer = read_report(files[".json"])
+    assert isinstance(answer, CapacityAnswer)
+    assert str(answer) in out
+    assert [f"{step.target_rate:g}: {step.verdict}" for step in answer.steps] == re.findall(r"^\d+: [A-Z]+", err, re.M)
+    assert len(answer.steps) + 1 == len(files[".csv"].read_text("utf-8").splitlines())
+    assert len(answer.steps) + 1 == len((tmp_path / "j").read_text("utf-8").splitlines())
+
+
+def test_a_search_goes_on_with_its_journal(tmp_path, capsys):
+    """R8: what is in the journal is not run again."""
+    arguments = [*SEARCH, "--journal", str(tmp_path / "j")]
+    run(arguments)
+    assert capsys.readouterr().err
+    run(arguments)
+    out, err = capsys.readouterr()
+    assert ("", True) == (err, "holds 4 per second" in out)
+
+
+def test_a_dry_run_says_how_much_would_be_sent(capsys):
+    """And sends nothing."""
+    assert 0 == run([*LOAD, "--depth", "3", "--breadth", "2", "--dry-run"])
+    assert "120 requests over 60s" in (out := capsys.readouterr().out)
+    assert "at most 720 requests" in out
+    assert 0 == run([*SEARCH, "--dry-run"])
+    assert "4, 8 per second, 36s each" in capsys.readouterr().out
+    assert 0 == run([*PLAN, "--slo", "p95=2s", "--dry-run"])
+    assert "would simulate 16 pairs" in capsys.readouterr().out
+
+
+# Plans.
+
+
+@pytest.mark.parametrize(("slo", "code"), [("validity=80%", 0), ("p50=1ms", 1)])
+def test_a_plan_shows_all_pairs_and_the_best(slo, code, capsys, tmp_path):
+    """The exit code says whether there is one."""
+    path = tmp_path / "plan.json"
+    assert code == run([*PLAN, "--slo", slo, "--price", "0.25/2", "-o", str(path), "-o", str(tmp_path / "plan.csv")])
+    out = capsys.readouterr().out
+    assert "4×4" in out
+    found = read_report(path)
+    assert isinstance(found, Plan)
+    assert (str(found), code) == (out.splitlines()[-1], found.exit_code)
+
+
+def test_a_plan_can_be_made_for_a_server_like_one_that_was_measured(capsys, tmp_path):
+    """`sampling load --samples` records, `sampling plan --like` calibrates."""
+    for name, rate in (("idle", "1"), ("busy", "6")):
+        arguments = ["load", *VIRTUAL, "--rate", rate, "--requests", "200", "--arrivals", "poisson", "--samples"]
+        assert 0 == run([*arguments, "-o", str(tmp_path / f"{name}.json")])
+    likes = [part for name in ("idle", "busy") for part in ("--like", str(tmp_path / f"{name}.json"))]
+    capsys.readouterr()
+    assert 0 == run(["plan", *likes, "--rate", "1", "--slo", "validity=90%", "--requests", "200"])
+    assert "server: 8 slots, first token after 200 ms" in capsys.readouterr().out
+
+
+# Reports.
+
+
+def test_a_report_is_shown_turned_into_a_page_and_compared(capsys, tmp_path):
+    """With the exit code 1 if something got worse, and 0 if not."""
+    paths = {rate: tmp_path / f"{rate}.json" for rate in (2, 6)}
+    for rate, path in paths.items():
+        run(["load", *VIRTUAL, "--rate", str(rate), "--duration", "60s", "-o", str(path)])
+    capsys.readouterr()
+    assert 0 == run(["report", str(paths[2]), "--out", str(tmp_path / "r.html")])
+    assert "latency (from due)" in capsys.readouterr().out
+    assert (tmp_path / "r.html").exists()
+    assert 1 == run(["report", str(paths[6]), "--against", str(paths[2])])
+    assert "worse: p50" in capsys.readouterr().out
+    assert 0 == run(["report", str(paths[2]), "--against", str(paths[2])])
+    assert "the same, within 5%" in capsys.readouterr().out
+
+
+def test_reports_of_different_models_are_not_compared(capsys, tmp_path):
+    """O8: one line, and exit code 2."""
+    run([*LOAD, "-o", str(tmp_path / "open.json")])
+    run(["load", *VIRTUAL, "--users", "2", "--requests", "50", "-o", str(tmp_path / "closed.json")])
+    capsys.readouterr()
+    assert 2 == run(["report", str(tmp_path / "open.json"), "--against", str(tmp_path / "closed.json")])
+    assert "can't compare a report of the closed loop with one of the open loop" in capsys.readouterr().err
+
+
+# The real command, against a real server, with real signals.
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_real_server_is_loaded_by_real_processes(workers, server, tmp_path):
+    """What the server saw is what the report says was sent, by one process or by several."""
+    out = tmp_path / "r.json"
+    backend = f"openai:any@{server.url}"
+    done = subprocess.run(  # noqa: S603
+        command(
+            "load",
+            "Yes?",
+            "--backend",
+            backend,
+            "--rate",
+            "40",
+            "--requests",
+            "40",
+            "--require",
+            "words:1..",
+            "-o",
+            out,
+        ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (0, True) == (done.returncode, "40 due = 0 dropped + 40 sent" in done.stdout), done.stderr
+    assert len(server.requests) == json.loads(out.read_text("utf-8"))["admitted"] == 40
+
+
+@pytest.mark.parametrize("name", ["load", "capacity"])
+def test_ctrl_c_still_writes_what_was_gathered(name, server, tmp_path):
+    """R4, R8: a real SIGINT; the report is whole, says that it was interrupted, and no traceback is printed."""
+    out = tmp_path / "r.json"
+    backend = ("--backend", f"openai:any@{server.url}", "-o", out, "-o", tmp_path / "r.html")
+    arguments = {
+        "load": ("load", "Yes?", "--rate", "50", "--duration", "10m", *backend),
+        "capacity": ("capacity", "Yes?", "--steps", "20,40,60", "--slo", "p95=30s", "--warmup", "0s", "--hold", "2s",
+                     "--cooldown", "0s", "--rate-tolerance", "99%", *backend),
+    }[name]  # fmt: skip
+    with subprocess.Popen(  # noqa: S603
+        command(*arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "200"},
+    ) as process:
+        while len(server.requests) < (20 if name == "load" else 60):
+            assert process.poll() is None, process.communicate()
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert "SIGINT: stopping; what was gathered is kept" in stderr
+    assert "Traceback" not in stderr
+    found = read_report(out)
+    assert isinstance(found, LoadReport | CapacityAnswer)
+    assert found.interrupted
+    assert "interrupted" in stdout
+    assert (tmp_path / "r.html").exists()
+    if isinstance(found, CapacityAnswer):
+        assert found.exit_code == process.returncode
+        assert [step.target_rate for step in found.steps] == [20]
+    else:
+        assert 0 < found.admitted < 30_000
+        assert 0 == process.returncode
+
+
+def test_a_server_that_is_not_there_is_found_out_before_a_long_search(tmp_path):
+    """R10: one line with advice, exit code 1, and no step."""
+    done = subprocess.run(  # noqa: S603
+        command(
+            "capacity", "Yes?", "--steps", "1,2", "--slo", "p95=1s", "--backend", "openai:any@http://127.0.0.1:9/v1"
+        ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (1, "") == (done.returncode, done.stdout)
+    assert "the first request failed" in done.stderr
+    assert "check the address" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [] == list(Path(tmp_path).iterdir())

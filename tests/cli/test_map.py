@@ -1,0 +1,466 @@
+"""`sampling map`: the real command, mostly as a process of its own, with real signals, against a server on loopback."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from sampling import ItemFinished, ItemOutcome, Usage
+from sampling.cli.app import run
+from sampling.cli.plain import PlainProgress
+from sampling.journal import export
+from sampling.testing.servers import OpenAIServer, Reply
+
+KEY = "sk-canary-0123456789"
+
+
+@pytest.fixture
+def server():
+    """A server that speaks OpenAI's protocol, and remembers what it was asked."""
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(OpenAIServer(echo)) as running:
+        yield running
+
+
+def asked(request) -> str:
+    """What the user said, the first time."""
+    return next(message["content"] for message in request.json()["messages"] if message["role"] == "user")
+
+
+def echo(request, **settings) -> Reply:
+    """Repeat the prompt."""
+    return Reply([f"echo {asked(request)}"], **settings)
+
+
+@pytest.fixture
+def prompts(tmp_path) -> Callable[[int], Path]:
+    """`prompts(n)` writes a file of n prompts, `say 0` and so on, with the keys `k0` and so on."""
+
+    def write(count: int, extra: str = "") -> Path:
+        path = tmp_path / "prompts.jsonl"
+        lines = [json.dumps({"key": f"k{number}", "prompt": f"say {number}"}) for number in range(count)]
+        path.write_text("".join(f"{line}\n" for line in lines) + extra)
+        return path
+
+    return write
+
+
+def command(server, *arguments: object) -> list[str]:
+    """What to run."""
+    return [sys.executable, "-m", "sampling", "map", "--backend", f"openai:any@{server.url}", *map(str, arguments)]
+
+
+def finished(arguments: list[str], **settings) -> subprocess.CompletedProcess:
+    """Run a command to its end."""
+    environment = {**os.environ, "OPENAI_API_KEY": KEY}
+    done = subprocess.run(  # noqa: S603
+        arguments, env=environment, capture_output=True, text=True, timeout=120, check=False, **settings
+    )
+    assert KEY not in done.stdout + done.stderr
+    return done
+
+
+def started(arguments: list[str]) -> subprocess.Popen:
+    """Start a command."""
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: S603
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for another process to get somewhere."""
+    for _ in range(6_000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise TimeoutError
+
+
+def lines_of(path: Path) -> list[dict]:
+    """What was written."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def keys_of(path: Path) -> list[str]:
+    """Whose answers were written."""
+    return [line["key"] for line in lines_of(path)]
+
+
+# A run.
+
+
+def test_answers_are_in_the_order_of_the_file(server, prompts, tmp_path):
+    """F2: whichever is answered first; and the exit code is 0 when every prompt has a valid answer."""
+    server.reply = lambda request: echo(request, interval_s=0.3 if asked(request) == "say 0" else 0.0)
+    out = tmp_path / "answers.jsonl"
+
+    done = finished(command(server, prompts(12), "--out", out, "--price", "1/2", "--require", "regex:echo say .*"))
+
+    assert (0, "") == (done.returncode, done.stdout)
+    assert [(f"k{n}", "succeeded", f"echo say {n}") for n in range(12)] == [
+        (line["key"], line["status"], line["text"]) for line in lines_of(out)
+    ]
+    assert "completed: 12 of 12 prompts (12 succeeded)" in done.stderr
+    assert {1.2e-05} == {round(line["cost"], 9) for line in lines_of(out)}
+    export(f"{out}.journal", tmp_path / "exported.jsonl")
+    assert (tmp_path / "exported.jsonl").read_text() == out.read_text()
+
+
+def test_without_a_file_for_them_answers_go_to_the_output(server, tmp_path):
+    """So that it can be part of a pipe: plain lines in, JSON lines out, with the number of a line as its key."""
+    done = finished(command(server, "-", "--text", "--system", "Be brief."), input="one\n\n two \n")
+
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [("1", "echo one"), ("3", "echo  two ")] == [(row["key"], row["text"]) for row in rows]
+    assert {"system"} == {request.json()["messages"][0]["role"] for request in server.requests}
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_row_has_the_same_columns_with_and_without_a_journal(server, prompts, tmp_path):
+    """Whoever reads the answers need not know how they were made."""
+    finished(command(server, prompts(1), "--out", tmp_path / "with.jsonl"))
+    finished(command(server, prompts(1), "--out", tmp_path / "without.jsonl", "--no-journal"))
+
+    [kept], [written] = lines_of(tmp_path / "with.jsonl"), lines_of(tmp_path / "without.jsonl")
+    changing = {"elapsed_s": None, "sampling_id": None}
+    assert list(kept) == list(written)
+    assert {**kept, **changing} == {**written, **changing}
+
+
+def test_prompts_without_a_valid_answer_are_exit_code_1(server, prompts, tmp_path):
+    """And each is asked as often as the depth says, in one conversation."""
+    out = tmp_path / "answers.jsonl"
+    arguments = ("--require", "regex:echo say [02].*", "--strategy", "multi-turn", "--depth", "2", "--out", out)
+
+    done = finished(command(server, prompts(3), *arguments))
+
+    assert 1 == done.returncode
+    assert ["succeeded", "failed", "succeeded"] == [line["status"] for line in lines_of(out)]
+    assert {"say 0": 1, "say 1": 2, "say 2": 1} == Counter(asked(request) for request in server.requests)
+
+
+def test_a_halt_ends_the_answers_with_the_prompt_that_halted(server, prompts, tmp_path):
+    """F5: what had finished after it is in the journal, and not among the answers."""
+    server.reply = lambda request: echo(request, interval_s=0.4 if asked(request) == "say 2" else 0.0)
+    out = tmp_path / "answers.jsonl"
+
+    done = finished(
+        command(server, prompts(9), "--out", out, "--on-failure", "halt", "--require", "regex:echo say [^2]")
+    )
+
+    assert 1 == done.returncode
+    assert ["k0", "k1", "k2"] == keys_of(out)
+    assert "halted: 3 of 9 prompts" in done.stderr
+
+
+def test_an_error_ends_the_run_and_what_was_answered_is_kept(server, prompts, tmp_path):
+    """F7: a key that is refused, say: one line that says so, and the command that goes on."""
+    refusal = Reply(status=401, error={"error": {"message": "no"}})
+    server.reply = lambda request: refusal if asked(request) == "say 3" else echo(request)
+    out = tmp_path / "answers.jsonl"
+
+    done = finished(command(server, prompts(6), "--out", out, "-k", "1"))
+
+    assert 1 == done.returncode
+    assert ["k0", "k1", "k2"] == keys_of(out)
+    assert "ended by an error: AuthenticationFailed" in done.stderr
+    assert "Traceback" not in done.stderr
+    server.reply = echo
+    assert 0 == finished(command(server, prompts(6), "--out", out, "-k", "1", "--resume")).returncode
+    assert [f"k{number}" for number in range(6)] == keys_of(out)
+    assert {1, 2} == set(Counter(asked(request) for request in server.requests).values())
+
+
+# Interruptions.
+
+
+def test_a_killed_run_goes_on_where_it_was(server, prompts, tmp_path):
+    """F11, I13: SIGKILL, and the same command with --resume: every answer once, in order, few asked twice."""
+    server.reply = lambda request: echo(request, interval_s=0.02)
+    out = tmp_path / "answers.jsonl"
+    arguments = (prompts(60), "--out", out, "--max-concurrency", "4")
+    process = started(command(server, *arguments))
+    wait_until(lambda: server.completed >= 20)
+    process.kill()
+    process.communicate()
+    assert not out.exists()
+
+    done = finished(command(server, *arguments, "--resume"))
+
+    assert 0 == done.returncode
+    assert [f"k{number}" for number in range(60)] == keys_of(out)
+    assert len(server.requests) <= 60 + 4
+
+
+def test_ctrl_c_lets_what_is_in_flight_finish_and_says_how_to_go_on(server, prompts, tmp_path):
+    """Row 60: nothing new starts; exit code 130; the command that is printed asks for the rest, and for no more."""
+    server.reply = lambda request: echo(request, interval_s=0.5)
+    out = tmp_path / "answers.jsonl"
+    process = started(command(server, prompts(12), "--out", out, "-k", "4"))
+    wait_until(lambda: len(server.requests) == 4)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+
+    assert (130, 4) == (process.returncode, len(server.requests))
+    assert ["k0", "k1", "k2", "k3"] == keys_of(out)
+    assert "SIGINT: nothing new is started" in told
+    assert "stopped: 4 of 12 prompts (4 succeeded)" in told
+    go_on = told.splitlines()[-1].split()
+    server.reply = echo
+    assert 0 == finished([sys.executable, "-m", *go_on]).returncode
+    assert (12, [f"k{number}" for number in range(12)]) == (len(server.requests), keys_of(out))
+
+
+def test_a_second_ctrl_c_cancels_what_is_in_flight(server, prompts, tmp_path):
+    """The server sees its clients go."""
+    server.reply = lambda request: echo(request, interval_s=0.05, endless=True)
+    process = started(command(server, prompts(6), "--out", tmp_path / "answers.jsonl", "-k", "3"))
+    wait_until(lambda: len(server.requests) == 3)
+    process.send_signal(signal.SIGINT)
+    assert "nothing new is started" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+
+    assert (130, 3) == (process.returncode, len(server.requests))
+    wait_until(lambda: server.disconnects == 3)
+
+
+def test_the_grace_time_ends(server, prompts, tmp_path):
+    """Row 60: SIGTERM does the same as Ctrl-C; what takes longer than --grace is cancelled; exit code 143."""
+    server.reply = lambda request: echo(request, endless=asked(request) == "say 1", interval_s=0.05)
+    out = tmp_path / "answers.jsonl"
+    process = started(command(server, prompts(2), "--out", out, "-k", "2", "--grace", "0.3"))
+    wait_until(lambda: server.completed == 1 and len(server.requests) == 2)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+
+    assert (143, ["k0"]) == (process.returncode, keys_of(out))
+
+
+# What it may cost.
+
+
+def test_a_budget_ends_the_run_and_a_larger_one_goes_on(server, prompts, tmp_path):
+    """I10: not one request more than allowed, in both runs together."""
+    out = tmp_path / "answers.jsonl"
+    arguments = (prompts(12), "--out", out, "-k", "2")
+
+    done = finished(command(server, *arguments, "--budget-requests", "5"))
+
+    assert (1, 5) == (done.returncode, len(server.requests))
+    assert "the budget is spent" in done.stderr
+    assert [f"k{number}" for number in range(5)] == keys_of(out)
+    assert 0 == finished(command(server, *arguments, "--budget-requests", "12", "--resume")).returncode
+    assert (12, [f"k{number}" for number in range(12)]) == (len(server.requests), keys_of(out))
+
+
+def test_a_dry_run_shows_the_most_that_it_can_take_and_asks_nothing(prompts, capsys, tmp_path):
+    """Row 79: requests, tokens and cost, before a cent is spent; no file is made."""
+    arguments = ["map", str(prompts(10)), "--backend", "openai:any", "--strategy", "multi-turn", "--depth", "3"]
+    arguments += ["--breadth", "2", "--max-tokens", "100", "--price", "1/2", "--out", str(tmp_path / "a"), "--dry-run"]
+
+    assert 0 == run(arguments)
+
+    told = {line.rsplit(maxsplit=1)[0].strip(): line.split()[-1] for line in capsys.readouterr().out.splitlines()}
+    # 6 attempts a prompt; the prompt is 2 tokens; a second and a third attempt have 1 and 2 answers in front of them.
+    assert "60" == told["requests"]
+    assert f"{10 * (6 * 2 + 2 * 3 * 200):,}" == told["input tokens"]
+    assert "6,000" == told["output tokens"]
+    assert "0.0241" == told["cost"]
+    assert ["prompts.jsonl"] == [path.name for path in tmp_path.iterdir()]
+
+
+def test_a_dry_run_without_a_limit_says_that_there_is_none(prompts, capsys):
+    """An answer may be as long as the model likes, so no number would be true."""
+    assert 0 == run(["map", str(prompts(1)), "--backend", "openai:any", "--price", "1/2", "--dry-run"])
+    out = capsys.readouterr().out
+    assert 2 == out.count("no limit")
+    assert "set it to have a limit" in out
+
+
+# What is refused, before anything is asked.
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"prompt": "x"', "not JSON: Expecting ',' delimiter"),
+        ('{"promt": "x"}', 'no field "prompt"; there is "promt"'),
+        ('{"prompt": 3}', 'the field "prompt" must be a string, and is a number'),
+        ('{"prompt": " "}', 'the field "prompt" is empty'),
+        ('{"prompt": "x", "key": [1]}', 'the field "key" must be a string or a whole number, and is an array'),
+        ('{"prompt": "x", "key": true}', "and is true or false"),
+        ('{"prompt": "x", "key": ""}', 'the field "key" is empty'),
+        ('{"prompt": "x", "prompt": "y"}', "the same key twice"),
+        ('{"prompt": "\\ud800"}', "half a character"),
+        ("[1]", "neither an object nor a string, but an array"),
+        ("null", "neither an object nor a string, but null"),
+        ("[" * 100_000, "nested deeper"),
+        ("{'prompt': 'x'}", "not JSON"),
+    ],
+)
+def test_a_broken_line_is_named_by_its_number(server, prompts, tmp_path, capsys, line, problem):
+    """Nothing is asked, no file is made, and the exit code is 2; with --skip-bad it is reported, and the rest asked."""
+    path = prompts(2, f"{line}\n\n" + '"as a string"\n')
+    arguments = ["map", str(path), "--backend", f"openai:any@{server.url}"]
+
+    assert 2 == run([*arguments, "--out", str(tmp_path / "answers.jsonl")])
+
+    err = capsys.readouterr().err
+    assert f"{path}, line 3: " in err
+    assert problem in err
+    assert [] == server.requests
+    assert ["prompts.jsonl"] == [path.name for path in tmp_path.iterdir()]
+
+    assert 0 == run([*arguments, "--skip-bad"])
+    out, err = capsys.readouterr()
+    assert ["k0", "k1", "5"] == [json.loads(row)["key"] for row in out.splitlines()]
+    assert f"{path}, line 3: " in err
+    assert "skipped: 1; 3 are good" in err
+
+
+def test_what_is_no_text_is_named_by_its_line(tmp_path, capsys):
+    """A file in another encoding: the line, and where in it."""
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(b"\xef\xbb\xbfgood\nb\xe4d\n")
+    assert 2 == run(["map", str(path), "--text", "--backend", "simulated"])
+    assert "line 2: not UTF-8 at byte 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["nowhere.jsonl"], "can't read nowhere.jsonl: No such file"),
+        (["{prompts}", "--price", "3"], "--price must be IN/OUT, such as 0.15/0.60"),
+        (["{prompts}", "--price", "-1/2"], "input_per_million must be >= 0"),
+        (["{prompts}", "--budget-cost", "5"], "--budget-cost needs --price"),
+        (["{prompts}", "--resume"], "--resume needs the --out"),
+        (["{prompts}", "--out", "a", "--no-journal", "--resume"], "--no-journal and --resume exclude each other"),
+        (["{prompts}", "--on-error", "shrug"], "--on-error"),
+        (["{prompts}", "--max-concurrency", "0"], "--max-concurrency"),
+        (["{prompts}", "--ray-address", "auto"], "--ray-address needs --actors"),
+        (["{prompts}", "--require", "rejex:x"], "--require"),
+        (["{prompts}", "--out", "{prompts}"], "is there already"),
+    ],
+)
+def test_a_wrong_flag_is_exit_code_2_and_says_what_is_right(prompts, capsys, arguments, complaint):
+    """Before anything is asked."""
+    path = str(prompts(1))
+    assert 2 == run(["map", *[argument.format(prompts=path) for argument in arguments], "--backend", "simulated"])
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_file_without_a_prompt_is_refused(tmp_path, capsys):
+    """It is more likely a wrong file than nothing to do."""
+    (tmp_path / "empty").write_text("\n\n")
+    assert 2 == run(["map", str(tmp_path / "empty"), "--backend", "simulated"])
+    assert "there is no prompt in" in capsys.readouterr().err
+
+
+def test_answers_that_are_there_are_not_overwritten(server, prompts, tmp_path, capsys):
+    """They were paid for: --resume, another name, or delete them."""
+    out = tmp_path / "answers.jsonl"
+    arguments = ["map", str(prompts(2)), "--backend", f"openai:any@{server.url}", "--out", str(out)]
+    assert 0 == run(arguments)
+    before = out.read_bytes()
+
+    assert 2 == run(arguments)
+
+    assert "is there already: go on with it by --resume" in capsys.readouterr().err
+    assert (before, 2) == (out.read_bytes(), len(server.requests))
+
+
+def spoil_version(journal: Path) -> None:
+    """Make a journal look as if a newer version had written it."""
+    with sqlite3.connect(journal) as database:
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        database.execute(f"PRAGMA user_version = {version + 1}")
+    database.close()
+
+
+def spoil_bytes(journal: Path) -> None:
+    """Damage a journal."""
+    journal.write_bytes(b"x" * 5_000)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "flags", "complaint"),
+    [
+        (None, ["--depth", "2"], 'strategy.loop_budget: was "1", is "2"'),
+        (None, ["--require", "json"], "requirements"),
+        (spoil_version, [], "is a journal of version"),
+        (spoil_bytes, [], "journal"),
+    ],
+)
+def test_a_journal_that_does_not_fit_is_refused(server, prompts, tmp_path, capsys, spoil, flags, complaint):
+    """F11, rows 62 and 64: of another run, of a newer version, damaged: exit code 2, nothing asked or overwritten."""
+    out = tmp_path / "answers.jsonl"
+    arguments = ["map", str(prompts(2)), "--backend", f"openai:any@{server.url}", "--out", str(out)]
+    assert 0 == run(arguments)
+    before = out.read_bytes()
+    if spoil is not None:
+        spoil(Path(f"{out}.journal"))
+    capsys.readouterr()
+
+    assert 2 == run([*arguments, "--resume", *flags])
+
+    assert complaint in capsys.readouterr().err
+    assert (before, 2) == (out.read_bytes(), len(server.requests))
+
+
+def test_changes_can_be_accepted(server, prompts, tmp_path, capsys):
+    """Row 64: with a flag of its own, named in the error, the answers that are there are kept."""
+    out = tmp_path / "answers.jsonl"
+    arguments = ["map", str(prompts(2)), "--backend", f"openai:any@{server.url}", "--out", str(out)]
+    assert 0 == run(arguments)
+    assert 2 == run([*arguments, "--resume", "--depth", "2"])
+    assert "--accept-changes" in capsys.readouterr().err
+
+    assert 0 == run([*arguments, "--resume", "--depth", "2", "--accept-changes"])
+
+    assert 2 == len(server.requests)
+
+
+def test_a_run_that_is_going_on_is_not_disturbed(server, prompts, tmp_path):
+    """Row 63: a second process is refused, with the first one's number, and the first goes on undisturbed."""
+    server.reply = lambda request: echo(request, interval_s=0.05, endless=True)
+    arguments = (prompts(2), "--out", tmp_path / "answers.jsonl")
+    process = started(command(server, *arguments))
+    wait_until(lambda: len(server.requests) == 2)
+
+    second = finished(command(server, *arguments, "--resume"))
+
+    assert 2 == second.returncode
+    assert str(process.pid) in second.stderr
+    assert None is process.poll()
+    process.kill()
+    process.communicate()
+
+
+def test_progress_in_a_log_is_a_plain_line_now_and_then():
+    """Done, failed, tokens, cost, rate and time left; what came from the journal is no sign of how fast it goes."""
+    said: list[str] = []
+    progress = PlainProgress(10, said.append, every_s=0.0)
+    [hook] = progress.hooks()
+    for index, status in enumerate(["succeeded", "succeeded", "failed", "errored"]):
+        outcome = ItemOutcome(index, str(index), status, usage=Usage(900, 100, 0.25))
+        hook.function(ItemFinished(sampling_id="", parent_id=None, run_id="", outcome=outcome, recorded=index < 2))
+
+    assert 4 == len(said)
+    assert said[-1].startswith("4 of 10 done, 1 failed, 1 errored, 4,000 tokens, cost 1, ")
+    assert progress.line(10.0).endswith("0.2 a second, about 30 s left")
+    assert progress.line(1000.0).endswith("about 50 min left")
+
+
+def test_its_help_teaches(capsys):
+    """What a line looks like, how to go on, what Ctrl-C does, the exit codes, and examples to copy."""
+    assert 0 == run(["map", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    for word in ('{"key": ..., "prompt": ...}', "--resume", "Ctrl-C", "130 after Ctrl-C", "--dry-run", "Examples:"):
+        assert word in told
