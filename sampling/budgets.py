@@ -85,6 +85,11 @@ class Budget:
         return self._spent.tokens
 
     @property
+    def charged(self) -> Reservation:
+        """All that is settled: as reported, or as estimated where nothing was reported."""
+        return self._spent
+
+    @property
     def reserved(self) -> Reservation:
         """What is held for requests that are on their way."""
         return self._reserved
@@ -109,12 +114,27 @@ class Budget:
             answer_tokens = self._largest_answer if max_tokens is None else max_tokens
             tokens = prompt_chars // _CHARS_PER_TOKEN + answer_tokens
             wanted = Reservation(attempts, 1, max(tokens, 1), self._largest_cost)
-            self._check_room("attempts", self.attempts, self._spent.attempts, self._reserved.attempts, wanted.attempts)
-            self._check_room("requests", self.requests, self._spent.requests, self._reserved.requests, wanted.requests)
-            self._check_room("tokens", self.tokens, self._spent.tokens, self._reserved.tokens, wanted.tokens)
-            self._check_room("cost", self.cost, self._spent.cost, self._reserved.cost, wanted.cost)
-            self._reserved = _plus(self._reserved, wanted, 1)
+            self._hold(wanted)
             return wanted
+
+    def hold(self, wanted: Reservation) -> None:
+        """Hold room for a whole call that is made elsewhere, or raise `BudgetExceeded` and hold nothing."""
+        with self._lock:
+            self._hold(wanted)
+
+    def _hold(self, wanted: Reservation) -> None:
+        self._check_room("attempts", self.attempts, self._spent.attempts, self._reserved.attempts, wanted.attempts)
+        self._check_room("requests", self.requests, self._spent.requests, self._reserved.requests, wanted.requests)
+        self._check_room("tokens", self.tokens, self._spent.tokens, self._reserved.tokens, wanted.tokens)
+        self._check_room("cost", self.cost, self._spent.cost, self._reserved.cost, wanted.cost)
+        self._reserved = _plus(self._reserved, wanted, 1)
+
+    def settle_held(self, held: Reservation, spent: Reservation, usage: Usage) -> None:
+        """Replace what was held for a call by what it took: of room, and as the backend reported it."""
+        with self._lock:
+            self._reserved = _plus(self._reserved, held, -1)
+            self._spent = _plus(self._spent, spent, 1)
+            self._usage += usage
 
     @staticmethod
     def _check_room(name: str, limit: float | None, spent: float, reserved: float, wanted: float) -> None:
@@ -133,6 +153,13 @@ class Budget:
                 self._usage += usage
                 self._largest_answer = max(self._largest_answer, usage.output_tokens)
                 self._largest_cost = max(self._largest_cost, usage.cost)
+            self._spent = _plus(self._spent, charged, 1)
+
+    def charge(self, usage: Usage, *, attempts: int = 0, requests: int = 0) -> None:
+        """Count what was spent elsewhere, in another process or before a resume, whether there is room or not."""
+        charged = Reservation(attempts, requests, usage.total_tokens, usage.cost)
+        with self._lock:
+            self._usage += usage
             self._spent = _plus(self._spent, charged, 1)
 
     def count_request(self) -> None:

@@ -9,7 +9,7 @@ import attrs
 from structlog.contextvars import bind_contextvars
 
 from sampling._arguments import wrong_type
-from sampling.usage import Usage
+from sampling.usage import NO_USAGE, Usage
 
 __all__ = ["Identity", "another_request", "current", "report_usage"]
 
@@ -54,6 +54,31 @@ class Place:
         """Count one more request; an attempt with a budget also asks whether there is room for it."""
 
 
+@attrs.define
+class ItemPlace(Place):
+    """The place of one item of a fan-out. Its sampling_id is the item's id, which its call has as its parent."""
+
+    spent: Usage = NO_USAGE
+    """What the item's attempts used, whatever became of them."""
+
+    requests: int = 0
+    """How many requests they sent."""
+
+    calls: int = 0
+    """How many calls were made for the item itself; a strategy that goes in stages makes several."""
+
+    def next_call(self) -> str:
+        """Return a name for the item's next call that stays the same when another process runs the item again."""
+        self.calls += 1
+        return f"{self.sampling_id}:{self.calls}"
+
+    def settle(self, used: Usage | None) -> None:
+        """Count a request that has ended, and what it used, if anyone can say."""
+        self.requests += 1
+        if used is not None and used is not NO_USAGE:
+            self.spent += used
+
+
 _place: ContextVar[Place | None] = ContextVar("sampling_place", default=None)
 
 
@@ -64,6 +89,7 @@ def _log_variable(key: str) -> ContextVar[Any]:
 
 _logged_call = _log_variable("sampling_id")
 _logged_iteration = _log_variable("iteration_id")
+_logged_item = _log_variable("item_id")
 
 Entered: TypeAlias = tuple[Token[Place | None], Token[Any], ContextVar[Any]]
 
@@ -125,6 +151,20 @@ def apart() -> Place | None:
 def outside_of_attempts(sampling_id: str, parent_id: str | None) -> Place:
     """Return the place of a call that is between attempts."""
     return Place(sampling_id, parent_id, 0, "", 0, 0, None, None)
+
+
+def enter_item(item_id: str, parent_id: str | None) -> ItemPlace:
+    """Begin an item in a context of its own, which nobody has to put back as it was."""
+    place = ItemPlace(item_id, parent_id, 0, "", 0, 0, None, None)
+    _place.set(place)
+    _logged_item.set(item_id)
+    return place
+
+
+def current_item() -> ItemPlace | None:
+    """Return the item that a call which starts here is made for, if it is not nested in another call."""
+    place = _place.get()
+    return place if isinstance(place, ItemPlace) else None
 
 
 def enter(place: Place) -> Entered:

@@ -5,8 +5,6 @@ Show on the terminal how calls get on: a bar for each.
         result = await strategy.sample("…", None, backend, reqs, hooks=hooks)
 """
 
-import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -14,14 +12,13 @@ from contextlib import contextmanager
 
 import attrs
 
-from sampling._arguments import check_bool, check_instance
 from sampling.errors import MissingExtra
 from sampling.hooks import Hooks, IterationFinished, LoopFinished, LoopStarted
 from sampling.results import Outcome
+from sampling.telemetry._live import drawing
 
 try:
     from rich.console import Console
-    from rich.live import Live
     from rich.progress_bar import ProgressBar
     from rich.table import Column, Table
     from rich.text import Text
@@ -33,7 +30,6 @@ __all__ = ["progress"]
 _MOST_BARS = 20
 """With more calls than this, the oldest finished ones, and those that find no room, share one more bar."""
 
-_REDRAW_EVERY_S = 0.1
 _WIDEST_BAR = 24
 _STYLES: dict[Outcome, str] = {"valid": "green", "invalid": "yellow", "errored": "red", "cancelled": "dim"}
 
@@ -52,36 +48,9 @@ def progress(*, console: Console | None = None, show: bool | None = None) -> Gen
 
         show: Whether to. None: only on a terminal. On anything else, True writes the bars once, at the end.
     """
-    if console is None:
-        console = Console(stderr=True)
-    check_instance("console", console, Console, "a rich.console.Console or None")
-    if not (console.is_terminal if show is None else check_bool("show", show)):
-        yield Hooks()
-        return
     bars = _Bars()
-    # What is printed meanwhile goes above the bars; but if it goes elsewhere, into a file or a pipe, it is let through.
-    live = Live(console=console, get_renderable=bars.render, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
-    with live, _redrawing(live):
-        yield bars.hooks()
-
-
-@contextmanager
-def _redrawing(live: Live) -> Generator[None]:
-    """Draw the bars anew, regularly, in a thread of its own, so that no event ever waits for the terminal."""
-    # Not rich's own thread, which may live on for a moment after the display is closed.
-    over = threading.Event()
-
-    def redraw() -> None:
-        while not over.wait(_REDRAW_EVERY_S):
-            live.refresh()
-
-    thread = threading.Thread(target=redraw, name="sampling-progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    with drawing(bars.render, console, show=show) as drawn:
+        yield bars.hooks() if drawn else Hooks()
 
 
 @attrs.define

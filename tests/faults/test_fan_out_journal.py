@@ -1,0 +1,388 @@
+"""A journal that can't be written, that is damaged, or that is being written when the run is cut off."""
+
+import contextlib
+import errno
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+
+from sampling import (
+    Journal,
+    JournalDamaged,
+    JournalError,
+    JournalWriteFailed,
+    RejectionSamplingStrategy,
+    Requirement,
+    fan_out,
+    open_fan_out,
+)
+from sampling.journal import store
+from sampling.testing import After, ScriptedBackend, cancel_at_every_step, explore, run_virtual
+from tests.faults.journals import InlineJournal, answering, asked, is_whole, numbers, rows, stored
+
+ONCE = RejectionSamplingStrategy()
+
+WRITES = ("BEGIN", "COMMIT", "INSERT", "CREATE", "PRAGMA JOURNAL_MODE")
+
+FAULTS = {
+    "disk full": sqlite3.OperationalError("database or disk is full"),
+    "read-only": sqlite3.OperationalError("attempt to write a readonly database"),
+    "I/O error": sqlite3.OperationalError("disk I/O error"),
+    "no space for the lock": OSError(errno.ENOSPC, "No space left on device"),
+}
+
+
+@pytest.fixture
+def tmp_path():
+    """In memory, where there is a place for that: what is tested is the order of writes, not how long a disk takes."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:  # noqa: S108
+        yield Path(folder)
+
+
+class Failing(sqlite3.Connection):
+    """A connection whose k-th write fails, and all after it: a disk that is full stays full."""
+
+    left = float("inf")
+    fault: Exception
+
+    def _count(self, sql):
+        if sql.lstrip().upper().startswith(WRITES):
+            Failing.left -= 1
+            if Failing.left < 0:
+                raise Failing.fault
+
+    def execute(self, sql, *args):
+        self._count(sql)
+        return super().execute(sql, *args)
+
+    def executemany(self, sql, *args):
+        self._count(sql)
+        return super().executemany(sql, *args)
+
+    def executescript(self, sql):
+        self._count(sql)
+        return super().executescript(sql)
+
+
+@contextlib.contextmanager
+def failing_after(count, fault):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store.sqlite3, "connect", partial(sqlite3.connect, factory=Failing))
+        Failing.left, Failing.fault = count, fault
+        yield
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failing_write_claims_nothing_that_was_not_stored(tmp_path, fault, loop):
+    """Row 61: the k-th write fails, for every k of a small run."""
+    k, failures = 0, 0
+    while True:
+        path = tmp_path / f"run-{k}.db"
+        handed_out, error, backend = run_virtual(_run_with_a_bad_disk, path, k, FAULTS[fault], loop=loop)
+        on_disk = stored(path) if path.exists() else {}
+        assert handed_out <= set(on_disk), "an outcome was handed out that is not on disk"
+        if error is None:
+            break
+        failures += 1
+        unsaved = {one.index for one in error.unsaved}
+        paid = {int(asked(request)) for request in backend.returned}
+        assert paid == unsaved | set(on_disk), "an answer that was paid for is neither on disk nor on the error"
+        assert not unsaved & set(on_disk)
+        assert all("yes" == one.result.text for one in error.unsaved)
+        assert "make the same call again" in error.hint
+        assert not path.exists() or is_whole(path)
+        again = answering()
+        result = run_virtual(partial(fan_out, journal=InlineJournal(path)), ONCE, numbers(6), None, again, loop=loop)
+        assert 6 == len(result.outcomes)
+        assert not {int(asked(request)) for request in again.requests} & set(on_disk)
+        assert on_disk.items() <= stored(path).items(), "an outcome that was stored has changed"
+        k += 1
+    assert failures > 12, "a run of six items writes more often than that"
+
+
+async def _run_with_a_bad_disk(path, k, fault):
+    backend = ScriptedBackend(lambda request: After(0.5 * (1 + int(asked(request)) % 3), "yes"))
+    handed_out = set()
+    with failing_after(k, fault):
+        try:
+            async with open_fan_out(
+                ONCE, numbers(6), None, backend, max_concurrency=2, journal=InlineJournal(path)
+            ) as run:
+                async for outcome in run:
+                    handed_out.add(outcome.index)
+        except JournalWriteFailed as error:
+            assert 0 == backend.in_flight
+            return handed_out, error, backend
+    return handed_out, None, backend
+
+
+def test_what_is_in_flight_is_finished_and_nothing_new_is_started(run, tmp_path):
+    """Row 61: the run stops admitting; what runs is paid for, so it is waited for, and is on the error."""
+
+    def reply(request):
+        if asked(request) == "0":
+            Failing.left = 0
+        return After(1.0 if asked(request) == "0" else 50.0, "yes")
+
+    async def main():
+        backend = ScriptedBackend(reply)
+        journal = InlineJournal(tmp_path / "run.db")
+        with (
+            failing_after(float("inf"), FAULTS["disk full"]),
+            pytest.raises(JournalWriteFailed) as raised,
+        ):
+            await fan_out(ONCE, numbers(50), None, backend, max_concurrency=4, journal=journal)
+        return raised.value, len(backend.requests), anyio.current_time()
+
+    error, requests, now = run(main)
+    assert ([0, 1, 2, 3], 4, 50.0) == ([one.index for one in error.unsaved], requests, now)
+
+
+def test_a_disk_that_is_really_full(run, tmp_path, monkeypatch):
+    """Row 61: SQLite's own error, from a limit on the file's pages."""
+    path = tmp_path / "run.db"
+    real = store.connect
+
+    def small(path, **how):
+        database = real(path, **how)
+        database.execute("PRAGMA max_page_count = 14")
+        return database
+
+    monkeypatch.setattr(store, "connect", small)
+    backend = answering()
+    with pytest.raises(JournalWriteFailed, match="full") as failed:
+        run(fan_out, ONCE, numbers(500), None, backend, journal=InlineJournal(path), max_concurrency=4)
+    monkeypatch.undo()
+    on_disk = stored(path)
+    assert {int(asked(r)) for r in backend.returned} == set(on_disk) | {one.index for one in failed.value.unsaved}
+    result = run(fan_out, ONCE, numbers(500), None, answering(), journal=InlineJournal(path))
+    assert 500 == len(result.outcomes)
+    assert on_disk.items() <= stored(path).items()
+
+
+LIMITED = """
+import resource, signal, sys, anyio
+from sampling import *
+from functools import partial
+async def backend(request):
+    return "yes"
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+try:
+    anyio.run(partial(fan_out, journal=sys.argv[1]), RejectionSamplingStrategy(), map(str, range(1500)), None, backend)
+except JournalWriteFailed as error:
+    print(len(error.unsaved), error)
+"""
+
+
+def test_a_file_that_the_system_does_not_let_grow(tmp_path):
+    """Row 61: a real write() that fails, in a process of its own, with a real thread."""
+    path = tmp_path / "run.db"
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", LIMITED, str(path), "200000"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "could not be written" in done.stdout, done.stderr
+    assert is_whole(path)
+    on_disk = stored(path)
+    assert on_disk
+    backend = answering()
+    result = anyio.run(partial(fan_out, journal=path), ONCE, map(str, range(1500)), None, backend)
+    assert 1500 - len(on_disk) == len(backend.requests)
+    assert 1500 == len(result.outcomes)
+
+
+def test_every_damaged_byte_is_detected_or_harmless(tmp_path):
+    """Row 62: bits that flip anywhere in the file: refused, or of no consequence; never asked anew in silence."""
+    path, seen = tmp_path / "run.db", 0
+    run_virtual(partial(fan_out, journal=InlineJournal(path)), ONCE, numbers(20), None, answering())
+    whole, before = path.read_bytes(), stored(path)
+    for offset in range(0, len(whole), 67):
+        damaged = bytearray(whole)
+        damaged[offset] ^= 1 << (offset % 8)
+        path.write_bytes(damaged)
+        for leftover in tmp_path.glob("run.db?*"):
+            leftover.unlink()
+        backend = answering()
+        try:
+            result = run_virtual(partial(fan_out, journal=InlineJournal(path)), ONCE, numbers(20), None, backend)
+        except JournalError:
+            seen += 1
+            assert not backend.requests
+            continue
+        assert not backend.requests, f"a bit flipped at {offset}, and items were asked again"
+        assert [(o.index, o.status) for o in result.outcomes] == [(n, "succeeded") for n in range(20)]
+        assert before == stored(path)
+    assert seen > 50
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, 4096, 5000, 8192, 12288])
+def test_a_truncated_file_is_refused(run, tmp_path, keep):
+    """Row 62: and left as it is."""
+    path = tmp_path / "run.db"
+    run(fan_out, ONCE, numbers(200), None, answering(), journal=InlineJournal(path))
+    cut = path.read_bytes()[:keep]
+    path.write_bytes(cut)
+    backend = answering()
+    with pytest.raises(JournalDamaged):
+        run(fan_out, ONCE, numbers(200), None, backend, journal=InlineJournal(path))
+    assert not backend.requests
+    assert cut == path.read_bytes()
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_a_cancellation_at_any_step_leaves_rows_old_or_new(tmp_path, loop):
+    """Row 39: the write is shielded; what was answered is on disk, and nothing else, and the lock is free."""
+    seen = {}
+
+    async def scenario(world):
+        path = seen["path"] = tmp_path / f"{len(list(tmp_path.iterdir()))}.db"
+        backend = seen["backend"] = ScriptedBackend(lambda request: After(0.25 * (int(asked(request)) % 3), "yes"))
+        taken = seen["taken"] = set()
+        async with open_fan_out(ONCE, numbers(4), None, backend, max_concurrency=2, journal=InlineJournal(path)) as run:
+            async for outcome in run:
+                taken.add(outcome.index)
+        return len(taken)
+
+    def check(world, outcome):
+        assert not outcome.left_running
+        assert outcome.kind in {"returned", "cancelled"}
+        path, backend = seen["path"], seen["backend"]
+        assert 0 == backend.in_flight
+        if path.exists():
+            assert is_whole(path)
+            on_disk = set(stored(path))
+            assert seen["taken"] <= on_disk
+            assert on_disk == {int(asked(request)) for request in backend.returned}
+            [(status,)] = rows(path, "SELECT status FROM lives") or [("none",)]
+            assert status != "completed" or len(on_disk) == 4
+            assert not path.with_name(f"{path.name}.lock").exists()
+
+    outcomes = cancel_at_every_step(scenario, check=check, loops=[loop], seed=1)
+    assert {"returned", "cancelled"} == {outcome.kind for outcome in outcomes}
+
+
+def test_the_journal_is_right_in_every_schedule(tmp_path):
+    """F10, F11, I13: runs that are cut off, resumed until they are done: one outcome an item, none ever changes."""
+
+    async def scenario(world):
+        path = tmp_path / f"{world.loop}-{world.seed}-{len(list(tmp_path.iterdir()))}.db"
+        fates = [world.rng.choices(["yes", "no", "raise"], [6, 2, 1])[0] for _ in range(8)]
+        raised, calls, known = 0, [], {}
+
+        async def backend(request):
+            calls.append(int(asked(request)))
+            await anyio.sleep(world.latency())
+            if fates[calls[-1]] == "raise":
+                fates[calls[-1]] = "yes"
+                raise RuntimeError("broken")
+            return fates[calls[-1]]
+
+        yes = Requirement("says yes", "yes".__eq__)
+        for _ in range(10):
+            try:
+                with anyio.move_on_after(world.rng.choice([0.25, 0.75, 100.0])):
+                    result = await fan_out(
+                        ONCE, numbers(8), None, backend, [yes], max_concurrency=3, journal=InlineJournal(path)
+                    )
+                    break
+                world.reached("cancelled")
+            except RuntimeError:
+                raised += 1
+                world.reached("raised")
+            now = stored(path) if path.exists() else {}
+            assert known.items() <= now.items()
+            known = now
+        else:
+            return "never done"
+        assert list(range(8)) == [one.index for one in result.outcomes]
+        assert known.items() <= stored(path).items()
+        assert 8 == len(stored(path))
+        return sorted(calls), raised
+
+    explore(scenario, seeds=range(40), must_reach=["cancelled", "raised"])
+
+
+INTERRUPTED = """
+import contextlib, os, signal, sqlite3, sys
+from functools import partial
+import anyio
+from anyio.lowlevel import checkpoint
+from sampling import *
+from sampling.testing import run_virtual
+
+class Inline(Journal):
+    async def in_thread(self, work, limiter):
+        await checkpoint()
+        return work()
+
+loop, folder = sys.argv[1:]
+kinds, k = [], 0
+while True:
+    path, left, returned = f"{folder}/{k}.db", k, []
+
+    def step():
+        global left
+        left -= 1
+        if left == 0:
+            signal.raise_signal(signal.SIGINT)
+
+    async def backend(request):
+        await anyio.sleep(0.25)
+        returned.append(int(request.messages[-1].content))
+        return "yes"
+
+    taken = []
+    async def main():
+        async with open_fan_out(BaseSamplingStrategy(), map(str, range(4)), None, backend, max_concurrency=2,
+                                journal=Inline(path)) as run:
+            async for outcome in run:
+                taken.append(outcome.index)
+    try:
+        run_virtual(main, loop=loop, seed=k, on_step=step)
+    except KeyboardInterrupt as error:
+        kinds.append("interrupted")
+    except BaseException as error:
+        raise SystemExit(f"step {k}: {error!r}")
+    else:
+        if left > 0:
+            break
+        kinds.append("returned")
+    if os.path.exists(path):
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True)) as database:
+            assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",), k
+            on_disk = {item for (item,) in database.execute("SELECT item FROM outcomes")}
+            assert set(taken) <= on_disk <= set(returned), (k, taken, on_disk, returned)
+            statuses = [status for (status,) in database.execute("SELECT status FROM lives")]
+            assert statuses[-1:] != ["completed"] or len(on_disk) == 4, (k, statuses)
+    k += 1
+print(kinds.count("interrupted"), "of", k)
+"""
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_an_interrupt_at_any_step(tmp_path, loop):
+    """Row 43: a real SIGINT before every step: the journal is consistent, and KeyboardInterrupt comes out bare."""
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", INTERRUPTED, loop, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert (0, "") == (done.returncode, done.stderr)
+    assert int(done.stdout.split()[0]) > 20
+
+
+def test_a_store_that_is_not_open_says_so(tmp_path):
+    """Not an AttributeError about None."""
+    with pytest.raises(JournalError, match="is not open"):
+        store.Store(tmp_path / "run.db").write([], [])
+    assert isinstance(Journal(tmp_path / "x"), Journal)
