@@ -13,6 +13,7 @@ import anyio
 import attrs
 
 from sampling._arguments import check_int, check_number, check_str, shown
+from sampling.backends.shared_pace import SharedMachine, SharedPace
 from sampling.errors import RateLimited, TransientError
 from sampling.identity import report_usage
 from sampling.limits import LoopWatch, Slots, TokenBucket
@@ -29,10 +30,10 @@ _CHARS_PER_TOKEN = 4
 _REMEMBERED_REQUESTS = 65_536
 _NAME = re.compile(r"[\w.-]+")
 _WORDS = re.findall(
-    r"\w+",
-    "the rain falls on a quiet town and every window holds its own small light while trains pass slowly over the river "
-    "where nobody waits for them but one who counts their wheels until the last of them is gone beyond the hill and "
-    "only the long wet rails remain to say that something came this way tonight",
+    r" \w+",
+    " the rain falls on a quiet town and every window holds its own small light while trains pass slowly "
+    "over the river where nobody waits for them but one who counts their wheels until the last of them is "
+    "gone beyond the hill and only the long wet rails remain to say that something came this way tonight",
 )
 
 
@@ -95,6 +96,8 @@ class _Script:
     """After how many tokens the generation breaks off, if it does."""
 
     input_tokens: int
+    slowness: float = 1.0
+    """How much slower, or faster, than usual this one is."""
 
 
 @attrs.define
@@ -114,6 +117,9 @@ class _Pace:
 
     def done_at(self, tokens: int) -> float:
         return self.first_at + max(0, tokens - 1) * self.per_token_s
+
+    async def reach(self, tokens: int) -> None:
+        await anyio.sleep_until(self.done_at(tokens))
 
     def tokens_by(self, now: float) -> float:
         if now < self.first_at:
@@ -144,7 +150,11 @@ class SimulatedBackend:
         max_queued: int | None = None,
         time_to_first_token_s: float = 0.2,
         time_per_token_s: float = 0.02,
+        first_token_slowdown: float = 0.0,
+        token_slowdown: float = 0.0,
+        jitter: float = 0.0,
         output_tokens: OutputTokens = 64,
+        tokens_per_piece: int = 1,
         pass_probability: float | Mapping[str, float] = 0.5,
         yes_probability: float = 0.5,
         failures: float = 0.0,
@@ -167,7 +177,16 @@ class SimulatedBackend:
 
             time_per_token_s: For each token after the first.
 
+            first_token_slowdown: By which share the time to the first token grows with each further request in a slot,
+                at every moment anew; 0 for slots that do not notice each other.
+
+            token_slowdown: The same for the time per token.
+
+            jitter: How much requests differ in pace by themselves: the standard deviation of its logarithm.
+
             output_tokens: How long answers are; `max_tokens` of the request cuts them.
+
+            tokens_per_piece: How many tokens a streamed piece of text has, but for the first, which comes alone.
 
             pass_probability: How likely an answer meets the requirement "valid", or each of several by name.
 
@@ -181,7 +200,14 @@ class SimulatedBackend:
         self.max_queued = None if max_queued is None else check_int("max_queued", max_queued, least=0)
         self.time_to_first_token_s = check_number("time_to_first_token_s", time_to_first_token_s, least=0)
         self.time_per_token_s = check_number("time_per_token_s", time_per_token_s, least=0)
+        slowdowns = [
+            check_number("first_token_slowdown", first_token_slowdown, least=0),
+            check_number("token_slowdown", token_slowdown, least=0),
+        ]
+        self._machine = SharedMachine(*slowdowns) if any(slowdowns) else None
+        self.jitter = check_number("jitter", jitter, least=0)
         self.output_tokens = _checked_length(output_tokens)
+        self.tokens_per_piece = check_int("tokens_per_piece", tokens_per_piece, least=1)
         self.pass_probability = _checked_names(pass_probability)
         self.yes_probability = _checked_probability("yes_probability", yes_probability)
         self.failures = _checked_probability("failures", failures)
@@ -277,10 +303,10 @@ class SimulatedBackend:
     async def _serve(self, visit: _Visit, receive: Callable[[str], None] | None) -> Generation:
         script = visit.script
         started_at = anyio.current_time()
-        pace = _Pace(started_at + self.time_to_first_token_s, self.time_per_token_s)
+        pace = self._start(script.slowness, started_at)
         length = len(script.tokens) if script.fails_after is None else script.fails_after
         try:
-            await _generate(script.tokens[:length], pace, receive)
+            await _generate(script.tokens[:length], pace, receive, self.tokens_per_piece)
             visit.outcome = "served" if script.fails_after is None else "failed"
         finally:
             now = anyio.current_time()
@@ -288,9 +314,19 @@ class SimulatedBackend:
             report_usage(usage)
             self._tokens_generated += usage.output_tokens
             self._busy_slot_s += now - started_at
+            if self._machine is not None:
+                self._machine.leave()
         if visit.outcome == "failed":
             raise TransientError(f"simulated failure after {length} tokens")
         return Generation("".join(script.tokens), usage, script.finish_reason, self.model)
+
+    def _start(self, slowness: float, now: float) -> _Pace | SharedPace:
+        """Return the pace of a request that begins now, with a slot of its own."""
+        first_s, per_token_s = self.time_to_first_token_s * slowness, self.time_per_token_s * slowness
+        if self._machine is None:
+            return _Pace(now + first_s, per_token_s)
+        self._machine.enter()
+        return SharedPace(self._machine, first_s, per_token_s)
 
     def _usage(self, input_tokens: int, output_tokens: float) -> Usage:
         output = int(output_tokens)
@@ -318,6 +354,7 @@ class SimulatedBackend:
             "stop" if length <= longest else "length",
             fails_after,
             max(1, input_chars // _CHARS_PER_TOKEN),
+            rng.lognormvariate(-(self.jitter**2) / 2, self.jitter) if self.jitter else 1.0,
         )
 
     def _draw_number(self, request: Request) -> int:
@@ -342,12 +379,17 @@ class SimulatedBackend:
         )
 
 
-async def _generate(tokens: tuple[str, ...], pace: _Pace, receive: Callable[[str], None] | None) -> None:
+async def _generate(
+    tokens: tuple[str, ...], pace: _Pace | SharedPace, receive: Callable[[str], None] | None, per_piece: int
+) -> None:
     if receive is not None:
-        for number, token in enumerate(tokens, 1):
-            await anyio.sleep_until(pace.done_at(number))
-            receive(token)
-    await anyio.sleep_until(pace.done_at(len(tokens)))
+        start = 0
+        while start < len(tokens):
+            end = min(start + per_piece, len(tokens)) if start else 1
+            await pace.reach(end)
+            receive("".join(tokens[start:end]))
+            start = end
+    await pace.reach(len(tokens))
 
 
 def _failure_mark(name: str) -> str:
@@ -357,7 +399,9 @@ def _failure_mark(name: str) -> str:
 def _words(rng: random.Random, count: int, first: str) -> list[str]:
     """Write an answer of `count` tokens, its second one so rare that hardly two answers are the same."""
     start = rng.randrange(len(_WORDS))
-    words = [f" {_WORDS[(start + place) % len(_WORDS)]}" for place in range(count)]
+    words = _WORDS[start : start + count]
+    while len(words) < count:
+        words += _WORDS[: count - len(words)]
     words[:2] = [first, f", {rng.getrandbits(32):08x}:"][:count]
     return words
 

@@ -1,0 +1,54 @@
+"""The canned server of the HTTP suite, with a log of its own: when each chat request arrived. Standard library only.
+
+The delivered load, and how evenly it came, are read from here, never from what a client says about itself.
+"""
+
+from __future__ import annotations
+
+import asyncio  # noqa: TID251 - a bare protocol, so that the server is far from being the limit
+import json
+import time
+from array import array
+from collections import Counter
+
+from benchmarks.http_line import Json, answer_lines
+from benchmarks.http_server import AT_ONCE, MODEL, HttpClient
+
+_MODELS = json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model"}]}).encode()
+_KNOWN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(_MODELS), _MODELS)
+
+
+class Logged(HttpClient):
+    """Writes down when each request comes; whoever asks what there is gets an answer, too."""
+
+    def __init__(self, counts: Counter[str], log: array[float]) -> None:
+        super().__init__(counts)
+        self._log = log
+
+    def answer(self, path: str, body: bytes) -> None:
+        """Log, and answer."""
+        if body:
+            self._log.append(time.monotonic())
+            super().answer(f"{AT_ONCE}{path}", body)
+        else:
+            self.transport.write(_KNOWN)
+
+
+async def main() -> None:
+    """Serve until nobody asks for the log any more; each time it is asked for, it begins anew."""
+    counts: Counter[str] = Counter(streamed=0, whole=0, other=0)
+    log = array("d")
+    server = await asyncio.get_running_loop().create_server(lambda: Logged(counts, log), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+
+    def told(_: Json) -> Json:
+        seen = log[:]
+        del log[: len(seen)]
+        return {"port": port, "counts": dict(counts), "arrived": seen.tolist(), "cpu_s": time.process_time()}
+
+    async with server:
+        await asyncio.to_thread(answer_lines, told)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,226 @@
+"""What traffic is asked for: `OpenLoop` sends by the clock, `ClosedLoop` sends when an answer has come."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
+
+import attrs
+
+from sampling._arguments import check_int, check_items, check_number, shown, wrong_type
+
+__all__ = ["ArrivalModel", "ClosedLoop", "OpenLoop", "Profile", "Shape", "profile_from_dict"]
+
+ArrivalModel: TypeAlias = Literal["constant", "poisson", "burst"]
+"""How arrivals are spread: evenly, by chance, or several at once."""
+
+Shape: TypeAlias = Callable[[float], float]
+"""What the rate is multiplied by, at each fraction (0 to 1) of the measured time: a daily curve, say."""
+
+_CONTRADICTION = (
+    "rate and users contradict each other: a rate sends by the clock (OpenLoop), "
+    "users wait for their answers (ClosedLoop)"
+)
+
+
+@attrs.frozen(kw_only=True)
+class OpenLoop:
+    """
+    Traffic that does not wait: requests leave at instants that were fixed before the first answer came.
+
+    This is how the world asks: users do not know that the server is slow, and keep coming.
+    Arrival `i` is at `i / rate` seconds, whatever happens. What finds `max_in_flight` requests unanswered
+    is dropped and counted, so that a server that stalls can't exhaust the machine that measures it.
+    """
+
+    model: ClassVar[str] = "open"
+
+    rate: float | None = None
+    """Arrivals per second. With `to_rate`, at the start. Left out only with `trace`."""
+
+    duration_s: float | None = None
+    """For how long, the warm-up not included. Or say how many with `requests`, or both: whichever comes first."""
+
+    max_in_flight: int = 256
+    """How many requests may be sent and not yet answered; arrivals beyond that are dropped and counted."""
+
+    arrivals: ArrivalModel = "constant"
+    burst: int = 10
+    """How many come at once, with `arrivals="burst"`; the bursts are so far apart that the rate is kept."""
+
+    to_rate: float | None = None
+    """A ramp: the rate changes evenly to this one over `duration_s`."""
+
+    shape: Shape | None = attrs.field(default=None, eq=False)
+    trace: tuple[float, ...] | None = attrs.field(default=None, repr=False)
+    """The instants themselves, in seconds from the start, ascending: yesterday's traffic."""
+
+    requests: int | None = None
+    warmup_s: float = 0.0
+    """Traffic before the measurement, paced like the rest; nothing of it is counted."""
+
+    drain_s: float | None = 60.0
+    """How long to wait for answers after the last arrival; what is unanswered then is cancelled and counted so."""
+
+    late_limit_s: float = 10.0
+    """A tick that is later than this was slept through: it and all that are due are counted as missed, not sent."""
+
+    users: None = None
+    """Not here: a profile has a rate or users."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.users is not None:
+            raise ValueError(_CONTRADICTION)
+        if self.trace is not None:
+            self._check_trace(self.trace)
+        else:
+            self._check_rate()
+        if self.duration_s is not None:
+            check_number("duration_s", self.duration_s, above=0)
+        if self.requests is not None:
+            check_int("requests", self.requests, least=0)
+        check_int("max_in_flight", self.max_in_flight, least=1)
+        check_number("warmup_s", self.warmup_s, least=0)
+        if self.drain_s is not None:
+            check_number("drain_s", self.drain_s, least=0)
+        check_number("late_limit_s", self.late_limit_s, above=0)
+
+    def _check_rate(self) -> None:
+        if self.rate is None:
+            raise ValueError("an OpenLoop needs a rate (arrivals per second), or a trace of instants")
+        # A rate of 0 or infinity would collapse all instants into one.
+        check_number("rate", self.rate, above=0)
+        if self.arrivals not in get_args(ArrivalModel):
+            raise ValueError(f"arrivals must be one of {', '.join(get_args(ArrivalModel))}, got {shown(self.arrivals)}")
+        check_int("burst", self.burst, least=1)
+        if self.duration_s is None and self.requests is None:
+            raise ValueError("an OpenLoop needs an end: set duration_s, or requests, or both")
+        if self.to_rate is not None or self.shape is not None:
+            self._check_change()
+
+    def _check_change(self) -> None:
+        """Check a rate that changes on the way."""
+        if self.to_rate is not None:
+            check_number("to_rate", self.to_rate, above=0)
+            if self.shape is not None:
+                raise ValueError("to_rate and shape contradict each other: set one of them")
+        if self.duration_s is None:
+            raise ValueError("a ramp (to_rate) or a shape needs duration_s, over which it is spread")
+        if self.arrivals == "burst":
+            raise ValueError("bursts come at one rate: leave to_rate and shape out, or use arrivals='poisson'")
+        if self.shape is not None and not callable(self.shape):
+            raise wrong_type("shape", self.shape, "a function of a fraction of the duration")
+
+    def _check_trace(self, trace: tuple[float, ...]) -> None:
+        if self.rate is not None or self.to_rate is not None or self.shape is not None:
+            raise ValueError("trace and rate contradict each other: a trace has its own instants, leave the rate out")
+        instants = check_items("trace", trace, "instants in seconds, ascending")
+        earlier = 0.0
+        for number, instant in enumerate(instants):
+            if check_number(f"trace[{number}]", instant, least=0) < earlier:
+                raise ValueError(f"trace[{number}] must be >= the instant before it ({earlier}), got {instant}")
+            earlier = instant
+        object.__setattr__(self, "trace", tuple(instants))
+
+    @property
+    def measured_s(self) -> float | None:
+        """How long the measurement lasts, if that is known beforehand."""
+        if self.trace is not None and self.duration_s is None:
+            return max(self.trace[-1] - self.warmup_s, 0.0) if self.trace else 0.0
+        if self.duration_s is None and self.requests is not None and self.rate is not None:
+            return self.requests / self.rate
+        return self.duration_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as JSON can hold them; of a shape, only its name."""
+        return {"model": self.model, **attrs.asdict(self), "shape": _name_of(self.shape)}
+
+
+@attrs.frozen(kw_only=True)
+class ClosedLoop:
+    """
+    Traffic that waits: so many users, each of whom asks again only after being answered.
+
+    It finds out what a fixed number of callers get. It does not find out what happens to those who come anyway:
+    when the server stalls, its users stop asking, and the stall hardly shows in the latencies.
+    """
+
+    model: ClassVar[str] = "closed"
+
+    users: int
+    requests: int | None = None
+    """How many requests all users make together, first ones and follow-ups."""
+
+    think_time_s: float = 0.0
+    """From an answer to the next request of the same user."""
+
+    horizon_s: float | None = None
+    """No request starts after this many seconds, the warm-up included."""
+
+    on_error: Literal["continue", "cancel"] = "continue"
+    """Whether a failed request costs one request, or ends its user, as where a conversation can't go on."""
+
+    warmup_s: float = 0.0
+    """Requests that start before this are not counted."""
+
+    activate_per_s: float | None = None
+    """How many users may start per second at most; None for as many as the think time spreads out."""
+
+    drain_s: float | None = 60.0
+    """How long to wait for answers after the horizon; what is unanswered then is cancelled and counted so."""
+
+    rate: None = None
+    """Not here: a profile has a rate or users."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.rate is not None:
+            raise ValueError(_CONTRADICTION)
+        check_int("users", self.users, least=1)
+        check_number("think_time_s", self.think_time_s, least=0)
+        check_number("warmup_s", self.warmup_s, least=0)
+        if self.on_error not in ("continue", "cancel"):
+            raise ValueError(f"on_error must be 'continue' or 'cancel', got {shown(self.on_error)}")
+        if self.activate_per_s is not None:
+            check_number("activate_per_s", self.activate_per_s, above=0)
+        if self.drain_s is not None:
+            check_number("drain_s", self.drain_s, least=0)
+        self._check_end()
+
+    def _check_end(self) -> None:
+        if self.requests is None and self.horizon_s is None:
+            raise ValueError("a ClosedLoop needs an end: set requests, or horizon_s, or both")
+        if self.requests is not None:
+            check_int("requests", self.requests, least=0)
+        if self.horizon_s is not None:
+            check_number("horizon_s", self.horizon_s, above=0)
+            if self.warmup_s >= self.horizon_s:
+                raise ValueError(f"warmup_s must be < horizon_s ({self.horizon_s:g}), got {self.warmup_s:g}")
+
+    @property
+    def measured_s(self) -> float | None:
+        """How long the measurement lasts, if that is known beforehand."""
+        return None if self.horizon_s is None else self.horizon_s - self.warmup_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as JSON can hold them."""
+        return {"model": self.model, **attrs.asdict(self)}
+
+
+Profile: TypeAlias = OpenLoop | ClosedLoop
+"""Traffic is one or the other: a rate and a number of users in one profile would contradict each other."""
+
+
+def profile_from_dict(settings: Mapping[str, Any]) -> Profile:
+    """Make a profile out of what its `to_dict` gave. A shape does not come back: it was code."""
+    kinds: dict[str, type[OpenLoop | ClosedLoop]] = {"open": OpenLoop, "closed": ClosedLoop}
+    model = settings.get("model")
+    if model not in kinds:
+        raise ValueError(f"model must be 'open' or 'closed', got {shown(model)}")
+    kind = kinds[model]
+    known = {field.name for field in attrs.fields(kind)}
+    given = {name: value for name, value in settings.items() if name in known and name != "shape"}
+    if given.get("trace") is not None:
+        given["trace"] = tuple(given["trace"])
+    return kind(**given)
+
+
+def _name_of(function: Callable[..., object] | None) -> str | None:
+    return None if function is None else getattr(function, "__qualname__", type(function).__name__)

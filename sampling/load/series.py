@@ -1,0 +1,89 @@
+"""Numbers of a run: exact percentiles, kept compactly."""
+
+import math
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import attrs
+
+__all__ = ["NOTHING", "PERCENTS", "Summary", "cumulative", "least_samples", "nearest_rank", "slope"]
+
+PERCENTS = (50, 90, 95, 99)
+
+
+def nearest_rank(ordered: Sequence[float], percent: float) -> float:
+    """
+    Return the percentile of numbers in ascending order: the smallest of them that so many percent do not exceed.
+
+    By ceiling, and in exact arithmetic: the 99th percentile of 100 samples is the 99th of them.
+    """
+    if not ordered:
+        raise ValueError("an empty series has no percentiles")
+    if not 0 < percent <= 100:
+        raise ValueError(f"percent must be > 0 and <= 100, got {percent}")
+    return ordered[math.ceil(Fraction(str(percent)) * len(ordered) / 100) - 1]
+
+
+def least_samples(percent: float) -> int:
+    """Return how many samples it takes until a percentile is not just the maximum."""
+    return math.ceil(100 / (100 - Fraction(str(percent)))) if percent < 100 else 1
+
+
+@attrs.frozen
+class Summary:
+    """One series in a few numbers. An empty series has a count of 0 and None for all else."""
+
+    count: int = 0
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    max: float | None = None
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Summary":
+        """Sum a series up. Every sample counts: nothing is estimated, binned or thrown away."""
+        ordered = sorted(values)
+        if not ordered:
+            return NOTHING
+        p50, p90, p95, p99 = (nearest_rank(ordered, percent) for percent in PERCENTS)
+        return cls(len(ordered), math.fsum(ordered) / len(ordered), p50, p90, p95, p99, ordered[-1])
+
+    def at(self, percent: int) -> float | None:
+        """Return one of the percentiles that are kept: 50, 90, 95 or 99; 100 is the maximum."""
+        kept = {50: self.p50, 90: self.p90, 95: self.p95, 99: self.p99, 100: self.max}
+        if percent not in kept:
+            raise ValueError(f"percent must be one of {', '.join(map(str, kept))}, got {percent}")
+        return kept[percent]
+
+    @classmethod
+    def from_dict(cls, numbers: Mapping[str, Any]) -> "Summary":
+        """Make one out of what `attrs.asdict` gave."""
+        return cls(**{field.name: numbers[field.name] for field in attrs.fields(cls)})
+
+
+NOTHING = Summary()
+
+
+def cumulative(values: Iterable[float], points: int = 200) -> list[tuple[float, float]]:
+    """Return (value, share of samples that do not exceed it) at even shares: a curve to draw."""
+    ordered = array("d", sorted(values))
+    if not ordered:
+        return []
+    shares = [number / points for number in range(1, points + 1)]
+    return [(ordered[max(0, math.ceil(share * len(ordered)) - 1)], share) for share in shares]
+
+
+def slope(times: Sequence[float], values: Sequence[float]) -> float | None:
+    """Return by how much values grow per unit of time, by least squares; None if that can't be said."""
+    if len(times) < 3:
+        return None
+    middle_time, middle = math.fsum(times) / len(times), math.fsum(values) / len(values)
+    spread = math.fsum((time - middle_time) ** 2 for time in times)
+    if not spread:
+        return None
+    together = math.fsum((time - middle_time) * (value - middle) for time, value in zip(times, values, strict=True))
+    return together / spread

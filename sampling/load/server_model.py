@@ -1,0 +1,129 @@
+"""A model server in a few numbers: what `calibrate` finds, and what `simulate` and `SimulatedBackend` run."""
+
+import random
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import attrs
+
+from sampling._arguments import check_int, check_items, check_number
+from sampling.backends.simulated import SimulatedBackend
+
+__all__ = ["ServerModel"]
+
+
+def _lengths(value: object) -> tuple[int, ...]:
+    items = (value,) if isinstance(value, int) else check_items("output_tokens", value, "an int or several")
+    if not items:
+        raise ValueError("output_tokens must not be empty")
+    return tuple(check_int("output_tokens", item, least=1) for item in items)
+
+
+@attrs.frozen
+class _Drawn:
+    """Draws one of several lengths, each as likely as the others."""
+
+    lengths: tuple[int, ...]
+
+    def __call__(self, rng: random.Random) -> int:
+        return rng.choice(self.lengths)
+
+    def __repr__(self) -> str:
+        return f"one of {len(self.lengths)} lengths"
+
+
+@attrs.frozen(kw_only=True)
+class ServerModel:
+    """
+    A server with so many slots, a time to the first token and a time for each that follows.
+
+    A request waits for a slot, in the order of arrival. What works in slots shares the machine: with `n` requests in
+    slots, the time to the first token is `time_to_first_token_s * (1 + first_token_slowdown * (n - 1))`, and the time
+    per token likewise, at every moment anew.
+    """
+
+    slots: int
+    time_to_first_token_s: float
+    """Of a request that is alone on the server, from when it has its slot."""
+
+    time_per_token_s: float
+    """For each token after the first, of a request that is alone on the server."""
+
+    first_token_slowdown: float = 0.0
+    """By which share the time to the first token grows with each further request in a slot."""
+
+    token_slowdown: float = 0.0
+    """By which share the time per token grows with each further request in a slot."""
+
+    jitter: float = 0.0
+    """How much the pace of requests differs by itself: the standard deviation of its logarithm."""
+
+    output_tokens: tuple[int, ...] = attrs.field(default=(64,), converter=_lengths)
+    """How long answers are: each of these is as likely as the others."""
+
+    input_tokens: int = 64
+    """How long a prompt is, on average."""
+
+    pass_probability: float = 1.0
+    """How likely one attempt is valid."""
+
+    schema: ClassVar[str] = "sampling.server/1"
+
+    def __attrs_post_init__(self) -> None:
+        check_int("slots", self.slots, least=1)
+        check_int("input_tokens", self.input_tokens, least=0)
+        for name in ("time_to_first_token_s", "time_per_token_s", "first_token_slowdown", "token_slowdown", "jitter"):
+            check_number(name, getattr(self, name), least=0)
+        if check_number("pass_probability", self.pass_probability, least=0) > 1:
+            raise ValueError(f"pass_probability must be <= 1, got {self.pass_probability}")
+
+    @property
+    def mean_output_tokens(self) -> float:
+        """How long an answer is, on average."""
+        return sum(self.output_tokens) / len(self.output_tokens)
+
+    def service_s(self, busy: int = 1) -> float:
+        """Return how long an answer of average length takes with so many requests in slots, all the while."""
+        first_s = self.time_to_first_token_s * (1 + self.first_token_slowdown * (busy - 1))
+        token_s = self.time_per_token_s * (1 + self.token_slowdown * (busy - 1))
+        return first_s + token_s * (self.mean_output_tokens - 1)
+
+    @property
+    def saturation_rate(self) -> float:
+        """How many requests per second keep all slots busy: no higher rate can be held."""
+        service_s = self.service_s(self.slots)
+        return self.slots / service_s if service_s else float("inf")
+
+    def backend(self, *, seed: int = 0) -> SimulatedBackend:
+        """Return a server like this to run against, in virtual time or in real time."""
+        return SimulatedBackend(
+            seed=seed,
+            slots=self.slots,
+            time_to_first_token_s=self.time_to_first_token_s,
+            time_per_token_s=self.time_per_token_s,
+            first_token_slowdown=self.first_token_slowdown,
+            token_slowdown=self.token_slowdown,
+            jitter=self.jitter,
+            output_tokens=_Drawn(self.output_tokens),
+            tokens_per_piece=16,
+            pass_probability=self.pass_probability,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return {"schema": self.schema, **attrs.asdict(self), "output_tokens": list(self.output_tokens)}
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> "ServerModel":
+        """Make one out of what `to_dict` gave."""
+        if found.get("schema") != cls.schema:
+            raise ValueError(f"this is no server model: schema must be {cls.schema!r}, got {found.get('schema')!r}")
+        return cls(**{field.name: found[field.name] for field in attrs.fields(cls)})
+
+    def __str__(self) -> str:
+        return (
+            f"{self.slots} slots, first token after {self.time_to_first_token_s * 1000:.3g} ms "
+            f"(+{self.first_token_slowdown:.0%} for each other request), "
+            f"{self.time_per_token_s * 1000:.3g} ms per token (+{self.token_slowdown:.0%}), "
+            f"{self.mean_output_tokens:.3g} tokens, {self.pass_probability:.3g} pass"
+        )

@@ -1,0 +1,329 @@
+"""O: the open loop. Arrivals come by the clock, whatever the system under test does."""
+
+import math
+import random
+from itertools import pairwise
+
+import anyio
+import pytest
+
+from sampling.load import Answered, Arrival, LoadReport, LoadRun, OpenLoop, Slo, Summary, run_load
+from sampling.load.arrivals import instants
+from sampling.testing import BOTH_LOOPS, cancel_at_every_step, run_virtual
+from tests.load.clocks import jump_clock
+
+NAN, INF = math.nan, math.inf
+
+
+class Seen:
+    """A workload that remembers its arrivals, and takes as long as it is told."""
+
+    def __init__(self, *takes_s: float) -> None:
+        self.takes_s = takes_s or (0.0,)
+        self.arrivals: list[Arrival] = []
+        self.sent_at: list[float] = []
+
+    async def __call__(self, arrival: Arrival) -> None:
+        self.arrivals.append(arrival)
+        self.sent_at.append(anyio.current_time())
+        await anyio.sleep(self.takes_s[(len(self.arrivals) - 1) % len(self.takes_s)])
+
+
+def conserves(report: LoadReport) -> bool:
+    return (
+        report.scheduled == report.dropped + report.admitted
+        and report.admitted == report.succeeded + report.failed + report.cancelled
+    )
+
+
+def test_arrival_i_is_at_i_over_rate_over_any_length(run):
+    """O1: no sum of gaps, so no drift: the last of 100,000 instants at 7 per second is exact."""
+    assert [number / 7 for number in range(100_000)] == list(instants(OpenLoop(rate=7, requests=100_000), seed=0))
+    seen = Seen(0.3)
+    run(run_load, seen, OpenLoop(rate=10, duration_s=60))
+    assert [number / 10 for number in range(600)] == [arrival.intended_s for arrival in seen.arrivals]
+    assert seen.sent_at == pytest.approx([number / 10 for number in range(600)], abs=1e-9)
+
+
+def test_the_schedule_has_as_many_arrivals_as_fit_into_the_duration():
+    """O1: rate × duration of them, also where that product is not exact in binary."""
+    assert [6000, 3, 1, 30] == [
+        len(list(instants(OpenLoop(rate=rate, duration_s=duration_s), seed=0)))
+        for rate, duration_s in ((200, 30), (0.1, 30), (0.1, 0.5), (3, 10.0))
+    ]
+
+
+def test_under_a_ramp_the_rate_is_read_at_every_step_and_the_gaps_add_up():
+    """O1: from 10 to 30 per second in 10 s, about 200 arrivals, each gap the rate at the arrival before it."""
+    profile = OpenLoop(rate=10, to_rate=30, duration_s=10)
+    ramp = list(instants(profile, seed=0))
+    assert 200 == pytest.approx(len(ramp), rel=0.02)
+    gaps = [later - earlier for earlier, later in pairwise(ramp)]
+    assert gaps == pytest.approx([1 / (10 + 2 * instant) for instant in ramp[:-1]])
+
+
+def test_poisson_arrivals_have_seeded_exponential_gaps_with_the_mean_of_the_rate():
+    """O1: the mean is 1 / rate and so is the spread; the same seed gives the same gaps, another one gives others."""
+    profile = OpenLoop(rate=50, duration_s=1000, arrivals="poisson")
+    one, again, other = (list(instants(profile, seed)) for seed in (1, 1, 2))
+    gaps = [later - earlier for earlier, later in zip([0.0, *one], one, strict=False)]
+    assert 1 / 50 == pytest.approx(sum(gaps) / len(gaps), rel=0.02)
+    assert (1 / 50) ** 2 == pytest.approx(sum((gap - 1 / 50) ** 2 for gap in gaps) / len(gaps), rel=0.05)
+    assert one == again
+    assert one != other
+
+
+def test_bursts_come_together_and_keep_the_rate():
+    """O1: ten at once every second are ten per second."""
+    bursts = list(instants(OpenLoop(rate=10, duration_s=3, arrivals="burst", burst=10), seed=0))
+    assert [0.0] * 10 + [1.0] * 10 + [2.0] * 10 == bursts
+
+
+def test_a_trace_is_sent_as_it_is(run):
+    """O1: instants of one's own are slept to as absolute ones."""
+    seen = Seen()
+    report = run(run_load, seen, OpenLoop(trace=(0.0, 0.5, 0.5, 7.25)))
+    assert [0.0, 0.5, 0.5, 7.25] == seen.sent_at
+    assert 4 == report.admitted
+
+
+@pytest.mark.parametrize("arrivals", ["constant", "poisson", "burst"])
+def test_a_stalled_backend_changes_no_intended_time(run, arrivals):
+    """O2: the clock never waits for the system under test."""
+    profile = OpenLoop(rate=20, duration_s=10, arrivals=arrivals, max_in_flight=1000)
+    quick, stalled = Seen(0.0), Seen(30.0)
+    run(run_load, quick, profile, seed=3)
+    run(run_load, stalled, profile, seed=3)
+    assert [a.intended_s for a in quick.arrivals] == [a.intended_s for a in stalled.arrivals]
+    assert stalled.sent_at == pytest.approx([a.intended_s for a in stalled.arrivals], abs=1e-9)
+
+
+def test_a_permit_is_held_until_the_real_completion(run):
+    """O3: with 5 permits, and answers after a second, 5 are in flight at most; all others are dropped and counted."""
+    in_flight, most = 0, 0
+
+    async def slow(arrival: Arrival) -> None:
+        nonlocal in_flight, most
+        in_flight += 1
+        most = max(most, in_flight)
+        await anyio.sleep(0.95)
+        in_flight -= 1
+
+    report = run(run_load, slow, OpenLoop(rate=10, duration_s=10, max_in_flight=5))
+    assert (5, 50, 50) == (most, report.admitted, report.dropped)
+    assert 5 == report.peak_in_flight
+
+
+def test_what_is_dropped_draws_nothing(run):
+    """O4: the admitted arrivals are a gapless beginning of the seeded sequence; the index has gaps instead."""
+
+    async def drawn(takes_s: float) -> tuple[list[float], list[int], list[int]]:
+        draws: list[float] = []
+        seen = Seen(takes_s)
+
+        async def workload(arrival: Arrival) -> None:
+            draws.append(arrival.rng.random())
+            await seen(arrival)
+
+        await run_load(workload, OpenLoop(rate=10, duration_s=10, max_in_flight=3), seed=5)
+        return draws, [a.index for a in seen.arrivals], [a.number for a in seen.arrivals]
+
+    everything, indexes, _ = run(drawn, 0.0)
+    some, gaps, numbers = run(drawn, 1.0)
+    assert everything[: len(some)] == some
+    assert len(some) < len(everything)
+    assert list(range(100)) == indexes
+    assert list(range(len(some))) == numbers
+    assert sorted(set(gaps)) == gaps
+    assert gaps[-1] > len(gaps)
+
+
+def test_the_probe_that_finds_a_finite_workload_empty_is_no_arrival(run):
+    """O5: three requests are there, so three are scheduled."""
+
+    class Three:
+        left = 3
+
+        def draw(self, arrival: Arrival):
+            if not self.left:
+                return None
+            self.left -= 1
+            return lambda: anyio.sleep(0.01)
+
+    report = run(run_load, Three(), OpenLoop(rate=10, duration_s=10))
+    assert (3, 3, 0, 3, True) == (
+        report.scheduled,
+        report.admitted,
+        report.dropped,
+        report.succeeded,
+        report.exhausted,
+    )
+
+
+def test_the_counts_add_up_at_the_end_of_the_duration(run):
+    """O5: what is unanswered when the drain ends is cancelled, and counted so."""
+    report = run(run_load, Seen(0.1, 500.0), OpenLoop(rate=10, duration_s=4, max_in_flight=15, drain_s=5))
+    assert conserves(report)
+    assert report.cancelled > 0
+    assert report.dropped > 0
+    assert not report.interrupted
+
+
+def test_the_counts_add_up_wherever_it_is_cancelled():
+    """O5, I15: with the cancellation at every single step, on both loops, nothing is uncounted."""
+    runs: list[LoadRun] = []
+
+    async def scenario(world) -> None:
+        async def workload(arrival: Arrival) -> None:
+            await anyio.sleep(world.latency())
+            if arrival.index % 4 == 3:
+                raise RuntimeError("no")
+
+        load = LoadRun(workload, OpenLoop(rate=4, duration_s=2, max_in_flight=2, warmup_s=0.5))
+        runs.append(load)
+        await load.run()
+
+    def check(world, outcome) -> None:
+        report = runs[-1].report()
+        assert conserves(report)
+        assert len(report.samples) == report.admitted
+        assert "returned" != outcome.kind or not report.interrupted
+        assert not outcome.left_running
+
+    cancel_at_every_step(scenario, check=check)
+    cancel_at_every_step(scenario, check=check, native=True)
+
+
+def test_a_report_whose_counts_do_not_add_up_can_not_be_made(run):
+    """O5: the laws are checked on the report, too: also on one that was read from a file."""
+    report = run(run_load, Seen(), OpenLoop(rate=10, duration_s=1))
+    broken = {**report.to_dict(), "dropped": 1}
+    with pytest.raises(ValueError, match=r"scheduled = dropped \+ admitted must hold"):
+        LoadReport.from_dict(broken)
+
+
+def test_a_stopped_run_returns_what_was_gathered(run):
+    """O5: `stop()` ends the run at once, and the report is whole."""
+
+    async def stopped() -> LoadReport:
+        load = LoadRun(Seen(1.0), OpenLoop(rate=10, duration_s=100))
+        async with anyio.create_task_group() as group:
+
+            async def stop() -> None:
+                await anyio.sleep(5.05)
+                assert 51 == load.progress.scheduled
+                load.stop()
+
+            group.start_soon(stop)
+            return await load.run()
+
+    report = run(stopped)
+    assert conserves(report)
+    assert (51, 10, True) == (report.scheduled, report.cancelled, report.interrupted)
+
+
+def test_latency_counts_from_the_intended_instant_and_service_time_from_the_send(run):
+    """O6: a loop that is blocked for 3 s sends late; the latency shows it, the service time does not, the lag is it."""
+
+    async def blocked() -> LoadReport:
+        async def workload(arrival: Arrival) -> None:
+            if arrival.index == 10:
+                jump_clock(3.0)
+            else:
+                await anyio.sleep(0.25)
+
+        return await run_load(workload, OpenLoop(rate=10, duration_s=10, max_in_flight=1000))
+
+    report = run(blocked)
+    assert 3.0 == pytest.approx(report.schedule_lag.max, abs=0.11)
+    assert report.latency.max == pytest.approx(report.schedule_lag.max + 0.25, abs=0.11)
+    assert 0.25 == pytest.approx(report.service_time.p50)
+    assert report.client_limited
+    assert "schedule lag" in report.client_limit
+
+
+def test_a_run_that_keeps_its_schedule_says_nothing_of_a_client_limit(run):
+    """O6: lag is reported all the same."""
+    report = run(run_load, Seen(0.2), OpenLoop(rate=10, duration_s=10))
+    assert not report.client_limited
+    assert 100 == report.schedule_lag.count
+    assert 0.0 == pytest.approx(report.schedule_lag.max, abs=1e-9)
+
+
+@pytest.mark.parametrize("rate", [0, -1, NAN, INF])
+def test_a_rate_that_is_not_finite_and_positive_is_an_error(rate):
+    """O7: rate 0 or infinity would collapse all instants into one."""
+    with pytest.raises(ValueError, match="rate must be"):
+        OpenLoop(rate=rate, duration_s=1)
+
+
+def test_an_unknown_arrival_model_is_an_error():
+    """O7."""
+    with pytest.raises(ValueError, match=r"arrivals must be one of constant, poisson, burst, got 'uniform'"):
+        OpenLoop(rate=1, duration_s=1, arrivals="uniform")
+
+
+def test_goodput_and_success_are_over_what_was_sent(run):
+    """O8: half of the arrivals are dropped; of those sent, one in four is invalid, one fails, one is too slow."""
+    count = 0
+
+    async def workload(arrival: Arrival) -> Answered:
+        nonlocal count
+        count += 1
+        await anyio.sleep(0.45 if count % 4 == 2 else 0.15)
+        if count % 4 == 3:
+            raise RuntimeError("no")
+        return Answered(valid=count % 4 != 0)
+
+    profile = OpenLoop(rate=10, duration_s=40, max_in_flight=1)
+    report = run(run_load, workload, profile, slo=Slo(p95_s=0.3))
+    assert report.dropped > 100
+    assert 0.25 == pytest.approx(report.good / report.admitted, abs=0.02)
+    assert report.good_share == report.good / report.admitted
+    assert report.goodput == report.good / 40
+    assert report.success_rate == report.succeeded / report.admitted
+    assert "open" == report.model
+
+
+def test_warm_up_traffic_is_paced_and_not_counted(run):
+    """O9: 5 s at 10 per second before the measurement: one every 0.1 s, none of them in the report."""
+    seen = Seen(0.3)
+    report = run(run_load, seen, OpenLoop(rate=10, duration_s=10, warmup_s=5))
+    assert seen.sent_at == pytest.approx([number / 10 for number in range(150)], abs=1e-9)
+    assert (50, 100, 100, 100) == (report.warmup_sent, report.scheduled, report.admitted, report.latency.count)
+
+
+def test_a_failing_call_is_counted_as_failed_and_releases_its_permit(run):
+    """O10: with one permit and calls that all fail, all of them are sent."""
+
+    async def fails(arrival: Arrival) -> None:
+        await anyio.sleep(0.05)
+        raise ConnectionError("down\x1b[31m")
+
+    report = run(run_load, fails, OpenLoop(rate=10, duration_s=5, max_in_flight=1))
+    assert (50, 0, 50) == (report.admitted, report.dropped, report.failed)
+    assert {"ConnectionError": 50} == report.errors
+    assert "\x1b" not in report.error_messages["ConnectionError"]
+    assert Summary() == report.latency
+
+
+@pytest.mark.parametrize("loop", BOTH_LOOPS)
+def test_the_same_seed_gives_the_same_bytes(loop):
+    """O1, C6: two runs in virtual time are identical to the byte, samples and all."""
+
+    async def noisy(arrival: Arrival) -> Answered:
+        await anyio.sleep(arrival.rng.expovariate(4))
+        return Answered(valid=arrival.rng.random() < 0.9, output_tokens=arrival.rng.randrange(100))
+
+    async def once() -> str:
+        profile = OpenLoop(rate=20, duration_s=20, arrivals="poisson", max_in_flight=6)
+        return (await run_load(noisy, profile, seed=11)).to_json(samples=True)
+
+    assert run_virtual(once, loop=loop, seed=1) == run_virtual(once, loop=loop, seed=1)
+
+
+def test_arrivals_have_streams_of_their_own():
+    """O4: neighbours share no draw, and a request's draws depend on nothing but its name."""
+    arrivals = [Arrival(number, 0.0, number=number, seed=seed) for seed in (1, 2) for number in range(500)]
+    assert 1000 == len({arrival.rng.random() for arrival in arrivals})
+    assert random.Random(arrivals[0].seed).random() == Arrival(9, 5.0, number=0, seed=1).rng.random()
