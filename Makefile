@@ -19,8 +19,8 @@ $(READY): pyproject.toml
 
 setup: $(READY)  ## Make .venv with everything the other targets use
 
-demo: $(READY)  ## Run the main job on the embedded default: no key, no network
-	$(BIN)/python examples/demo.py
+demo: $(READY)  ## Ask the embedded model in seven ways, and compare: no key, no network
+	$(BIN)/sampling demo
 
 test: $(READY)  ## Run all tests, on asyncio and on trio, in parallel
 	$(BIN)/python -X dev -m pytest --numprocesses=auto --dist=worksteal

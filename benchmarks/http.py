@@ -116,17 +116,17 @@ def _start(workers: dict[str, LineWorker], settings: Settings) -> None:
 
 
 def _ours(module: str, *arguments: str) -> LineWorker:
-    return LineWorker([sys.executable, "-m", f"benchmarks.{module}", *arguments], _direct(os.environ))
+    return LineWorker([sys.executable, "-m", f"benchmarks.{module}", *arguments], direct(os.environ))
 
 
 def _peers() -> dict[str, Callable[[], LineWorker]]:
     def peer(module: str) -> LineWorker:
-        return LineWorker([MELLEA.python(), "-m", f"benchmarks.{module}"], _direct(MELLEA.env()))
+        return LineWorker([MELLEA.python(), "-m", f"benchmarks.{module}"], direct(MELLEA.env()))
 
     return {"openai": lambda: peer("http_openai"), "mellea": lambda: peer("http_mellea")}
 
 
-def _direct(env: Mapping[str, str]) -> dict[str, str]:
+def direct(env: Mapping[str, str]) -> dict[str, str]:
     """The variables without those that name a proxy: some clients would send even this to it."""
     return {name: value for name, value in env.items() if not name.lower().endswith("_proxy")}
 

@@ -67,7 +67,7 @@ _WHOLE = _whole()
 _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 
 
-class _Client(asyncio.Protocol):
+class HttpClient(asyncio.Protocol):
     """One connection, which asks one question after the other."""
 
     transport: asyncio.Transport
@@ -86,9 +86,10 @@ class _Client(asyncio.Protocol):
         length = _LENGTH.search(head)
         if end and len(body) >= (int(length[1]) if length else 0):
             self._unread = b""
-            self._answer(head.split(b" ", 2)[1].decode("latin-1"), body)
+            self.answer(head.split(b" ", 2)[1].decode("latin-1"), body)
 
-    def _answer(self, path: str, body: bytes) -> None:
+    def answer(self, path: str, body: bytes) -> None:
+        """Answer one question with what is always the answer."""
         if not path.endswith(_CHAT):
             self._counts["other"] += 1
             self.transport.write(_NOT_FOUND)
@@ -111,7 +112,7 @@ class _Client(asyncio.Protocol):
 async def main() -> None:
     """Serve until nobody asks for the counts any more."""
     counts: Counter[str] = Counter(streamed=0, whole=0, other=0)
-    server = await asyncio.get_running_loop().create_server(lambda: _Client(counts), "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(lambda: HttpClient(counts), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server:
         await asyncio.to_thread(

@@ -80,3 +80,12 @@ MELLEA = Peer(
     settings=(("MELLEA_LOGS_ENABLED", "false"), ("MELLEA_LOGS_LEVEL", "CRITICAL")),
     prefixes=("MELLEA_", "OTEL_", "OPENAI_"),
 )
+
+GUIDELLM = Peer(
+    "guidellm",
+    "0.8.1",
+    # Nothing is to be looked up elsewhere: the server is on loopback, and no tokenizer is needed.
+    settings=(("HF_HUB_OFFLINE", "1"), ("HF_DATASETS_OFFLINE", "1")),
+    prefixes=("GUIDELLM_", "OTEL_", "OPENAI_"),
+)
+LOCUST = Peer("locust", "2.42.0", prefixes=("LOCUST_",))

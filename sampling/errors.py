@@ -9,6 +9,7 @@ Everything that `sampling` raises.
     │   │   ├── ServerError
     │   │   ├── ConnectFailed        the server was not reached
     │   │   ├── ConnectionLost       it was, and may have done the work
+    │   │   ├── WorkerLost           the process that made a call died, and died again
     │   │   ├── Incomplete           an answer without an end
     │   │   └── MalformedResponse
     │   ├── FatalError               never will
@@ -25,11 +26,22 @@ Everything that `sampling` raises.
     ├── NoValidAnswer                what `result.unwrap()` raises
     ├── CheckTimeout                 a requirement's check took too long
     ├── BadVerdict (TypeError)       a check that answered neither yes nor no
+    ├── UnclearJudgement             a model that judged, and can't be understood
     ├── HookTimeout                  a hook took too long
     ├── SelectionFailed              `select` or `select_from_failure` gave no slice of this call
     ├── ContextTooLarge              a repair that makes the conversation grow without end
     ├── FileRefused (ValueError)     a cassette or a cache that is damaged, or not ours
+    ├── JournalError                 the durable record of a fan-out
+    │   ├── JournalLocked            another run is writing it
+    │   ├── JournalMismatch          it is of another run, or something has changed since
+    │   ├── JournalDamaged           it can't be trusted
+    │   ├── JournalTooNew            a newer version has written it
+    │   └── JournalWriteFailed       it could not be written; what is not in it is on the error
+    ├── ErrorFromJournal             an error of a type that is not restored
     ├── PluginFailed                 a plugin that can't be loaded
+    ├── PreflightFailed              the first request of a long load run failed
+    ├── NotSendable (TypeError)      something that can't get to a worker of a cluster, or back
+    ├── WorkerFailed                 a process that makes load could not be started, or died
     ├── MissingExtra (ImportError)   an optional dependency that is not installed
     ├── WrongThread (RuntimeError)   a running call touched from a thread that is not its own
     └── InsideEventLoop (RuntimeError)   `sample_sync` called where `await sample` is needed
@@ -42,6 +54,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from sampling.items import ItemOutcome
     from sampling.results import SamplingResult, Slice
 
 __all__ = [
@@ -56,16 +69,25 @@ __all__ = [
     "ConnectFailed",
     "ConnectionLost",
     "ContextTooLarge",
+    "ErrorFromJournal",
     "FatalError",
     "FileRefused",
     "HookTimeout",
     "Incomplete",
     "InsideEventLoop",
+    "JournalDamaged",
+    "JournalError",
+    "JournalLocked",
+    "JournalMismatch",
+    "JournalTooNew",
+    "JournalWriteFailed",
     "MalformedResponse",
     "MissingExtra",
     "ModelNotFound",
     "NoValidAnswer",
+    "NotSendable",
     "PluginFailed",
+    "PreflightFailed",
     "QuotaExhausted",
     "RateLimited",
     "Redirected",
@@ -76,6 +98,8 @@ __all__ = [
     "ServerError",
     "Timeout",
     "TransientError",
+    "UnclearJudgement",
+    "WorkerLost",
     "WrongThread",
 ]
 
@@ -162,6 +186,16 @@ class ConnectionLost(TransientError):
 
     hint = "Another try asks, and pays, again from the start: what came before the break can't be continued."
     maybe_billed = True
+
+
+class WorkerLost(TransientError):
+    """The worker of a cluster that ran an item died, and so did the one that ran it once more."""
+
+    hint = "If it is always the same item, it may be what kills them; else look at the workers' memory and Ray's logs."
+    maybe_billed = True
+
+    def __init__(self, message: str = "the worker that ran this died", *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
 
 
 class Incomplete(TransientError):
@@ -268,6 +302,15 @@ class BadVerdict(SamplingError, TypeError):
     hint = "Return True or False, Validation(passed, reason, score), or (passed, reason)."
 
 
+class UnclearJudgement(SamplingError):
+    """A model that was asked to judge gave no verdict that can be read; the attempt counts as invalid."""
+
+    hint = "Judge with a model that follows instructions, or word the requirement so that yes or no is an answer."
+
+    def __init__(self, requirement: str, allowed: str) -> None:
+        super().__init__(f"the judge of requirement {requirement!r} did not reply with {allowed}")
+
+
 class HookTimeout(SamplingError):
     """A hook did not return in time and was cut off."""
 
@@ -302,10 +345,94 @@ class FileRefused(SamplingError, ValueError):
     hint = "Delete it and let it be written anew, or restore it from where it is whole."
 
 
+class JournalError(SamplingError):
+    """Something is wrong with the journal of a fan-out. Nothing that is in it was changed."""
+
+
+class JournalLocked(JournalError):
+    """Another run holds the journal. Its lock ends with its process, however that ends."""
+
+    hint = "Wait for that run to end, or end it; or give this one a journal of its own."
+
+
+class JournalMismatch(JournalError, ValueError):
+    """The journal is of another run: the strategy, the requirements, the options or the items are not the same."""
+
+    hint = (
+        "Make the call as it was, or name another file for a new run. "
+        'To go on all the same, with the answers that are there: Journal(path, on_change="continue").'
+    )
+
+    def __init__(self, message: str, differences: "Sequence[str]" = ()) -> None:
+        super().__init__("\n  ".join([message, *differences]))
+        self.differences = tuple(differences)
+        """What is different, a line each."""
+
+
+class JournalDamaged(JournalError, ValueError):
+    """The file is no journal, or not as it was written. It is left as it is, and nothing is asked anew."""
+
+    hint = "Restore it from a copy, or start a new run in another file; sqlite3's .recover may save what is in it."
+
+
+class JournalTooNew(JournalError):
+    """The journal was written by a newer version, which may mean something else by it."""
+
+    hint = "Upgrade sampling, or go on with the version that began the run."
+
+
+class JournalWriteFailed(JournalError):
+    """
+    The journal could not be written, so the run was stopped: nothing new was started.
+
+    What had been stored is safe. What finished and could not be stored is on `.unsaved`.
+    """
+
+    hint = (
+        "Make room on the disk, or make the file writable; then make the same call again: "
+        "it asks only for what is not in the journal."
+    )
+
+    def __init__(self, message: str, unsaved: "Sequence[ItemOutcome[Any]]" = ()) -> None:
+        super().__init__(message)
+        self.unsaved = tuple(unsaved)
+        """The outcomes that were paid for and are not in the journal, by index."""
+
+
+class ErrorFromJournal(SamplingError):
+    """What an item raised in an earlier process, where its own type is none of ours and none of Python's."""
+
+    def __init__(self, message: str, type_name: str) -> None:
+        super().__init__(f"{type_name}: {message}" if message else type_name)
+        self.type_name = type_name
+        """The name of the type that was raised."""
+
+
 class PluginFailed(SamplingError):
     """An installed plugin could not be loaded."""
 
     hint = "Fix or uninstall the distribution that brings it, or set SAMPLING_PLUGINS=off."
+
+
+class PreflightFailed(SamplingError):
+    """The one request that is sent before a long load run failed, so the run would have measured nothing."""
+
+    hint = "Send one request by hand: check the address, the key, the model and that the server is up."
+
+
+class NotSendable(SamplingError, TypeError):
+    """Something can't be sent to a worker of a cluster, or back from it."""
+
+    hint = "Make it of plain values, or of functions and classes that the workers can import."
+
+    def __init__(self, what: str, cause: Exception, *, hint: str | None = None) -> None:
+        super().__init__(f"{what} can't be sent between processes: {type(cause).__name__}: {cause}", hint=hint)
+
+
+class WorkerFailed(SamplingError):
+    """A process that makes a part of the load could not be started, or died: what it sent is not known."""
+
+    hint = "Run it with workers=1 to see the error where it happens."
 
 
 class MissingExtra(SamplingError, ImportError):

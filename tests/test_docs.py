@@ -19,6 +19,7 @@ import pytest
 import structlog
 
 import sampling
+import sampling.load
 import sampling.testing
 from sampling.testing import BOTH_LOOPS, run_virtual
 
@@ -159,7 +160,7 @@ def test_every_link_between_pages_leads_somewhere(page: Path):
         assert not anchor or anchor in anchors_of(path), f"{name_of(page)} links to #{anchor}, which {target} has not"
 
 
-@pytest.mark.parametrize("module", [sampling, sampling.testing], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [sampling, sampling.load, sampling.testing], ids=lambda module: module.__name__)
 def test_the_reference_names_everything_that_is_exported(module):
     """Every public name stands in backticks at the start of a heading or an entry of a reference page."""
     reference = "\n".join(page.read_text("utf-8") for page in (DOCS / "reference").glob("*.md"))

@@ -1,7 +1,7 @@
 """`LlamaBackend`: a model from a GGUF file, run by llama.cpp on this machine."""
 
-from collections.abc import Callable, Generator
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from os import PathLike
 from types import TracebackType
 from typing import Self, TypeAlias, final
@@ -32,6 +32,11 @@ class LlamaBackend:
         async with LlamaBackend("qwen3-4b-q4.gguf") as backend:
             result = await strategy.sample("A haiku about rain", None, backend)
 
+    Without a path it is the embedded model, half a megabyte that can do a little arithmetic and nothing else:
+
+        async with LlamaBackend() as backend:
+            result = await strategy.sample("What is 347 + 286?", None, backend)
+
     The model is loaded on the way in and unloaded on the way out; a plain `with` does as well, for `sample_sync`.
 
     `Options(schema=…)` constrains decoding to a JSON schema or a pydantic model, and `Options(extra={"grammar": …})`
@@ -60,13 +65,13 @@ class LlamaBackend:
         Check what to load; nothing is loaded before the backend is opened.
 
         Args:
-            model_path: A GGUF file.
+            model_path: A GGUF file; None for the embedded model.
 
             slots: How many requests are answered at once; further ones wait.
 
             context_tokens: How long each conversation may get, its answer included.
 
-            threads: How many threads compute; None leaves it to llama.cpp.
+            threads: How many threads compute; None leaves it to llama.cpp. For the embedded model it is one.
 
             gpu_layers: How many layers go to the GPU; None leaves it to llama.cpp, which takes as many as fit.
 
@@ -127,6 +132,7 @@ class LlamaBackend:
 
     def __enter__(self) -> Self:
         self._host.__enter__()
+        # Only for its settings: what is sent without an event loop that is known here, goes through one of its own.
         self._client = self._new_client()
         return self
 
@@ -156,14 +162,14 @@ class LlamaBackend:
 
     async def generate(self, request: Request) -> OpenAIGeneration:
         """Answer one request with the whole text."""
-        async with self._a_slot():
-            with self._noticing_its_death() as client:
+        async with self._a_slot(), self._a_client() as client:
+            with self._noticing_its_death():
                 return await client.generate(self._prepared(request))
 
     async def stream(self, request: Request, receive: Callable[[str], None]) -> OpenAIGeneration:
         """Answer one request, and give every new piece of text to `receive` as it comes."""
-        async with self._a_slot():
-            with self._noticing_its_death() as client:
+        async with self._a_slot(), self._a_client() as client:
+            with self._noticing_its_death():
                 return await client.stream(self._prepared(request), receive)
 
     def _a_slot(self) -> AbstractAsyncContextManager[object]:
@@ -171,6 +177,17 @@ class LlamaBackend:
         if self._slots is not None and self._loop == current_token():
             return self._slots
         return nullcontext()
+
+    @asynccontextmanager
+    async def _a_client(self) -> AsyncGenerator[OpenAIBackend]:
+        """Give the client of this event loop; to another loop, as under `sample_sync`, one for this request alone."""
+        if self._client is None:
+            raise RuntimeError("this LlamaBackend is not open: use it inside `async with`")
+        if self._loop == current_token():
+            yield self._client
+        else:
+            async with self._new_client() as client:
+                yield client
 
     def _prepared(self, request: Request) -> Request:
         check_instance("request", request, Request, "a Request")
@@ -186,12 +203,10 @@ class LlamaBackend:
         return attrs.evolve(request, options=attrs.evolve(options, extra=extra))
 
     @contextmanager
-    def _noticing_its_death(self) -> Generator[OpenAIBackend]:
-        """Give the client; an error of the connection is final if there is no server any more at its other end."""
-        if self._client is None:
-            raise RuntimeError("this LlamaBackend is not open: use it inside `async with`")
+    def _noticing_its_death(self) -> Generator[None]:
+        """Make an error of the connection final if there is no server any more at its other end."""
         try:
-            yield self._client
+            yield
         except BackendError as error:
             if error.retryable and not self._host.running:
                 raise FatalError(

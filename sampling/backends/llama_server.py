@@ -6,6 +6,7 @@ import secrets
 import subprocess
 import sys
 import threading
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
@@ -17,10 +18,11 @@ import attrs
 
 from sampling._arguments import check_int, check_number, wrong_type
 from sampling.backends import _llama_process
+from sampling.backends.models import EMBEDDED_MODEL
 from sampling.backends.redaction import Secret
 from sampling.errors import FatalError, MissingExtra
 
-__all__ = ["LlamaServer"]
+__all__ = ["LlamaHost", "LlamaServer", "LlamaSettings", "cant_load"]
 
 if importlib.util.find_spec("xllamacpp") is None:
     raise MissingExtra("LlamaBackend", "xllamacpp", "llama")
@@ -28,7 +30,7 @@ if importlib.util.find_spec("xllamacpp") is None:
 
 def _gguf_path(path: object) -> Path:
     if path is None:
-        raise ValueError("model_path must be the path of a GGUF file, got None: there is no default model to load")
+        return EMBEDDED_MODEL
     if not isinstance(path, str | PathLike):
         raise wrong_type("model_path", path, "the path of a GGUF file")
     checked = Path(cast("str | PathLike[str]", path))
@@ -66,6 +68,10 @@ class LlamaSettings:
         """What the model is called: its file's name, without the ending."""
         return self.model_path.stem
 
+    def _threads_to_use(self) -> int | None:
+        # Threads that share so little work mostly wait for each other, on a busy machine a hundred times as long.
+        return 1 if self.threads is None and self.model_path == EMBEDDED_MODEL else self.threads
+
     def for_process(self) -> dict[str, Any]:
         """Return what `load_server` takes, the key included."""
         return {
@@ -74,12 +80,42 @@ class LlamaSettings:
             "api_key": self.api_key.reveal(),
             "slots": self.slots,
             "context_tokens": self.context_tokens,
-            "threads": self.threads,
+            "threads": self._threads_to_use(),
             "gpu_layers": self.gpu_layers,
         }
 
 
-class LlamaServer:
+class LlamaHost(ABC):
+    """Where a model is loaded from the start of a `with` block to its end."""
+
+    @abstractmethod
+    def launch(self) -> None:
+        """Begin; this does not wait for the model to be loaded."""
+
+    @abstractmethod
+    def wait_until_ready(self) -> None:
+        """Block until the model is loaded; one that can't be is a `FatalError`."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Unload the model, or give up loading it."""
+
+    def __enter__(self) -> Self:
+        self.launch()
+        try:
+            self.wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class LlamaServer(LlamaHost):
     """
     A llama.cpp server that speaks OpenAI's protocol, on a free port of the loopback interface.
 
@@ -102,13 +138,14 @@ class LlamaServer:
         Check what to serve; nothing is loaded before the server is started.
 
         Args:
-            model_path: A GGUF file.
+            model_path: A GGUF file; None for the embedded model.
 
             slots: How many requests are answered at once.
 
             context_tokens: How long each conversation may get, its answer included.
 
-            threads: How many threads compute; None leaves it to llama.cpp, which takes about one per core.
+            threads: How many threads compute; None leaves it to llama.cpp, which takes about one per core,
+                but for the embedded model, for which one is best.
 
             gpu_layers: How many layers go to the GPU; None leaves it to llama.cpp, which takes as many as fit.
 
@@ -194,20 +231,6 @@ class LlamaServer:
                         pipe.close()
         if messages is not None:
             messages.close()
-
-    def __enter__(self) -> Self:
-        self.launch()
-        try:
-            self.wait_until_ready()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def __repr__(self) -> str:
         where = f"at {self._address}" if self._address is not None else "not running"

@@ -4,15 +4,14 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import TracebackType
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import anyio
 import anyio.from_thread
 from anyio.lowlevel import checkpoint, current_token
 
 from sampling.backends._llama_process import load_server
-from sampling.backends.llama_server import LlamaSettings, cant_load
+from sampling.backends.llama_server import LlamaHost, LlamaSettings, cant_load
 from sampling.backends.transport import Transport, WireRequest, WireResponse
 from sampling.errors import FatalError
 
@@ -22,7 +21,7 @@ _Handler: TypeAlias = Callable[[bytes, Callable[[bytes], bool]], object]
 """Takes the body of a request, and a callback that takes each chunk of the answer and says whether to stop."""
 
 
-class LlamaInProcess:
+class LlamaInProcess(LlamaHost):
     """A model in this process; it does what a `LlamaServer` does, and is used in its stead."""
 
     def __init__(self, settings: LlamaSettings) -> None:
@@ -30,6 +29,8 @@ class LlamaInProcess:
         self._server: Any = None
         # Loading can't be interrupted: who wants to stop waits for its end.
         self._loading = threading.Lock()
+        self._wanted = False
+        """Whether to load at all: who wants to stop may come before the thread that would load has begun."""
 
     @property
     def base_url(self) -> str:
@@ -55,12 +56,15 @@ class LlamaInProcess:
 
     def launch(self) -> None:
         """Check that there is nothing yet."""
-        if self._server is not None:
+        if self._wanted:
             raise RuntimeError("this model is loaded already")
+        self._wanted = True
 
     def wait_until_ready(self) -> None:
-        """Block until the model is loaded; one that can't be is a `FatalError`."""
+        """Block until the model is loaded, or is not wanted any more; one that can't be loaded is a `FatalError`."""
         with self._loading:
+            if not self._wanted or self._server is not None:
+                return
             try:
                 self._server = load_server(self.settings.for_process(), quiet=True)
             except RuntimeError as error:
@@ -68,18 +72,9 @@ class LlamaInProcess:
 
     def stop(self) -> None:
         """Unload the model; no request may be running."""
+        self._wanted = False
         with self._loading:
             self._server = None
-
-    def __enter__(self) -> Self:
-        self.launch()
-        self.wait_until_ready()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
 
 
 class ThreadTransport:

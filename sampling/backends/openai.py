@@ -1,5 +1,6 @@
 """`OpenAIBackend`: any server that speaks OpenAI's API: OpenAI itself, vLLM, llama.cpp, Ollama, TGI, OpenRouter, …"""
 
+import hashlib
 import os
 import ssl
 from collections.abc import Callable, Collection, Mapping
@@ -12,10 +13,10 @@ import structlog
 from anyio.lowlevel import checkpoint, current_token
 
 from sampling._arguments import check_bool, check_instance, check_int, check_number, check_str, wrong_type
-from sampling.backends.bounded_json import loads
 from sampling.backends.openai_address import address_from
-from sampling.backends.openai_answer import Answer, OpenAIGeneration, ToolCall
+from sampling.backends.openai_answer import Answer
 from sampling.backends.openai_errors import Refusal
+from sampling.backends.openai_generation import OpenAIGeneration, ToolCall
 from sampling.backends.openai_request import Endpoint, body_of
 from sampling.backends.redaction import Redactor, Secret
 from sampling.backends.sse import EventParser
@@ -27,6 +28,7 @@ from sampling.backends.transport import (
     proxy_from_environment,
     ssl_context_for,
 )
+from sampling.bounded_json import loads
 from sampling.errors import (
     AuthenticationFailed,
     BackendError,
@@ -273,6 +275,8 @@ class OpenAIBackend:
         }
         if self._address.key is not None:
             headers.setdefault("authorization", f"Bearer {self._address.key.reveal()}")
+        if request.idempotency_key is not None:
+            headers.setdefault("idempotency-key", _digest_of(request.idempotency_key, body))
         return WireRequest(f"{self.base_url}{_PATHS[self.endpoint]}", headers, body, answer.expect)
 
     def _new_answer(self, request: Request) -> Answer:
@@ -380,6 +384,11 @@ class OpenAIBackend:
             error.hint = f"No key was sent ({self._address.key_source}): pass api_key=… or send_env_key=True."
             error.add_note(f"hint: {error.hint}")
         return error
+
+
+def _digest_of(key: str, body: bytes) -> str:
+    """Return what stands for this key in a header, whatever is in it; for another question it is another one."""
+    return hashlib.sha256(b"%b\n%b" % (key.encode("utf-8", "backslashreplace"), body)).hexdigest()
 
 
 def _secret_headers(headers: Mapping[str, str] | None) -> dict[str, Secret]:

@@ -15,6 +15,7 @@ import anyio
 import anyio.to_thread
 import pydantic
 import pytest
+from structlog.testing import capture_logs
 
 from sampling import (
     BadRequest,
@@ -27,7 +28,8 @@ from sampling import (
     Requirement,
 )
 from sampling.backends.llama import LlamaBackend
-from sampling.backends.llama_server import LlamaServer
+from sampling.backends.llama_server import LlamaServer, LlamaSettings
+from sampling.backends.llama_threads import LlamaInProcess
 from sampling.backends.openai import OpenAIBackend
 from sampling.testing.conformance import check_backend
 from sampling.testing.leftovers import Leftovers, left_behind
@@ -173,8 +175,8 @@ async def test_a_request_that_waits_for_a_slot_can_be_cancelled(new_backend, in_
 
 @both_ways
 def test_it_works_without_an_event_loop_too(new_backend, in_process):
-    """A plain `with` opens it for `sample_sync`."""
-    with new_backend(in_process=in_process) as backend:
+    """A plain `with` opens it for `sample_sync`, and nothing is logged: connections to llama.cpp are never reused."""
+    with capture_logs() as logs, new_backend(in_process=in_process) as backend:
         result = RejectionSamplingStrategy(concurrency_budget=2).sample_sync(
             "Rain?",
             None,
@@ -183,6 +185,7 @@ def test_it_works_without_an_event_loop_too(new_backend, in_process):
             options=Options(max_tokens=3),
         )
     assert result.success
+    assert logs == []
 
 
 # What can go wrong.
@@ -192,7 +195,6 @@ def test_it_works_without_an_event_loop_too(new_backend, in_process):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"model_path": None}, ValueError, "model_path must be the path of a GGUF file, got None"),
         ({"model_path": 7}, TypeError, "model_path must be the path of a GGUF file, got 7"),
         ({"model_path": "/no/such.gguf"}, ValueError, "got '/no/such.gguf': there is no such file"),
         ({"slots": 0}, ValueError, "slots must be >= 1, got 0"),
@@ -289,6 +291,18 @@ async def test_cancelling_while_the_model_loads_leaves_nothing_behind(new_backen
     assert gave_up.cancelled_caught
     assert servers() == servers_before
     assert not await left_behind(before, grace_s=5)
+
+
+def test_a_model_that_is_not_wanted_any_more_is_not_loaded(tiny_gguf):
+    """Who cancels before the thread has begun to load pays for no loading, and may open it again."""
+    host = LlamaInProcess(LlamaSettings(model_path=tiny_gguf, slots=1, context_tokens=64, threads=1))
+    host.launch()
+    host.stop()
+    host.wait_until_ready()
+    assert not host.running
+    with host:
+        assert host.running
+    assert not host.running
 
 
 def status_of(address: str, method: str, path: str, body: str | None = None) -> int | None:

@@ -1,0 +1,31 @@
+"""The embedded model, asked once and asked well: no key, no network, nothing to download."""
+
+import anyio
+
+from sampling import MajorityVotingStrategy, Options, RejectionSamplingStrategy
+from sampling.backends.llama import LlamaBackend
+from sampling.backends.models.arithmetic import Question
+from sampling.strategies.keys import number
+
+QUESTION = Question(347, "+", 286)
+
+
+async def main() -> None:
+    """Ask once; then nine times, for the answer that most agree on; then until an answer passes a check."""
+    once = RejectionSamplingStrategy()
+    vote = MajorityVotingStrategy(number)
+    checked = RejectionSamplingStrategy(loop_budget=3, concurrency_budget=4)
+    async with LlamaBackend() as model:
+        for name, strategy, requirements in (
+            ("once", once, []),
+            ("vote", vote, []),
+            ("checked", checked, [QUESTION.requirement]),
+        ):
+            result = await strategy.sample(
+                QUESTION.text, None, model, requirements, options=Options(temperature=1.0, max_tokens=64)
+            )
+            print(f"{name:<8}{'right' if QUESTION.is_right(result.text or '') else 'wrong':<6} {result}")
+
+
+if __name__ == "__main__":
+    anyio.run(main)

@@ -1,0 +1,9 @@
+"""The model in the box: small enough to ship, and weak enough that asking it well makes a difference."""
+
+from importlib.resources import files
+from pathlib import Path
+
+__all__ = ["EMBEDDED_MODEL"]
+
+EMBEDDED_MODEL = Path(str(files(__name__) / "arithmetic.gguf"))
+"""The GGUF file that `LlamaBackend()` loads when it is not told which."""
