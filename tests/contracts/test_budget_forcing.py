@@ -135,6 +135,7 @@ class TestS21:
 
     def test_only_the_answer_is_streamed_and_checked(self, run):
         """S21: a partial check sees the answer grow, and nothing of the thoughts."""
+
         class Streaming:
             async def generate(self, request):
                 return await self.stream(request, lambda _: None)
