@@ -52,11 +52,13 @@ def _parse(name: str, text: str, units: _Units, allowed: str) -> float:
 
 def show_seconds(seconds: float, digits: int = 3) -> str:
     """Write a time: `143ms`, `2.5s`."""
-    if seconds < 1:
+    # 0.9999 is 1s, and not 1e+03ms.
+    if float(f"{seconds:.{digits}g}") < 1:
         return f"{seconds * 1000:.{digits}g}ms"
     return f"{seconds:.{digits}g}s" if seconds < 1000 else f"{seconds:.0f}s"
 
 
 def show_share(share: float, digits: int = 3) -> str:
-    """Write a share: `0.1%`."""
-    return f"{share * 100:.{digits}g}%"
+    """Write a share: `0.1%`. What is less than all does not become all by rounding."""
+    shown = f"{share * 100:.{digits}g}%"
+    return ">99.9%" if shown == "100%" and share < 1 else shown

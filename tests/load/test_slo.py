@@ -68,6 +68,12 @@ def test_times_and_shares_are_written_as_people_read_them():
     )
 
 
+def test_rounding_never_says_more_than_is_true():
+    """A second is a second from below too, and nearly all is not all."""
+    assert ("1s", "999ms") == (show_seconds(0.9999), show_seconds(0.9994))
+    assert ("100%", ">99.9%", "99.9%") == (show_share(1.0), show_share(0.9999), show_share(0.9994))
+
+
 def test_nearest_rank_is_exact_where_floats_are_not():
     """R6: 7 % of 100 is 7, although 0.07 * 100 is a little more."""
     assert 7 == nearest_rank(range(1, 101), 7)
