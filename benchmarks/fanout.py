@@ -10,6 +10,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from benchmarks.peers import Peer
 from benchmarks.report import Check, Row, Section, Settings, ratio, shout
@@ -28,42 +29,36 @@ LENGTH_BOUND = 1.2
 
 
 def run(settings: Settings) -> list[Section]:
-    """Measure in fresh processes, round by round."""
+    """Measure in fresh processes."""
     items = 10_000 if settings.quick else 100_000
-    rounds = 2 if settings.quick else 3
     # In the checkout: a folder for temporary files may be in memory, where syncing costs nothing.
     with tempfile.TemporaryDirectory(dir=Path(__file__).parent, prefix=".fanout-") as folder:
-        speed = _speed(Path(folder), items, rounds, settings)
-        resume = _resume(Path(folder), items, rounds)
+        speed = _speed(folder, items, settings)
+        resume = _resume(Path(folder) / "resume.db", items)
     return [speed, resume, _length(100_000 if settings.quick else 1_000_000)]
 
 
-def _speed(folder: Path, items: int, rounds: int, settings: Settings) -> Section:
-    ways = ["ours", "journal", *(["aiometer"] if settings.peers else [])]
-    measured: dict[str, list[float]] = {way: [] for way in ways}
-    for number in range(rounds):
-        for way in ways:
-            journal = folder / f"{number}.db" if way == "journal" else None
-            found = _measure(way, items, journal)
-            if found is not None:
-                measured[way].append(items / found["seconds"])
-    rates = {way: max(found) if found else None for way, found in measured.items()}
+def _speed(folder: str, items: int, settings: Settings) -> Section:
+    found: dict[str, list[float]] = _measure("versus", items, folder, peer=settings.peers) or {}
+    turns = {way: [items / len(seconds) / one for one in seconds] for way, seconds in found.items()}
+    rates = {way: median(turns[way]) if way in turns else None for way in ("ours", "journal", "aiometer")}
     checks: tuple[Check, ...] = ()
     if settings.peers:
         checks = (
             Check("ours ÷ aiometer", ratio(rates["ours"], rates["aiometer"]), 1.0, at_least=True),
             Check("journal ÷ aiometer", ratio(rates["journal"], rates["aiometer"]), JOURNAL_SHARE, at_least=True),
         )
-    details = {"medians": {way: median(found) for way, found in measured.items() if found}}
+    else:
+        del rates["aiometer"]
     peers = {AIOMETER.package: AIOMETER.version} if settings.peers else {}
-    row = Row(f"{items:,} items, 64 at once", dict(rates), checks, details)
-    return Section("Fan-out", "items a second, the most of all rounds", (row,), peers)
+    row = Row(f"{items:,} items, 64 at once", dict(rates), checks, {"turns": turns})
+    return Section("Fan-out", "items a second, the median of all turns", (row,), peers)
 
 
-def _resume(folder: Path, items: int, rounds: int) -> Section:
-    journal = folder / "0.db"
+def _resume(journal: Path, items: int) -> Section:
+    _measure("finish", items, journal)
     measured: dict[str, list[float]] = {"resume": [], "sqlite": []}
-    for _ in range(rounds):
+    for _ in range(3):
         for way, found in measured.items():
             one = _measure(way, items, journal)
             if one is not None:
@@ -99,13 +94,13 @@ def _micro(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e6
 
 
-def _measure(way: str, items: int, journal: Path | None) -> dict[str, float] | None:
+def _measure(way: str, items: int, where: Path | str | None, *, peer: bool = False) -> Any:
     try:
-        python = AIOMETER.python() if way == "aiometer" else Path(sys.executable)
+        python = AIOMETER.python() if peer else Path(sys.executable)
     except NotMeasuredError as error:
         shout(f"{way} is NOT MEASURED: {error}")
         return None
-    command = [str(python), "-m", "benchmarks.fanout_side", way, str(items), *([str(journal)] if journal else [])]
+    command = [str(python), "-m", "benchmarks.fanout_side", way, str(items), *([str(where)] if where else [])]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "SAMPLING_PLUGINS": "off"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
+from importlib.util import find_spec
+from statistics import median
 from typing import Any
 
 import anyio
@@ -24,6 +26,7 @@ from sampling import RejectionSamplingStrategy, Request
 AT_ONCE = 64
 STRATEGY = RejectionSamplingStrategy()
 SMALL = 10_000
+WINDOW = 1_000
 
 
 async def backend(_request: Request) -> str:
@@ -64,6 +67,21 @@ async def aiometer(items: int, _journal: str | None = None) -> dict[str, float]:
     return {"seconds": seconds}
 
 
+async def versus(items: int, folder: str | None = None) -> dict[str, list[float]]:
+    """All of them in turns, some items at a time, so that a slow spell of the machine meets all: seconds."""
+    ways = {"ours": ours, "journal": ours, "aiometer": aiometer}
+    if not find_spec("aiometer"):
+        del ways["aiometer"]
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    turns = max(2, items // SMALL)
+    for turn in range(turns):
+        for way, measure in ways.items():
+            gc.collect()
+            journal = f"{folder}/{turn}.db" if way == "journal" else None
+            found[way].append((await measure(items // turns, journal))["seconds"])
+    return found
+
+
 async def sqlite(items: int, journal: str | None = None) -> dict[str, float]:
     """Reading the same file with sqlite3, all of it, and nothing else."""
     started = time.perf_counter()
@@ -78,37 +96,37 @@ async def sqlite(items: int, journal: str | None = None) -> dict[str, float]:
 
 
 async def stream(items: int, _journal: str | None = None) -> dict[str, float]:
-    """`open_fan_out` over a generator: CPU time per item for a few and for all of them, and the most memory."""
-    few = min([await _cpu_per_item(min(SMALL, items)) for _ in range(3)])
-    many = await _cpu_per_item(items)
-    return {"few": few, "many": many, "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    """`open_fan_out` over a generator: CPU time per item in short runs and in a long one, and the most memory."""
+    short = [await _cpu_per_item(SMALL) for _ in range(5)]
+    long = await _cpu_per_item(items)
+    short += [await _cpu_per_item(SMALL) for _ in range(5)]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    # Medians on both sides: a slow spell of the machine is neither the one's nor the other's.
+    return {"few": median(window for run in short for window in run), "many": median(long), "megabytes": peak}
 
 
-async def _cpu_per_item(items: int) -> float:
+async def _cpu_per_item(items: int) -> list[float]:
+    """CPU seconds per item, for every window of some items."""
     from sampling import open_fan_out
 
     def asked() -> Iterator[str]:
         for number in range(items):
             yield f"question {number}"
 
-    taken = 0
-    started = time.process_time()
+    windows, taken, since = [], 0, time.process_time()
     async with open_fan_out(STRATEGY, asked(), None, backend, max_concurrency=AT_ONCE) as outcomes:
         async for _ in outcomes:
             taken += 1
+            if not taken % WINDOW:
+                now = time.process_time()
+                windows.append((now - since) / WINDOW)
+                since = now
     if taken != items:
         raise SystemExit("not all items came out")
-    return (time.process_time() - started) / items
+    return windows
 
 
-WAYS: dict[str, Any] = {
-    "ours": ours,
-    "journal": ours,
-    "resume": ours,
-    "aiometer": aiometer,
-    "sqlite": sqlite,
-    "stream": stream,
-}
+WAYS: dict[str, Any] = {"versus": versus, "finish": ours, "resume": ours, "sqlite": sqlite, "stream": stream}
 
 if __name__ == "__main__":
     what, count, *where = sys.argv[1:]

@@ -158,6 +158,7 @@ class Session:
         self._begun: dict[int, int] = {}
         self._known_total: int | None = None
         self._recorded_now = Spent()
+        self._counts_for_budget = False
         self._warned = False
         # One thread at a time; and a limiter of its own, for checks that block may hold all threads of the common one.
         self._limiter = anyio.CapacityLimiter(1)
@@ -183,6 +184,7 @@ class Session:
                 await self._in_thread(store.close)
             raise
         if budget is not None:
+            self._counts_for_budget = True
             self._charge(budget)
         if self.opened.changes:
             log.warning("journal_changed", path=str(self._journal.path), changes=len(self.opened.changes))
@@ -306,7 +308,8 @@ class Session:
 
     def record(self, entry: Entry) -> Batch[Entry]:
         """Have an outcome written."""
-        self._recorded_now = self._recorded_now.plus(entry.spent)
+        if self._counts_for_budget:
+            self._recorded_now = self._recorded_now.plus(entry.spent)
         return self._writer.put_outcome(entry)
 
     async def _write(self, intents: Sequence[Intent], entries: Sequence[Entry]) -> None:

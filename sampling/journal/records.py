@@ -18,7 +18,7 @@ from sampling.backends.as_json import dump_generation, load_generation
 from sampling.backends.redaction import Redactor
 from sampling.errors import ErrorFromJournal
 from sampling.items import Item, ItemOutcome
-from sampling.messages import Action, Attempt, Context, Message
+from sampling.messages import Action, Attempt, Context, Generation, Message
 from sampling.requirements import Requirement, Validation
 from sampling.results import HookFailure, SamplingResult, Slice
 from sampling.usage import NO_USAGE, Usage
@@ -98,9 +98,10 @@ class Recorder:
             if (value := getattr(attempt, name)) != default:
                 record[name] = value
         if attempt.generation is not None:
-            record["generation"] = _brief(dump_generation(attempt.generation))
+            record["generation"] = _plain_generation(attempt.generation)
         if attempt.usage is not NO_USAGE and attempt.usage != NO_USAGE:
-            record["usage"] = attrs.astuple(attempt.usage)
+            usage = attempt.usage
+            record["usage"] = [usage.input_tokens, usage.output_tokens, usage.cost]
         if attempt.validations:
             record["validations"] = [self._dump_validation(one, problems) for one in attempt.validations]
         asked = messages.numbers(attempt)
@@ -236,13 +237,22 @@ class _Messages:
         return number
 
 
-def _brief(generation: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what most generations do not say."""
-    if not any(generation["usage"].values()):
-        del generation["usage"]
-    return {name: value for name, value in generation.items() if value is not None and value != "stop"} | {
-        "text": generation["text"]
-    }
+def _plain_generation(generation: Generation) -> dict[str, Any]:
+    """Return a generation as JSON values, without what most do not say."""
+    if type(generation) is not Generation:
+        return dump_generation(generation)
+    record: dict[str, Any] = {"text": generation.text}
+    if generation.finish_reason != "stop":
+        record["finish_reason"] = generation.finish_reason
+    if generation.model is not None:
+        record["model"] = generation.model
+    if generation.reasoning is not None:
+        record["reasoning"] = generation.reasoning
+    usage = generation.usage
+    if usage is not NO_USAGE:
+        used = (usage.input_tokens, usage.output_tokens, usage.cost)
+        record["usage"] = dict(zip(("input_tokens", "output_tokens", "cost"), used, strict=True))
+    return record
 
 
 def _place_of(error: Exception, problems: list[Exception]) -> int:

@@ -14,8 +14,11 @@ __all__ = ["Batch", "Writer"]
 
 E = TypeVar("E")
 
-_GATHERINGS = 8
+_GATHERINGS = 16
 """How often, at most, the others get a turn to add to a batch before it is written: each write waits for the disk."""
+
+_QUIET_GATHERINGS = 3
+"""After how many turns in which nothing came: an outcome frees a slot, which lets an item be read, which then comes."""
 
 
 @attrs.define(eq=False)
@@ -96,10 +99,11 @@ class Writer(Generic[E]):
         return True
 
     async def _gather(self) -> None:
-        batch, before = self._batch, -1
+        batch, before, quiet = self._batch, 0, 0
         for _ in range(_GATHERINGS):
             size = len(batch.intents) + len(batch.outcomes)
-            if size == before:
+            quiet = quiet + 1 if size == before else 0
+            if quiet == _QUIET_GATHERINGS:
                 break
             before = size
             await checkpoint()
