@@ -25,8 +25,9 @@ __all__ = ["EXAMPLES", "HELP", "demo"]
 HELP = """
 See what asking well is worth, on a small model that comes with the package: no key, no network.
 
-First one question with 4 subsamples on screen, shown more slowly than the model writes. Then many questions that the
-model was never taught, in seven ways, with a table and a picture of what came of it.
+First one question with 4 subsamples on screen, each answer played back at a pace at which one can read: the model
+itself writes it in a few hundredths of a second, before a loser can be cut off. Then many questions that the model was
+never taught, in seven ways and at full speed, with a table and a picture of what came of it.
 """
 
 EXAMPLES = """
@@ -73,7 +74,10 @@ async def _show(console: Console, shown: Question, asked: list[Question]) -> lis
 
 
 async def _one_call(console: Console, question: Question, backend: StreamingBackend) -> None:
-    console.print(f"1. {question.text}  4 subsamples, up to 3 attempts each; the first right one ends the call.\n")
+    console.print(
+        f"1. {question.text}  4 subsamples, up to 3 attempts each; the first right one ends the call.\n"
+        f"   Answers are played back at {_READABLE_TOKENS_PER_S:.0f} tokens a second; the model is faster.\n"
+    )
     strategy = RejectionSamplingStrategy(loop_budget=3, concurrency_budget=4)
     stage = Stage(console)
     watched = stage.watched(backend, tokens_per_s=_READABLE_TOKENS_PER_S)

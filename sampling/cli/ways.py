@@ -106,7 +106,7 @@ def seven_ways() -> list[Way]:
             checked=True,
         ),
         Way("multi-turn repair", "4 deep, checked", MultiTurnStrategy(loop_budget=4), checked=True),
-        Way("majority vote", "up to 9, no check", MajorityVotingStrategy(number), checked=False),
+        Way("majority vote", "up to 9, no check", MajorityVotingStrategy(number, certainty=0.9), checked=False),
         Way("best-of-n", "4, steps scored", BestOfNStrategy(share_of_right_steps), checked=False),
         Way(
             "hedged",
