@@ -17,6 +17,7 @@ from sampling import checks
 from sampling._arguments import shown
 from sampling.backends.models.arithmetic import Question
 from sampling.backends.simulated import SimulatedBackend
+from sampling.errors import MissingExtra
 from sampling.protocols import Backend
 from sampling.requirements import Requirement
 from sampling.strategies.best_of_n import BestOfNStrategy
@@ -62,7 +63,11 @@ def opened(backend: Backend) -> AbstractAsyncContextManager[object]:
 
 
 def _llama(path: str) -> Backend:
-    from sampling.backends.llama import LlamaBackend  # noqa: PLC0415 - an extra: only those who name it need it
+    try:
+        from sampling.backends.llama import LlamaBackend  # noqa: PLC0415 - an extra: only those who name it need it
+    except MissingExtra as missing:
+        missing.hint = "Or say --backend simulated, a model server that needs nothing and knows nothing."
+        raise
 
     return LlamaBackend(path or None)
 

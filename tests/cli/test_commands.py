@@ -119,6 +119,17 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install(capsys, monkeypat
     assert 'pip install "sampling[cli]"' in one_line(capsys.readouterr().err)
 
 
+def test_where_no_model_is_the_simulated_server_is_named(capsys, monkeypatch):
+    """Without llama.cpp there is no embedded model: the line says what to install, and what works without."""
+    for module in ("llama", "llama_server", "llama_threads"):
+        monkeypatch.delitem(sys.modules, f"sampling.backends.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    assert run(["sample", "How are you?"]) == 1
+    complaint = one_line(capsys.readouterr().err)
+    assert 'pip install "sampling[llama]"' in complaint
+    assert "--backend simulated" in complaint
+
+
 # demo.
 
 
