@@ -3,41 +3,18 @@
 import anyio
 import pytest
 
-from sampling import Budget, Hooks, IterationFinished, LoopFinished, LoopStarted, MultiTurnStrategy, Requirement
-from sampling.testing import After, ScriptedBackend, Watch, cancel_at_every_step
+from sampling import Budget, Hooks, LoopFinished, MultiTurnStrategy
+from sampling.testing import After, ScriptedBackend, cancel_at_every_step
+from tests.faults.watched_calls import call_with_everything
 
 
-def call_with_everything(breadth, *, deterministic=False):
-    """A call with repairs, async hooks and checks, a judge, an error and a budget, and what it was seen to do."""
-    seen = {}
+def multi_turn(breadth, *, deterministic=False):
+    """A conversation in which the second iteration breaks and the fourth is right."""
 
-    async def scenario(world):
-        hooks = Hooks()
+    def make(hooks):
+        return MultiTurnStrategy(loop_budget=2, concurrency_budget=breadth, hooks=hooks, deterministic=deterministic)
 
-        @hooks.on(LoopStarted, IterationFinished, LoopFinished)
-        async def slow(event):
-            await anyio.sleep(0.25)
-
-        async def check(text):
-            await anyio.sleep(0.25)
-            return text != "no"
-
-        def reply(request):
-            if request.messages[0].role == "system":
-                return After(0.25, "yes")
-            if request.iteration == 2:
-                return After(0.25, RuntimeError("broken"))
-            return After(0.5, "yes" if request.iteration == 4 else "no")
-
-        budget = seen["budget"] = Budget(attempts=10, deadline_s=50.0)
-        watch = seen["watch"] = Watch(ScriptedBackend(reply))
-        strategy = MultiTurnStrategy(
-            loop_budget=2, concurrency_budget=breadth, hooks=hooks, deterministic=deterministic
-        )
-        reqs = [Requirement("waits", check=check), "is polite"]
-        return await watch.sample(strategy, "q", None, reqs, budget=budget)
-
-    return scenario, seen
+    return call_with_everything(make, lambda request, _: request.iteration)
 
 
 def checker(seen):
@@ -68,7 +45,7 @@ def checker(seen):
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_a_scope_that_is_cancelled_at_any_step(breadth, loop, seed, deterministic):
     """Row 35: I1 to I12 hold for every step at which the caller's scope is cancelled."""
-    scenario, seen = call_with_everything(breadth, deterministic=deterministic)
+    scenario, seen = multi_turn(breadth, deterministic=deterministic)
     check, kinds = checker(seen)
     outcomes = cancel_at_every_step(scenario, check=check, loops=[loop], seed=seed)
     assert "cancelled" in kinds
@@ -79,7 +56,7 @@ def test_a_scope_that_is_cancelled_at_any_step(breadth, loop, seed, deterministi
 @pytest.mark.parametrize("breadth", [1, 2])
 def test_a_native_cancellation_at_any_step(breadth, times):
     """Row 36: a native cancel, and a second one after it: it propagates, and no task is left."""
-    scenario, seen = call_with_everything(breadth)
+    scenario, seen = multi_turn(breadth)
 
     def check(world, outcome):
         assert not outcome.left_running

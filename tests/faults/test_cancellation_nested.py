@@ -4,18 +4,15 @@ import anyio
 import pytest
 
 from sampling import (
-    Budget,
     EscalationStrategy,
     HedgedSamplingStrategy,
-    Hooks,
-    IterationFinished,
     LoopFinished,
     LoopStarted,
-    Requirement,
     Tier,
 )
-from sampling.testing import After, ScriptedBackend, Watch, cancel_at_every_step
+from sampling.testing import After, ScriptedBackend, cancel_at_every_step
 from tests.faults.scenarios import HedgedOnTheGrid
+from tests.faults.watched_calls import call_with_everything
 
 
 def hedged(hooks):
@@ -29,36 +26,8 @@ def escalated(hooks):
 
 
 def call_of(make):
-    """A call with slow hooks and checks, a judge, an error and a budget, and what it was seen to do."""
-    seen = {}
-
-    async def scenario(world):
-        hooks = Hooks()
-
-        @hooks.on(LoopStarted, IterationFinished, LoopFinished)
-        async def slow(event):
-            await anyio.sleep(0.25)
-
-        async def check(text):
-            await anyio.sleep(0.25)
-            return text != "no"
-
-        asked = []
-
-        def reply(request):
-            if request.messages[0].role == "system":
-                return After(0.25, "yes")
-            asked.append(request)
-            if len(asked) == 2:
-                return After(0.25, RuntimeError("broken"))
-            return After(0.5, "yes" if len(asked) == 4 else "no")
-
-        budget = seen["budget"] = Budget(attempts=10, deadline_s=50.0)
-        watch = seen["watch"] = Watch(ScriptedBackend(reply))
-        reqs = [Requirement("waits", check=check), "is polite"]
-        return await watch.sample(make(hooks), "q", None, reqs, budget=budget)
-
-    return scenario, seen
+    """The second request breaks and the fourth is right, whichever tier it belongs to."""
+    return call_with_everything(make, lambda _, asked: len(asked))
 
 
 @pytest.mark.parametrize("make", [hedged, escalated])
