@@ -87,20 +87,23 @@ class BaseSamplingStrategy:
         variation: Variation | None = None,
     ) -> None:
         """Set what differs from the defaults of the class; None keeps them."""
-        given: dict[str, Any] = {
-            "loop_budget": loop_budget,
-            "concurrency_budget": concurrency_budget,
-            "requirements": None if requirements is None else as_requirements("requirements", requirements),
-            "hooks": hooks,
-            "deterministic": deterministic,
-            "check_timeout_s": check_timeout_s,
-            "max_context_chars": max_context_chars,
-            "variation": variation,
-        }
+        self._take(
+            loop_budget=loop_budget,
+            concurrency_budget=concurrency_budget,
+            requirements=None if requirements is None else as_requirements("requirements", requirements),
+            hooks=hooks,
+            deterministic=deterministic,
+            check_timeout_s=check_timeout_s,
+            max_context_chars=max_context_chars,
+            variation=variation,
+        )
+        self._check_settings()
+
+    def _take(self, **given: Any) -> None:
+        """Set what was given; what is None stays as the class has it."""
         for name, value in given.items():
             if value is not None:
                 setattr(self, name, value)
-        self._check_settings()
 
     def _check_settings(self) -> None:
         """Check what this strategy was given, and what its class says, in the same words."""

@@ -19,7 +19,7 @@ Actions = Sequence[Action[Any] | str] | Iterable[Action[Any] | str] | Callable[[
 
 
 class StrategyWorkload:
-    """Every request is one call of `strategy.sample`. `strategy_workload` makes one."""
+    """A workload of a strategy: each request is one call of `sample`, valid, invalid or failed."""
 
     def __init__(
         self,
@@ -32,6 +32,26 @@ class StrategyWorkload:
         options: Options | None = None,
         conversation: bool = False,
     ) -> None:
+        """
+        Take what `sample` takes, for every request.
+
+        Args:
+            strategy: How to ask.
+
+            actions: What to ask. A list is gone through again and again, by each user of a closed loop from a place
+                of its own; an iterator is used up, and the run ends with it; a function gets the arrival and returns
+                the action.
+
+            ctx: The conversation so far, for every request.
+
+            backend: Whom to ask. If it streams, the time to the first token is measured too.
+
+            reqs: What must be true of an answer for it to be valid.
+
+            options: For every request.
+
+            conversation: Let what a user asked and was answered add up, instead of starting afresh every time.
+        """
         check_instance("strategy", strategy, BaseSamplingStrategy, "a strategy")
         self._strategy = strategy
         self._next = _drawing(actions)
@@ -64,36 +84,8 @@ class StrategyWorkload:
         )
 
 
-def strategy_workload(
-    strategy: BaseSamplingStrategy,
-    actions: Actions,
-    ctx: Context | None,
-    backend: BackendLike,
-    reqs: Iterable[RequirementLike] | None = None,
-    *,
-    options: Options | None = None,
-    conversation: bool = False,
-) -> StrategyWorkload:
-    """
-    Make a workload of a strategy: each request is one call of `sample`, valid, invalid or failed.
-
-    Args:
-        strategy: How to ask.
-
-        actions: What to ask. A list is gone through again and again, by each user of a closed loop from a place of its
-            own; an iterator is used up, and the run ends with it; a function gets the arrival and returns the action.
-
-        ctx: The conversation so far, for every request.
-
-        backend: Whom to ask. If it streams, the time to the first token is measured too.
-
-        reqs: What must be true of an answer for it to be valid.
-
-        options: For every request.
-
-        conversation: Let what a user asked and was answered add up, instead of starting afresh every time.
-    """
-    return StrategyWorkload(strategy, actions, ctx, backend, reqs, options=options, conversation=conversation)
+strategy_workload = StrategyWorkload
+"""The name to call it by: `strategy_workload(strategy, actions, ctx, backend, reqs)`."""
 
 
 class _Stamped:

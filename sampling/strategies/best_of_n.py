@@ -51,8 +51,7 @@ class BestOfNStrategy(BaseSamplingStrategy):
         **budgets: Any,
     ) -> None:
         """Take how good an answer is, what is good enough, and what the base takes; None keeps the default."""
-        if enough is not None:
-            self.enough = enough
+        self._take(enough=enough)
         super().__init__(**budgets)
         if score is not None:
             self._scoring = _as_scoring(score)

@@ -88,12 +88,7 @@ class EscalationStrategy(BaseSamplingStrategy):
             template: How it is told what is wrong with that, with {reasons} in it.
         """
         self.tiers = tuple(_as_tier(tier) for tier in check_items("tiers", tiers, "a list of tiers or backends"))
-        if patience is not None:
-            self.patience = patience
-        if carry is not None:
-            self.carry = carry
-        if template is not None:
-            self.template = template
+        self._take(patience=patience, carry=carry, template=template)
         super().__init__(**budgets)
 
     def _check_settings(self) -> None:

@@ -56,12 +56,7 @@ class HedgedSamplingStrategy(BaseSamplingStrategy):
         **budgets: Any,
     ) -> None:
         """Set how early to hedge and what to learn from, and what the base takes."""
-        if quantile is not None:
-            self.quantile = quantile
-        if typical_s is not None:
-            self.typical_s = typical_s
-        if window is not None:
-            self.window = window
+        self._take(quantile=quantile, typical_s=typical_s, window=window)
         super().__init__(**budgets)
         self._latencies = Latencies(self.typical_s, self.window)
 

@@ -55,11 +55,8 @@ class MBRStrategy(BaseSamplingStrategy):
         **budgets: Any,
     ) -> None:
         """Take how alike two texts are, and what the base takes; None keeps the default."""
-        if similarity is not None:
-            self.similarity = similarity
-        if relaxation is not None:
-            self.relaxation = relaxation
-        elif self.similarity is rouge_l and self.relaxation is None:
+        self._take(similarity=similarity, relaxation=relaxation)
+        if self.similarity is rouge_l and self.relaxation is None:
             self.relaxation = _OF_ROUGE_L
         super().__init__(**budgets)
         if isinstance(self.similarity, EmbeddingSimilarity):

@@ -35,8 +35,7 @@ class MultiTurnStrategy(BaseSamplingStrategy):
         which can have a limit in tokens too. The first question always stays.
         """
         super().__init__(**budgets)
-        if template is not None:
-            self.template = template
+        self._take(template=template)
         self.history = as_history(self.history if history is None else history)
         check_template(self.template, "{reasons}")
 

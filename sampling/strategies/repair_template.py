@@ -35,8 +35,7 @@ class RepairTemplateStrategy(BaseSamplingStrategy):
         The history is how many of the last answers, "all", "best", or a `History`, which can have a limit in tokens.
         """
         super().__init__(**budgets)
-        if template is not None:
-            self.template = template
+        self._take(template=template)
         self.history = as_history(self.history if history is None else history)
         check_template(self.template, "{action}", "{reasons}")
 

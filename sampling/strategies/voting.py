@@ -62,14 +62,7 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
         **budgets: Any,
     ) -> None:
         """Take what makes two answers the same, when to stop, and what the base takes; None keeps the default."""
-        if key is not None:
-            self.key = key
-        if certainty is not None:
-            self.certainty = certainty
-        if early_stop is not None:
-            self.early_stop = early_stop
-        if all_at_once is not None:
-            self.all_at_once = all_at_once
+        self._take(key=key, certainty=certainty, early_stop=early_stop, all_at_once=all_at_once)
         super().__init__(**budgets)
 
     def _check_settings(self) -> None:
