@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 import attrs
-from anyio.lowlevel import current_token
 
 from sampling import identity
 from sampling._arguments import wrong_type
@@ -31,6 +30,7 @@ class Seams:
     first_valid_ends: bool
     """Whether it stops at the first valid slice, as most do."""
 
+    repairs: bool
     settles: bool
     starts_late: bool
     varies: bool
@@ -82,17 +82,19 @@ class AttemptState(identity.Place, Generic[T]):
 
     plan: Attempt[T]
     options: Options
-    started_s: float
+    started_at: float
+    """By the clock of the event loop."""
+
     reservation: Reservation | None
     """What is held of the budget until the request of this attempt is settled."""
 
     budget: Budget | None
+    idempotency_key: str | None
     spent: Usage = NO_USAGE
     requests: int = 0
     """How many requests were sent, with those of judges and of layers that try again."""
 
     generation: Generation | None = None
-    idempotency_key: str | None = None
 
     def count_request(self) -> None:
         """Count one more request, if the budget has room for it."""
@@ -104,20 +106,28 @@ class AttemptState(identity.Place, Generic[T]):
 class Attempter(Generic[T]):
     """Makes the attempts of one call. It knows nothing of siblings, repairs or hooks."""
 
-    def __init__(self, call: Call[T], sampling_id: str, parent_id: str | None) -> None:
+    def __init__(
+        self, call: Call[T], sampling_id: str, parent_id: str | None, clock: Callable[[], float]
+    ) -> None:
         self._call = call
         self._sampling_id = sampling_id
         self._parent_id = parent_id
         self._item = identity.current_item()
         self._call_name = None if self._item is None else self._item.next_call()
-        self._partial = tuple([requirement for requirement in call.requirements if requirement.partial is not None])
         self._longest_answer = 0
-        self._needs_view = any(requirement.takes_view or requirement.judged for requirement in call.requirements)
+        self._requirements = call.requirements
+        self._partial: list[Requirement] = []
+        self._needs_view = False
+        for requirement in call.requirements:
+            if requirement.partial is not None:
+                self._partial.append(requirement)
+            if requirement.takes_view or requirement.judged:
+                self._needs_view = True
         self._generate = call.generate
         if self._partial and callable(getattr(call.backend, "stream", None)):
             self._generate = self._stream
-        self._clock = _clock_of_the_loop()
-        self._started_at = self._clock()
+        self._clock = clock
+        self._started_at = clock()
         self.budget_detail: str | None = None
         """What the budget said when it had no room, if it ever had none."""
 
@@ -150,31 +160,32 @@ class Attempter(Generic[T]):
             None,
             plan,
             options,
-            self.now(),
+            self._clock(),
             reservation,
             self._call.budget,
-            idempotency_key=None if self._call_name is None else f"{self._call_name}:{iteration}",
+            None if self._call_name is None else f"{self._call_name}:{iteration}",
         )
 
     async def attempt(self, state: AttemptState[T]) -> Slice[T]:
         """Ask, check and return the slice; what the backend raises comes through."""
         plan = state.plan
+        messages = plan.messages
         try:
-            generation = state.generation = await self._ask(
-                state, plan.messages, state.options, state.reservation, self._generate
-            )
+            generation = await self._ask(state, messages, state.options, state.reservation, self._generate)
         except CutShort as cut:
             return self._record_cut(state, cut)
+        state.generation = generation
+        text = generation.text
         if self._partial:
             self._longest_answer = max(self._longest_answer, generation.usage.output_tokens)
-        context = Context.sent(plan.messages, plan.chars, generation.text)
-        value: Any = generation.text
+        context = Context.sent(messages, plan.chars, text)
+        value: Any = text
         if plan.action.parser is not None:
-            value, unparsable = parse(plan.action, generation.text)
+            value, unparsable = parse(plan.action, text)
             if unparsable is not None:
                 return self.record(state, "invalid", context, validations=(unparsable,))
         view = self._view(state, generation, context, value) if self._needs_view else None
-        checking = Checking(self._call.requirements, generation.text, view)
+        checking = Checking(self._requirements, text, view)
         if not checking.finished:
             await checking.finish(self._call.check_timeout_s)
         outcome: Outcome = "valid" if checking.passed else "invalid"
@@ -207,10 +218,11 @@ class Attempter(Generic[T]):
             value,
             error,
             state.spent,
-            state.started_s,
-            self.now(),
+            state.started_at - self._started_at,
+            self._clock() - self._started_at,
             state.requests,
-            tried=plan,
+            0,
+            plan,
         )
 
     async def _stream(self, request: Request) -> Generation | str:
@@ -262,18 +274,15 @@ class Attempter(Generic[T]):
             used = generation.usage
             return generation
         finally:
-            self._settle(state, reservation, used)
-
-    def _settle(self, state: AttemptState[T], reservation: Reservation | None, used: Usage | None) -> None:
-        if used is None or used is NO_USAGE or used == NO_USAGE:
-            used = state.reported
-        state.reported = None
-        if self._item is not None:
-            self._item.settle(used)
-        if used is not None:
-            state.spent = used if state.spent is NO_USAGE else state.spent + used
-        if reservation is not None and self._call.budget is not None:
-            self._call.budget.settle(reservation, used)
+            if used is None or used is NO_USAGE or used == NO_USAGE:
+                used = state.reported
+            state.reported = None
+            if used is not None:
+                state.spent = used if state.spent is NO_USAGE else state.spent + used
+            if self._item is not None:
+                self._item.settle(used)
+            if reservation is not None and self._call.budget is not None:
+                self._call.budget.settle(reservation, used)
 
     def _view(self, state: AttemptState[T], generation: Generation, context: Context, value: T | None) -> View:
         return View(value, self._call.validation_ctx or context, generation, partial(self._ask_for_check, state))
@@ -306,10 +315,3 @@ class Attempter(Generic[T]):
             identity.leave(token)
             state.spent += apart.spent
             state.requests += apart.requests
-
-
-def _clock_of_the_loop() -> Callable[[], float]:
-    """Return the clock of the event loop, looked up once: `anyio.current_time()` finds out anew which loop it is."""
-    token = current_token()
-    # That of an asyncio loop is a method of the loop; trio's is a function.
-    return getattr(token.native_token, "time", token.backend_class.current_time)

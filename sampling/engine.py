@@ -22,6 +22,7 @@ from sampling import identity
 from sampling.attempts import Attempter, AttemptState, Call
 from sampling.choice import failure_of, is_enough, is_settled, repaired, selected, varied, wait_for_next_s
 from sampling.errors import BadVerdict, BudgetExceeded, FatalError, SamplingError, SelectionFailed
+from sampling.event_loop import running_loop
 from sampling.hooks import (
     CriticalHookError,
     Event,
@@ -34,7 +35,7 @@ from sampling.hooks import (
 from sampling.messages import Attempt
 from sampling.protocols import Progress, Running
 from sampling.result_queue import Prefix, ResultQueue, order_key
-from sampling.results import HookFailure, SamplingResult, Slice, StopReason
+from sampling.results import HookFailure, SamplingResult, Slice, StopReason, first_tried
 from sampling.usage import NO_USAGE, Usage
 
 __all__ = ["Run"]
@@ -49,9 +50,6 @@ class Run(Generic[T]):
 
     _scope: anyio.CancelScope | None = None
     """Cancels all subsamples; one subsample without a deadline has none."""
-
-    _stopped = False
-    """Whether no new attempt may start."""
 
     _enough = False
     """Whether the strategy said that what there is will do."""
@@ -86,9 +84,14 @@ class Run(Generic[T]):
         self._concurrency_budget = call.concurrency_budget
         self._sampling_id = identity.new_sampling_id()
         self._parent_id = identity.parent_id()
-        self._attempter = Attempter(call, self._sampling_id, self._parent_id)
+        loop = running_loop()
+        self._cancelled = loop.cancelled
+        self._attempter = Attempter(call, self._sampling_id, self._parent_id, loop.time)
         self._queue = self._new_queue()
         self._errors: list[tuple[str, Exception]] = []
+        self._stopped = False
+        """Whether no new attempt may start."""
+
         self._subsamples_due = call.concurrency_budget
         self._follows = call.deterministic or call.seams.follows
         """Whether the call has to know what each subsample is at; most need not, and have nothing of what follows."""
@@ -258,7 +261,7 @@ class Run(Generic[T]):
             else:
                 self._exhausted |= await self._attempt_repeatedly(subsample)
             self._subsamples_ended += 1
-        except anyio.get_cancelled_exc_class():
+        except self._cancelled:
             raise
         except BaseException as error:  # noqa: BLE001 - raised again, bare, when the siblings have stopped
             self._end_with(error)
@@ -281,32 +284,38 @@ class Run(Generic[T]):
         """Go through the loop budget of one subsample; True if all of it was used."""
         history: list[Slice[T]] = []
         plan, vary = self._call.first, self._call.vary
-        for number in range(self._loop_budget):
-            state = self._start(plan if vary is None else varied(vary, plan, subsample, number), subsample, number)
-            if state is None:
-                return False
-            entered = identity.enter(state)
-            try:
+        entered: identity.Entered | None = None
+        try:
+            for number in range(self._loop_budget):
+                if self._stopped or (self._follows and not self._follow_start(subsample, number)):
+                    return False
+                tried = plan if vary is None else varied(vary, plan, subsample, number)
+                iteration = subsample * self._loop_budget + number + 1
+                state = self._attempter.prepare(tried, iteration, subsample, number)
+                if state is None:
+                    return False
+                if entered is None:
+                    entered = identity.enter(state)
+                else:
+                    identity.move_on(state)
                 record = await self._attempt(state)
                 next_plan = self._next(record, plan, history)
-                if next_plan is not None and not self._emitter.silent:
+                if next_plan is None:
+                    return False
+                if not self._emitter.silent:
                     await self._announce_repair(record, next_plan)
-            finally:
+                plan = next_plan
+        finally:
+            if entered is not None:
                 identity.leave(entered)
-            if next_plan is None:
-                return False
-            plan = next_plan
         return True
 
-    def _start(self, plan: Attempt[T], subsample: int, number: int) -> AttemptState[T] | None:
-        """Set up an attempt; None if the call is over, or the budget has no room for it."""
-        if self._stopped:
-            return None
-        if self._follows:
-            if (number, subsample) > self._bound:
-                return None
-            self._running[subsample] = Running(subsample, number, self._attempter.now())
-        return self._attempter.prepare(plan, subsample * self._loop_budget + number + 1, subsample, number)
+    def _follow_start(self, subsample: int, number: int) -> bool:
+        """Note that an attempt is about to start; False if none that ranks after what is known can matter any more."""
+        if (number, subsample) > self._bound:
+            return False
+        self._running[subsample] = Running(subsample, number, self._attempter.now())
+        return True
 
     def _next(self, record: Slice[T], plan: Attempt[T], history: list[Slice[T]]) -> Attempt[T] | None:
         """Return what to try after this record, or None if the subsample is over."""
@@ -322,6 +331,9 @@ class Run(Generic[T]):
         try:
             if goes_on is not None and not goes_on(Prefix(history)):
                 return None
+            if not self._call.seams.repairs:
+                # What the default decision says, without asking for it after every single attempt.
+                return first_tried(history)
             return repaired(self._call.strategy, Prefix(history), self._call.max_context_chars)
         except (MemoryError, RecursionError):
             raise
@@ -343,7 +355,7 @@ class Run(Generic[T]):
                 await self._emitter.emit(self._started(state))
                 await checkpoint_if_cancelled()
             record = await self._attempter.attempt(state)
-        except anyio.get_cancelled_exc_class():
+        except self._cancelled:
             record = self._attempter.record(state, "cancelled")
             self._put(record)
             if not self._emitter.silent:
@@ -399,7 +411,7 @@ class Run(Generic[T]):
 
     def _put(self, record: Slice[T]) -> None:
         self._queue.put(record)
-        if isinstance(record.error, Exception):
+        if record.error is not None and isinstance(record.error, Exception):
             self._errors.append((record.iteration_id, record.error))
         if record.outcome == "cancelled":
             return
@@ -481,7 +493,7 @@ class Run(Generic[T]):
             best=best,
             slices=tuple(slices),
             attempts=tuple(self._by_iteration(self._queue.records)),
-            errors=tuple([error for _, error in sorted(self._errors, key=itemgetter(0))]),
+            errors=tuple([error for _, error in sorted(self._errors, key=itemgetter(0))]) if self._errors else (),
             usage=self._usage(),
             stop_reason="validated" if valid else self._reason_to_stop(),
             sampling_id=self._sampling_id,

@@ -174,6 +174,12 @@ def enter(place: Place) -> Entered:
     return _place.set(place), _logged_call.set(place.sampling_id), _logged_call
 
 
+def move_on(attempt: Place) -> None:
+    """Make an attempt the current one that follows another in the same subsample: leaving is the first one's."""
+    _place.set(attempt)
+    _logged_iteration.set(attempt.iteration_id)
+
+
 def leave(entered: Entered) -> None:
     """Undo the `enter` that gave this."""
     place_token, log_token, logged = entered

@@ -49,7 +49,7 @@ class Context:
     so `add` costs the same at the first turn and at the thousandth, and subsamples share their common past.
     """
 
-    __slots__ = ("__weakref__", "_all", "_answered", "_count", "_parent", "_tail", "chars")
+    __slots__ = ("__weakref__", "_all", "_answer", "_count", "_parent", "_tail", "chars")
 
     chars: int
     """Characters in all messages together."""
@@ -57,7 +57,7 @@ class Context:
     def __init__(self, messages: Iterable[Message] = ()) -> None:
         self._parent: Context | None = None
         self._tail = _all_messages(check_items("messages", messages, "an iterable of Message"))
-        self._answered: tuple[tuple[Message, ...], str] | None = None
+        self._answer: str | None = None
         self._all: tuple[Message, ...] | None = None
         self._count = len(self._tail)
         self.chars = sum(len(message.content) for message in self._tail)
@@ -75,15 +75,14 @@ class Context:
         """Make the context of what was sent, `chars` characters in all, and of the answer, if one came."""
         context = cls.__new__(cls)
         context._parent = None
-        context._tail = ()
+        context._tail = messages
+        # The answer becomes a message when it is read: most attempts are never looked at again.
+        context._answer = answer
         if answer is None:
-            context._answered = None
             context._all = messages
             context._count = len(messages)
             context.chars = chars
         else:
-            # The answer becomes a message when it is read: most attempts are never looked at again.
-            context._answered = (messages, answer)
             context._all = None
             context._count = len(messages) + 1
             context.chars = chars + len(answer)
@@ -98,21 +97,19 @@ class Context:
 
     def messages_before(self, message: Message) -> tuple[Message, ...]:
         """Return all messages, and this one after them."""
-        if self._all is None and self._answered is not None:
+        if self._all is None and self._answer is not None:
             # The tuple of this context alone may never be asked for.
-            asked, answer = self._answered
-            return (*asked, Message("assistant", answer), message)
+            return (*self._tail, Message("assistant", self._answer), message)
         return (*self.messages, message)
 
     def _collect(self) -> tuple[Message, ...]:
-        if self._answered is not None:
-            asked, answer = self._answered
-            return (*asked, Message("assistant", answer))
+        if self._answer is not None:
+            return (*self._tail, Message("assistant", self._answer))
         # Walks up only to the nearest context that has its tuple already: in a growing conversation, the one before.
         tails = [self._tail]
         node = self._parent
         while node is not None:
-            if node._all is not None or node._answered is not None:
+            if node._all is not None or node._answer is not None:
                 tails.append(node.messages)
                 break
             tails.append(node._tail)
@@ -242,7 +239,10 @@ class Action(Generic[T]):
 
     def with_text(self, text: str) -> "Action[T]":
         """Return an action that asks something else and parses the answer in the same way."""
-        return cast("Action[T]", Action(text, cast("Any", self.parser), schema=self.schema))
+        other: Action[T] = Action.__new__(Action)
+        # The parser was looked at when this one was made.
+        other.__attrs_init__(check_str("text", text), self.parser, self.schema)  # type: ignore[attr-defined]
+        return other
 
     def parse(self, text: str) -> T:
         """Turn the answer's text into a `T`; what the parser raises, comes through."""

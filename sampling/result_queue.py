@@ -1,7 +1,7 @@
 """Where subsamples put their records, and in which order a strategy gets to see them."""
 
-import threading
 from collections.abc import Iterator, Sequence
+from threading import get_ident
 from typing import Generic, TypeVar, overload
 
 from sampling.errors import WrongThread
@@ -32,11 +32,14 @@ class Prefix(Sequence[S]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[S]: ...
     def __getitem__(self, index: int | slice) -> S | Sequence[S]:
+        length = self._length
         if isinstance(index, slice):
-            return [self._items[i] for i in range(*index.indices(self._length))]
-        if not -self._length <= index < self._length:
-            raise IndexError(f"index {index} is out of range: there are {self._length}")
-        return self._items[index if index >= 0 else self._length + index]
+            return [self._items[i] for i in range(*index.indices(length))]
+        if index < 0:
+            index += length
+        if not 0 <= index < length:
+            raise IndexError(f"there is no such index: there are {length}")
+        return self._items[index]
 
     def __iter__(self) -> Iterator[S]:
         for index in range(self._length):
@@ -61,11 +64,11 @@ class ResultQueue(Generic[T]):
         self.ready: list[Slice[T]] = [] if deterministic else self.slices
         self._seen = 0
         self._held = _InOrder[T](subsamples) if deterministic else None
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
 
     def put(self, record: Slice[T]) -> None:
         """Add one record."""
-        if threading.get_ident() != self._thread:
+        if get_ident() != self._thread:
             raise WrongThread("a record can only be added in the thread that the call runs in")
         self.records.append(record)
         if record.outcome in _ANSWERED:

@@ -416,6 +416,7 @@ def _seams_of(strategy: type[BaseSamplingStrategy]) -> Seams:
     base = BaseSamplingStrategy
     return Seams(
         first_valid_ends=strategy.done is base.done and strategy.settled is base.settled,
+        repairs=strategy.repair is not base.repair,
         settles=strategy.settled is not base.settled,
         starts_late=strategy.next_subsample_in_s is not base.next_subsample_in_s,
         varies=strategy.vary is not base.vary,

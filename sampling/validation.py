@@ -1,24 +1,27 @@
 """Put one answer to its requirements."""
 
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from inspect import isawaitable, iscoroutine
-from typing import Any, TypeVar
+from time import perf_counter
+from typing import Any, TypeAlias, TypeVar
 
 import anyio
 import anyio.to_thread
 from anyio.lowlevel import RunVar
 
+from sampling import watchdog
 from sampling.errors import BadVerdict, CheckTimeout, FatalError
 from sampling.judge import Judge
 from sampling.messages import Action
 from sampling.requirements import Requirement, Validation, View
-from sampling.watchdog import warn_if_blocked
 
 __all__ = ["Checking", "CutShort", "Growing", "limiter_of_this_loop", "may_still_pass", "parse"]
 
 T = TypeVar("T")
+
+_Pending: TypeAlias = tuple[int, Requirement, Callable[[], Awaitable[object]]]
+"""A check that has to be waited for: its place, whose it is, and what to await."""
 
 PARSES = Requirement("the answer can be parsed")
 PARSER_HINT = "Parse with a plain function; what has to be awaited goes into a check."
@@ -96,51 +99,53 @@ class Checking:
     def __init__(self, requirements: Sequence[Requirement], text: str, view: View | None) -> None:
         self._text = text
         self._view = view
-        self._results: list[Validation | None] = [None] * len(requirements)
         self.passed = True
         """Whether nothing has failed."""
         self.error: Exception | None = None
         """What the first check that raised, raised."""
-        self._pending: list[tuple[int, Requirement, Callable[[], Awaitable[object]]]] = []
+        self._pending: list[_Pending] = []
         self._judges: list[tuple[int, Requirement]] = []
+        self._results: list[Validation | None] = []
         try:
-            for index, requirement in enumerate(requirements):
+            for requirement in requirements:
                 if requirement.judged:
-                    self._judges.append((index, requirement))
+                    self._judges.append((len(self._results), requirement))
+                    self._results.append(None)
                 else:
-                    self._start(index, requirement)
+                    self._results.append(self._start(len(self._results), requirement))
         except BaseException:
             self.close()
             raise
 
-    def _start(self, index: int, requirement: Requirement) -> None:
-        """Run a check as far as it goes without waiting; what needs to wait becomes pending."""
+    def _start(self, index: int, requirement: Requirement) -> Validation | None:
+        """Run a check as far as it goes without waiting; None for what needs to wait, and becomes pending."""
         check: Any = requirement.check or Judge(requirement.description)
-        arguments = (self._text, self._view) if requirement.takes_view else (self._text,)
         if requirement.blocking:
-            self._pending.append((index, requirement, partial(_in_thread, requirement, partial(check, *arguments))))
-            return
-        started_s = time.perf_counter()
+            bound = partial(check, self._text, self._view) if requirement.takes_view else partial(check, self._text)
+            self._pending.append((index, requirement, partial(_in_thread, requirement, bound)))
+            return None
+        started_s = perf_counter()
         try:
-            verdict = check(*arguments)
+            verdict = check(self._text, self._view) if requirement.takes_view else check(self._text)
         except (MemoryError, RecursionError):
             raise
         except Exception as error:  # noqa: BLE001 - a check that raises is a failed check
-            self._note(index, _broken(requirement, error))
-            return
+            return self._counted(_broken(requirement, error))
         finally:
-            warn_if_blocked(started_s, requirement.description)
+            # Asked here too, and not only there: it is asked after every single check.
+            if perf_counter() - started_s > watchdog.BLOCKED_S:
+                watchdog.warn_if_blocked(started_s, requirement.description)
         if type(verdict) is not bool and isawaitable(verdict):
             self._pending.append((index, requirement, lambda: verdict))
-        else:
-            self._note(index, requirement.read_verdict(verdict))
+            return None
+        return self._counted(requirement.read_verdict(verdict))
 
-    def _note(self, index: int, result: Validation) -> None:
-        self._results[index] = result
+    def _counted(self, result: Validation) -> Validation:
         if not result.passed:
             self.passed = False
             if self.error is None:
                 self.error = result.error
+        return result
 
     @property
     def finished(self) -> bool:
@@ -150,7 +155,8 @@ class Checking:
     @property
     def validations(self) -> tuple[Validation, ...]:
         """What was said, in the order of the requirements; a judge that was not asked is left out."""
-        return tuple(filter(None, self._results))
+        # Judges that were not asked are the only gaps there are when all is said.
+        return tuple(filter(None, self._results) if self._judges else self._results)
 
     async def finish(self, timeout_s: float | None) -> None:
         """Wait for the checks that take time, then ask the judges if there is still something to judge."""
@@ -165,7 +171,7 @@ class Checking:
         """Ask all judges at once. A model takes the time that its backend gives it: there is no default timeout."""
         try:
             for index, requirement in self._judges:
-                self._start(index, requirement)
+                self._results[index] = self._start(index, requirement)
             await self._wait_for_pending(None)
         finally:
             self.close()
@@ -175,7 +181,7 @@ class Checking:
 
         async def finish(index: int, requirement: Requirement, check: Callable[[], Awaitable[object]]) -> None:
             try:
-                self._note(index, await _finish_check(requirement, check, timeout_s))
+                self._results[index] = self._counted(await _finish_check(requirement, check, timeout_s))
             except (BadVerdict, FatalError, MemoryError, RecursionError) as error:
                 unbearable.append(error)
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from sampling._arguments import check_str, shown
@@ -9,7 +10,7 @@ from sampling.results import Slice
 
 __all__ = ["check_template", "fill", "fill_fields"]
 
-_FIELD = re.compile(r"\{(action|answer|reasons)\}")
+_ESCAPED_FIELD = re.compile(r"\{\{(action|answer|reasons)\}\}")
 
 
 def check_template(template: object, *fields: str) -> str:
@@ -27,6 +28,13 @@ def fill(template: str, failed: Slice[Any], *, action: str = "") -> str:
 
 
 def fill_fields(template: str, *, reasons: Iterable[str], action: str, answer: str) -> str:
-    """Fill a template in one pass, and not by formatting: a reason may quote the model's braces."""
-    values = {"reasons": "\n".join([f"- {reason}" for reason in reasons]), "action": action, "answer": answer}
-    return _FIELD.sub(lambda field: values[field[1]], template)
+    """Fill a template in one pass: a reason may quote the model's braces, and they are not looked at."""
+    listed = "\n".join([f"- {reason}" for reason in reasons])
+    return _as_format(template).format(reasons=listed, action=action, answer=answer)
+
+
+@lru_cache(maxsize=256)
+def _as_format(template: str) -> str:
+    """Return a template as `str.format` reads it: braces that are not around a field stand for themselves."""
+    escaped = template.replace("{", "{{").replace("}", "}}")
+    return _ESCAPED_FIELD.sub(r"{\1}", escaped)
