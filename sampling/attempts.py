@@ -106,9 +106,7 @@ class AttemptState(identity.Place, Generic[T]):
 class Attempter(Generic[T]):
     """Makes the attempts of one call. It knows nothing of siblings, repairs or hooks."""
 
-    def __init__(
-        self, call: Call[T], sampling_id: str, parent_id: str | None, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, call: Call[T], sampling_id: str, parent_id: str | None, clock: Callable[[], float]) -> None:
         self._call = call
         self._sampling_id = sampling_id
         self._parent_id = parent_id

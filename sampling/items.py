@@ -33,6 +33,10 @@ FanOutStatus: TypeAlias = Literal["completed", "halted"]
 """How a run ended: with all of its items, or with the one that halted it."""
 
 
+Restore: TypeAlias = Callable[[str, object, int], tuple[SamplingResult[Any] | None, Exception | None]]
+"""Makes a result or an error of a record, of what was given as the item, and of its index."""
+
+
 @attrs.frozen
 class Item(Generic[T]):
     """One thing to ask: its place among all of them, the key that the caller knows it by, and the question."""
@@ -80,7 +84,7 @@ class ItemOutcome(Generic[T]):
     One that was read back from a journal makes its `result` and `error` when they are first looked at.
     """
 
-    __slots__ = ("_error", "_restore", "_result", "_usage", "index", "key", "status")
+    __slots__ = ("_error", "_result", "_stored", "_usage", "index", "key", "status")
 
     index: int
     """The item's place among all items, counted from 0."""
@@ -97,7 +101,7 @@ class ItemOutcome(Generic[T]):
         error: Exception | None = None,
         *,
         usage: Usage | tuple[int, int, float] | None = None,
-        restore: "Callable[[], tuple[SamplingResult[T] | None, Exception | None]] | None" = None,
+        stored: "tuple[Restore, str, object] | None" = None,
     ) -> None:
         self.index = index
         self.key = key
@@ -105,20 +109,20 @@ class ItemOutcome(Generic[T]):
         self._usage = usage if usage is not None else result.usage if result is not None else NO_USAGE
         self._result = result
         self._error = error
-        self._restore = restore
+        self._stored = stored
 
     @property
     def result(self) -> SamplingResult[T] | None:
         """What `sample()` returned for this item; None if it raised."""
-        if self._restore is not None:
-            self._look_up()
+        if self._stored is not None:
+            self._look_up(*self._stored)
         return self._result
 
     @property
     def error(self) -> Exception | None:
         """What `sample()` raised for this item, if it raised."""
-        if self._restore is not None:
-            self._look_up()
+        if self._stored is not None:
+            self._look_up(*self._stored)
         return self._error
 
     @property
@@ -128,10 +132,9 @@ class ItemOutcome(Generic[T]):
             self._usage = Usage(*self._usage)
         return self._usage
 
-    def _look_up(self) -> None:
-        if self._restore is not None:
-            self._result, self._error = self._restore()
-            self._restore = None
+    def _look_up(self, restore: "Restore", record: str, given: object) -> None:
+        self._result, self._error = restore(record, given, self.index)
+        self._stored = None
 
     def __repr__(self) -> str:
         return f"<ItemOutcome {self.index} {self.key!r}: {self.status}>"

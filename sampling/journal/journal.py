@@ -19,7 +19,18 @@ from sampling.errors import JournalDamaged, JournalMismatch
 from sampling.items import Item, ItemOutcome, as_item
 from sampling.journal.fingerprint import fingerprint_of, item_digest
 from sampling.journal.records import Recorder
-from sampling.journal.store import Intent, LifeStatus, OnChange, Opened, Recorded, Spent, Store, connect_to_read, run_of
+from sampling.journal.store import (
+    Intent,
+    LifeStatus,
+    OnChange,
+    Opened,
+    Recorded,
+    Row,
+    Spent,
+    Store,
+    connect_to_read,
+    run_of,
+)
 from sampling.journal.writer import Batch, Writer
 from sampling.messages import Context, Options
 from sampling.requirements import Requirement, as_requirements
@@ -153,13 +164,14 @@ class Session:
         self._store = Store(journal.path)
         self._recorder = Recorder(context, all_requirements)
         self._fingerprint: Mapping[str, Any] = fingerprint_of(strategy, all_requirements, context, options, total)
-        self._chunk: deque[Recorded] = deque()
+        self._chunk: deque[Row] = deque()
         self._read_up_to = 0
-        self._begun: dict[int, int] = {}
         self._known_total: int | None = None
         self._recorded_now = Spent()
         self._counts_for_budget = False
         self._warned = False
+        # One bound method for all outcomes, and not one for each.
+        self._restore = self._restore_now
         # One thread at a time; and a limiter of its own, for checks that block may hold all threads of the common one.
         self._limiter = anyio.CapacityLimiter(1)
         self._writer: Writer[Entry] = Writer(self._write)
@@ -174,7 +186,6 @@ class Session:
         store = self._store
         self.opened = await self._in_thread(store.open, self._fingerprint, self._journal.on_change)
         try:
-            self._begun = await self._in_thread(store.digests_of_interrupted)
             self._known_total = await self._in_thread(store.items_of_last_run)
             if isinstance(items, Sequence) and self.opened.recorded <= self.opened.last_item:
                 # Something would be asked before the last of what is recorded is compared.
@@ -249,7 +260,7 @@ class Session:
         """Read what is recorded from this item on, a chunk of it."""
         rows = await self._in_thread(self._store.read, index, _CHUNK)
         self._chunk.extend(rows)
-        self._read_up_to = rows[-1].item + 1 if len(rows) == _CHUNK else self.opened.last_item + 1
+        self._read_up_to = rows[-1][0] + 1 if len(rows) == _CHUNK else self.opened.last_item + 1
 
     def recorded(self, given: object, index: int, digest: int) -> ItemOutcome[Any] | None:
         """Return the outcome that an item has already, if it has one."""
@@ -259,17 +270,20 @@ class Session:
             if index > self.opened.last_item:
                 return None
         chunk = self._chunk
-        row = chunk.popleft() if chunk and chunk[0][0] == index else None
-        expected = self._begun.get(index) if row is None else row.digest
-        if expected is not None and expected != digest:
-            self._differs(_changed_item(given, index))
-        if row is None:
+        if not chunk or chunk[0][0] != index:
+            self._compare(given, index, digest, self.opened.begun.get(index, digest))
             return None
+        _, _, key, asked, status, input_tokens, output_tokens, cost, _, _, record, _ = chunk.popleft()
+        self._compare(given, index, digest, asked)
         # All that can wait until someone looks at it, waits: there may be a million of these.
-        restore = partial(self._restore, row.record, given, index)
-        return ItemOutcome(index, row.key, row.status, usage=row[5:8], restore=restore)
+        usage = (input_tokens, output_tokens, cost)
+        return ItemOutcome(index, key, status, usage=usage, stored=(self._restore, record, given))
 
-    def _restore(self, record: str, given: object, index: int) -> Any:
+    def _compare(self, given: object, index: int, digest: int, asked: int) -> None:
+        if digest != asked:
+            self._differs(_changed_item(given, index))
+
+    def _restore_now(self, record: str, given: object, index: int) -> Any:
         try:
             return self._recorder.load(record, as_item(given, index, self.opened.run_id))
         except ValueError as error:
@@ -302,7 +316,7 @@ class Session:
 
     def intend(self, item: Item[Any], digest: int) -> Batch[Entry]:
         """Have it written that an item is about to be asked."""
-        if item.index in self._begun:
+        if item.index in self.opened.begun:
             self.asked_again.append(item.index)
         return self._writer.put_intent(Intent(item.index, digest))
 
@@ -336,7 +350,7 @@ class Session:
         )
 
 
-NOT_OPENED = Opened(run_id="", recorded=0, last_item=-1, interrupted=frozenset(), spent=Spent(), changes=())
+NOT_OPENED = Opened(run_id="", recorded=0, last_item=-1, begun={}, spent=Spent(), changes=())
 
 
 def _changed_item(given: object, index: int) -> str:

@@ -81,7 +81,7 @@ def create_or_migrate(database: sqlite3.Connection, version: int, *, up_to: int 
 
 def outcome_checksum(row: Sequence[Any]) -> int:
     """Return the same for the columns of an outcome: there are many, and all are read when a run goes on."""
-    item, life, key, digest, status, input_tokens, output_tokens, cost, attempts, requests, record = row[:11]
+    item, life, key, digest, status, input_tokens, output_tokens, cost, attempts, requests, record, _ = row
     numbers = _NUMBERS(item, life, digest, input_tokens, output_tokens, cost, attempts, requests)
     return zlib.crc32(record.encode("ascii"), zlib.crc32(b"%b%b\0%b" % (numbers, status.encode(), key.encode())))
 

@@ -24,7 +24,18 @@ from sampling.journal.lock import FileLock, owner_now
 from sampling.journal.schema import APPLICATION_ID, VERSION, checksum, create_or_migrate, outcome_checksum
 from sampling.usage import NO_USAGE, Usage
 
-__all__ = ["Intent", "LifeStatus", "OnChange", "Opened", "Recorded", "Spent", "Store", "connect_to_read", "run_of"]
+__all__ = [
+    "Intent",
+    "LifeStatus",
+    "OnChange",
+    "Opened",
+    "Recorded",
+    "Row",
+    "Spent",
+    "Store",
+    "connect_to_read",
+    "run_of",
+]
 
 OnChange: TypeAlias = Literal["refuse", "continue"]
 """What to do when a journal was begun by a call that is not this one."""
@@ -74,6 +85,10 @@ class Recorded(NamedTuple):
     checksum: int = 0
 
 
+Row: TypeAlias = tuple[int, int, str, int, ItemStatus, int, int, float, int, int, str, int]
+"""The same as SQLite hands it out: a million of them are not made twice."""
+
+
 @attrs.frozen(kw_only=True)
 class Opened:
     """What there is in a journal when a run begins or goes on."""
@@ -85,8 +100,8 @@ class Opened:
     last_item: int
     """The highest index that an outcome or an intent is of; -1 if there is none."""
 
-    interrupted: frozenset[int]
-    """Items that had been begun when an earlier process ended, and have no outcome."""
+    begun: Mapping[int, int]
+    """Items that had been begun when an earlier process ended, and have no outcome, with digests of what was asked."""
 
     spent: Spent
     """By all processes before this one, as far as they lived to tell."""
@@ -159,17 +174,24 @@ class Store:
             "SELECT coalesce(sum(other_input_tokens), 0), coalesce(sum(other_output_tokens), 0),"
             " coalesce(sum(other_cost), 0.0), coalesce(sum(other_requests), 0) FROM lives"
         ).fetchone()
-        begun = self._connection.execute(
-            "SELECT DISTINCT item, digest FROM intents WHERE item NOT IN (SELECT item FROM outcomes)"
-        ).fetchall()
+        begun = self._begun()
         return Opened(
             run_id=run_id,
             recorded=recorded,
-            last_item=max([last_item, *(item for item, _ in begun)]),
-            interrupted=frozenset(item for item, _ in begun),
+            last_item=max([last_item, *begun]),
+            begun=begun,
             spent=Spent(Usage(input_tokens, output_tokens, cost) + Usage(*other[:3]), attempts, requests + other[3]),
             changes=changes,
         )
+
+    def _begun(self) -> dict[int, int]:
+        query = "SELECT item, life, digest, checksum FROM intents WHERE item NOT IN (SELECT item FROM outcomes)"
+        begun: dict[int, int] = {}
+        for item, life, digest, check in self._connection.execute(query):
+            if checksum(item, life, digest) != check:
+                raise JournalDamaged(f"{self.path} is damaged: the entry for item {item} is not as it was written")
+            begun[item] = digest
+        return begun
 
     def _begin_life(self) -> None:
         (last,) = self._connection.execute("SELECT coalesce(max(life), 0) FROM lives").fetchone()
@@ -229,31 +251,21 @@ class Store:
                     database.execute("ROLLBACK")
                 raise
 
-    def read(self, first: int, limit: int) -> list[Recorded]:
+    def read(self, first: int, limit: int) -> list[Row]:
         """Return up to `limit` outcomes from this item on, by index."""
         with self._explaining("read"):
             rows = self._connection.execute(
                 f"SELECT {_OUTCOME_COLUMNS} FROM outcomes WHERE item >= ? ORDER BY item LIMIT ?",  # noqa: S608 - ours
                 (first, limit),
             ).fetchall()
-            return checked(rows, self.path)
+            check(rows, self.path)
+            return rows
 
     def digests(self) -> dict[int, int]:
         """Return what was asked, by item, for all that are in the file."""
         with self._explaining("read"):
             query = "SELECT item, digest FROM intents UNION SELECT item, digest FROM outcomes ORDER BY item"
             return dict(self._connection.execute(query).fetchall())
-
-    def digests_of_interrupted(self) -> dict[int, int]:
-        """Return what was asked, by item, where an earlier process ended before the outcome."""
-        with self._explaining("read"):
-            query = "SELECT item, life, digest, checksum FROM intents WHERE item NOT IN (SELECT item FROM outcomes)"
-            begun: dict[int, int] = {}
-            for item, life, digest, check in self._connection.execute(query):
-                if checksum(item, life, digest) != check:
-                    raise JournalDamaged(f"{self.path} is damaged: the entry for item {item} is not as it was written")
-                begun[item] = digest
-            return begun
 
     def items_of_last_run(self) -> int | None:
         """Return how many items there were, if an earlier process had read all of them."""
@@ -351,8 +363,8 @@ def run_of(database: sqlite3.Connection, path: Path) -> tuple[str, float, str]:
     return cast("tuple[str, float, str]", tuple(row[:-1]))
 
 
-def checked(rows: list[tuple[Any, ...]], path: Path) -> list[Recorded]:
-    """Return outcomes as they were written, or refuse them."""
+def check(rows: Sequence[Row], path: Path) -> None:
+    """Refuse outcomes that are not as they were written."""
     for row in rows:
         try:
             whole = outcome_checksum(row) == row[11]
@@ -361,7 +373,6 @@ def checked(rows: list[tuple[Any, ...]], path: Path) -> list[Recorded]:
             whole = False
         if not whole:
             raise JournalDamaged(f"{path} is damaged: the outcome of item {row[0]} is not as it was written")
-    return [Recorded._make(row) for row in rows]
 
 
 @contextmanager
@@ -377,7 +388,8 @@ def all_outcomes(database: sqlite3.Connection, path: Path, chunk: int = 1_000) -
     """Go through all outcomes, by index, holding a few at a time."""
     cursor = database.execute(f"SELECT {_OUTCOME_COLUMNS} FROM outcomes ORDER BY item")  # noqa: S608 - ours
     while rows := cursor.fetchmany(chunk):
-        yield from checked(rows, path)
+        check(rows, path)
+        yield from map(Recorded._make, rows)
 
 
 def _sync_directory(directory: Path) -> None:
