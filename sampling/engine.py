@@ -20,7 +20,7 @@ from anyio.lowlevel import checkpoint_if_cancelled, current_token
 
 from sampling import identity
 from sampling.attempts import Attempter, AttemptState, Call
-from sampling.choice import failure_of, is_enough, is_settled, repaired, selected, varied, wait_for_next_s
+from sampling.choice import failure_of, is_enough, repaired, selected, varied
 from sampling.errors import BadVerdict, BudgetExceeded, FatalError, SamplingError, SelectionFailed
 from sampling.event_loop import running_loop
 from sampling.hooks import (
@@ -33,8 +33,7 @@ from sampling.hooks import (
     Repaired,
 )
 from sampling.messages import Attempt
-from sampling.protocols import Progress, Running
-from sampling.result_queue import Prefix, ResultQueue, order_key
+from sampling.result_queue import Prefix, ResultQueue
 from sampling.results import HookFailure, SamplingResult, Slice, StopReason, first_tried
 from sampling.usage import NO_USAGE, Usage
 
@@ -59,20 +58,11 @@ class Run(Generic[T]):
 
     _subsamples_ended = 0
 
-    _subsamples_started: int | None = None
-    """Where subsamples start late: how many have."""
-
     _veto: BaseException | None = None
     """What ends the call with an exception whatever else there is: a veto by a critical hook, or a crash."""
 
     _fatal: Exception | None = None
     """What makes going on pointless, but does not undo an answer that is there already."""
-
-    _bound: tuple[float, float] = (math.inf, math.inf)
-    """In a deterministic call: no attempt that ranks after it can change the outcome."""
-
-    _changed: anyio.Event | None = None
-    """Where subsamples start late: set when something happened that the next start may depend on."""
 
     failure: Exception | None = None
     """What the call raises because no attempt came to an answer, if that is how it ends."""
@@ -93,16 +83,11 @@ class Run(Generic[T]):
         """Whether no new attempt may start."""
 
         self._subsamples_due = call.concurrency_budget
-        self._follows = call.deterministic or call.seams.follows
-        """Whether the call has to know what each subsample is at; most need not, and have nothing of what follows."""
-
-        if self._follows:
-            self._own_scopes: dict[int, anyio.CancelScope] = {}
-            self._running: dict[int, Running] = {}
-            self._ended: set[int] = set()
+        self._decides_on_all = not call.seams.first_valid_ends
+        """Whether the strategy is asked after every attempt; most stop at the first valid one, and need no asking."""
 
     def _new_queue(self) -> ResultQueue[T]:
-        return ResultQueue(subsamples=self._concurrency_budget, deterministic=self._call.deterministic)
+        return ResultQueue()
 
     # The call: LoopStarted, the subsamples, the choice, LoopFinished.
 
@@ -183,12 +168,7 @@ class Run(Generic[T]):
             async with anyio.create_task_group() as group:
                 self._scope = group.cancel_scope
                 self._scope.deadline = deadline
-                if self._call.seams.starts_late:
-                    await self._start_when_told(group)
-                else:
-                    for subsample in range(1, self._concurrency_budget):
-                        group.start_soon(self._subsample, subsample)
-                    await self._subsample(0)
+                await self._start_subsamples(group)
         elif deadline < math.inf:
             with anyio.CancelScope(deadline=deadline) as self._scope:
                 await self._subsample(0)
@@ -198,49 +178,11 @@ class Run(Generic[T]):
         if self._veto is not None:
             raise self._veto
 
-    async def _start_when_told(self, group: TaskGroup) -> None:
-        """Start each subsample when the strategy says so; whatever happens meanwhile, it is asked anew."""
-        started = self._subsamples_started = 0
-        while started < self._concurrency_budget and not self._stopped:
-            self._changed = anyio.Event()
-            wait_s = self._wait_for_next_s() if started else 0.0
-            if wait_s <= 0:
-                self._running[started] = Running(started, 0, self._attempter.now())
-                self._own_scopes[started] = anyio.CancelScope()
-                group.start_soon(self._subsample, started)
-                started = self._subsamples_started = started + 1
-            elif wait_s == math.inf and len(self._ended) == started:
-                break
-            else:
-                with anyio.move_on_after(wait_s):
-                    await self._changed.wait()
-        self._subsamples_due = started
-        self._close_what_never_starts(started)
-
-    def _close_what_never_starts(self, first: int) -> None:
-        if self._call.deterministic:
-            for subsample in range(first, self._concurrency_budget):
-                self._queue.close(subsample)
-            self._decide()
-
-    def _wait_for_next_s(self) -> float:
-        try:
-            return wait_for_next_s(self._call.strategy, self._progress(self._queue.seen()))
-        except (SelectionFailed, MemoryError, RecursionError) as error:
-            self._end_with(error)
-            return math.inf
-
-    def _progress(self, slices: Sequence[Slice[T]]) -> Progress[T]:
-        return Progress(
-            slices=slices,
-            attempts=Prefix(self._queue.records),
-            started=self._concurrency_budget if self._subsamples_started is None else self._subsamples_started,
-            running=tuple(self._running.values()),
-            ended=frozenset(self._ended),
-            loop_budget=self._loop_budget,
-            concurrency_budget=self._concurrency_budget,
-            now_s=self._attempter.now(),
-        )
+    async def _start_subsamples(self, group: TaskGroup) -> None:
+        """Start all at once; the first one needs no task of its own."""
+        for subsample in range(1, self._concurrency_budget):
+            group.start_soon(self._subsample, subsample)
+        await self._subsample(0)
 
     def _stop(self) -> None:
         self._stopped = True
@@ -256,44 +198,24 @@ class Run(Generic[T]):
 
     async def _subsample(self, subsample: int) -> None:
         try:
-            if self._follows:
-                await self._follow_subsample(subsample)
-            else:
-                self._exhausted |= await self._attempt_repeatedly(subsample)
+            await self._run_subsample(subsample)
             self._subsamples_ended += 1
         except self._cancelled:
             raise
         except BaseException as error:  # noqa: BLE001 - raised again, bare, when the siblings have stopped
             self._end_with(error)
 
-    async def _follow_subsample(self, subsample: int) -> None:
-        """Run a subsample in a call that has to know what each is at."""
-        if self._call.deterministic:
-            with self._own_scopes.setdefault(subsample, anyio.CancelScope()):
-                self._exhausted |= await self._attempt_repeatedly(subsample)
-            self._queue.close(subsample)
-        else:
-            self._exhausted |= await self._attempt_repeatedly(subsample)
-        self._running.pop(subsample, None)
-        self._ended.add(subsample)
-        if self._call.deterministic:
-            self._decide()
-        self._decide_again()
-
-    async def _attempt_repeatedly(self, subsample: int) -> bool:
-        """Go through the loop budget of one subsample; True if all of it was used."""
+    async def _run_subsample(self, subsample: int) -> None:
+        """Go through the loop budget of one subsample, or through as much of it as is needed."""
         history: list[Slice[T]] = []
         plan, vary = self._call.first, self._call.vary
         entered: identity.Entered | None = None
         try:
             for number in range(self._loop_budget):
-                if self._stopped or (self._follows and not self._follow_start(subsample, number)):
-                    return False
                 tried = plan if vary is None else varied(vary, plan, subsample, number)
-                iteration = subsample * self._loop_budget + number + 1
-                state = self._attempter.prepare(tried, iteration, subsample, number)
+                state = self._start(tried, subsample, number)
                 if state is None:
-                    return False
+                    return
                 if entered is None:
                     entered = identity.enter(state)
                 else:
@@ -301,21 +223,20 @@ class Run(Generic[T]):
                 record = await self._attempt(state)
                 next_plan = self._next(record, plan, history)
                 if next_plan is None:
-                    return False
+                    return
                 if not self._emitter.silent:
                     await self._announce_repair(record, next_plan)
                 plan = next_plan
         finally:
             if entered is not None:
                 identity.leave(entered)
-        return True
+        self._exhausted = True
 
-    def _follow_start(self, subsample: int, number: int) -> bool:
-        """Note that an attempt is about to start; False if none that ranks after what is known can matter any more."""
-        if (number, subsample) > self._bound:
-            return False
-        self._running[subsample] = Running(subsample, number, self._attempter.now())
-        return True
+    def _start(self, plan: Attempt[T], subsample: int, number: int) -> AttemptState[T] | None:
+        """Set up an attempt; None if the call is over, or the budget has no room for it."""
+        if self._stopped:
+            return None
+        return self._attempter.prepare(plan, subsample * self._loop_budget + number + 1, subsample, number)
 
     def _next(self, record: Slice[T], plan: Attempt[T], history: list[Slice[T]]) -> Attempt[T] | None:
         """Return what to try after this record, or None if the subsample is over."""
@@ -413,27 +334,19 @@ class Run(Generic[T]):
         self._queue.put(record)
         if record.error is not None and isinstance(record.error, Exception):
             self._errors.append((record.iteration_id, record.error))
-        if record.outcome == "cancelled":
-            return
-        if self._follows:
-            self._follow(record)
-        elif not self._call.seams.first_valid_ends:
+        if record.outcome == "valid" or (self._decides_on_all and record.outcome != "cancelled"):
+            self._decide_on(record)
+
+    def _decide_on(self, record: Slice[T]) -> None:
+        """Ask the strategy, in the very step in which a record was added, whether the call may stop."""
+        if self._decides_on_all:
             self._decide()
-        elif record.outcome == "valid":
+        else:
             # What the default decision says; it needs no asking, and would be asked after every single attempt.
             self._had_enough()
 
-    def _follow(self, record: Slice[T]) -> None:
-        self._decide()
-        if record.outcome == "errored":
-            self._decide_again()
-        if self._call.deterministic and self._call.seams.first_valid_ends:
-            self._give_up_what_cannot_win(record)
-        if self._changed is not None:
-            self._changed.set()
-
     def _decide(self) -> None:
-        """Ask the strategy, in the very step in which something was added, whether the call may stop."""
+        """Ask the strategy about each slice that it has not seen."""
         for slices in self._queue.newly_ready():
             if not self._stopped and self._is_enough(slices):
                 self._had_enough()
@@ -442,32 +355,15 @@ class Run(Generic[T]):
         self._enough = True
         self._stop()
 
-    def _decide_again(self) -> None:
-        """Ask when no slice was added, but less can be added than before: that alone may settle the outcome."""
-        slices = self._queue.seen()
-        if self._call.seams.settles and slices and not self._stopped and self._is_enough(slices):
-            self._had_enough()
-        if self._changed is not None:
-            self._changed.set()
-
     def _is_enough(self, slices: Sequence[Slice[T]]) -> bool:
         try:
-            if self._call.seams.settles:
-                return is_settled(self._call.strategy, self._progress(slices))
-            return is_enough(self._call.strategy, slices)
+            return self._says_enough(slices)
         except (SelectionFailed, MemoryError, RecursionError) as error:
             self._end_with(error)
             return False
 
-    def _give_up_what_cannot_win(self, record: Slice[T]) -> None:
-        """In a deterministic call, cancel what ranks after an answer that would do; what ranks before it goes on."""
-        known = self._queue.known_up_to(record)
-        if self._stopped or not known or not self._is_enough(known):
-            return
-        self._bound = min(self._bound, order_key(record))
-        for running in self._running.values():
-            if (running.attempt, running.subsample) > self._bound:
-                self._own_scopes[running.subsample].cancel()
+    def _says_enough(self, slices: Sequence[Slice[T]]) -> bool:
+        return is_enough(self._call.strategy, slices)
 
     def _choose(self) -> SamplingResult[T]:
         slices = self._by_iteration(self._queue.slices)

@@ -241,7 +241,7 @@ class Action(Generic[T]):
         """Return an action that asks something else and parses the answer in the same way."""
         other: Action[T] = Action.__new__(Action)
         # The parser was looked at when this one was made.
-        other.__attrs_init__(check_str("text", text), self.parser, self.schema)  # type: ignore[attr-defined]
+        other.__attrs_init__(check_str("text", text), self.parser, self.schema)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         return other
 
     def parse(self, text: str) -> T:

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar, overload
 from sampling.errors import WrongThread
 from sampling.results import Slice
 
-__all__ = ["Prefix", "ResultQueue"]
+__all__ = ["OrderedQueue", "Prefix", "ResultQueue"]
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -53,17 +53,14 @@ class ResultQueue(Generic[T]):
     """
     Every record of one call. It has room for all of them, so `put` never waits and a cancellation loses nothing.
 
-    `ready` holds the slices that the strategy may decide on, in the order in which it gets to see them:
-    as they finish, or, in a deterministic call, by (attempt, subsample) with no gap,
-    so that a decision never depends on which of two answers was faster.
+    `ready` holds the slices that the strategy may decide on, in the order in which it gets to see them.
     """
 
-    def __init__(self, *, subsamples: int, deterministic: bool) -> None:
+    def __init__(self) -> None:
         self.records: list[Slice[T]] = []
         self.slices: list[Slice[T]] = []
-        self.ready: list[Slice[T]] = [] if deterministic else self.slices
+        self.ready = self.slices
         self._seen = 0
-        self._held = _InOrder[T](subsamples) if deterministic else None
         self._thread = get_ident()
 
     def put(self, record: Slice[T]) -> None:
@@ -73,18 +70,9 @@ class ResultQueue(Generic[T]):
         self.records.append(record)
         if record.outcome in _ANSWERED:
             self.slices.append(record)
-        if self._held is not None:
-            self._held.put(record)
-
-    def close(self, subsample: int) -> None:
-        """Say that this subsample adds nothing more."""
-        if self._held is not None:
-            self._held.close(subsample)
 
     def newly_ready(self) -> Iterator[Sequence[Slice[T]]]:
         """Yield what the strategy has to be asked about: once for each slice that became ready since the last time."""
-        if self._held is not None:
-            self.ready.extend(record for record in self._held.release() if record.outcome in _ANSWERED)
         while self._seen < len(self.ready):
             self._seen += 1
             yield Prefix(self.ready, self._seen)
@@ -95,10 +83,39 @@ class ResultQueue(Generic[T]):
 
     def candidates(self, *, decided: bool) -> Sequence[Slice[T]]:
         """Return what to choose the answer from, in the order in which the strategy saw it."""
-        if decided or self._held is None:
-            return self.ready
+        return self.ready
+
+
+class OrderedQueue(ResultQueue[T]):
+    """
+    The queue of a deterministic call: slices are ready by (attempt, subsample) with no gap.
+
+    So a decision never depends on which of two answers was faster.
+    """
+
+    def __init__(self, subsamples: int) -> None:
+        super().__init__()
+        self.ready = []
+        self._held = _InOrder[T](subsamples)
+
+    def put(self, record: Slice[T]) -> None:
+        """Add one record."""
+        super().put(record)
+        self._held.put(record)
+
+    def close(self, subsample: int) -> None:
+        """Say that this subsample adds nothing more."""
+        self._held.close(subsample)
+
+    def newly_ready(self) -> Iterator[Sequence[Slice[T]]]:
+        """Yield what the strategy has to be asked about, now that what it had to wait for is known."""
+        self.ready.extend(record for record in self._held.release() if record.outcome in _ANSWERED)
+        return super().newly_ready()
+
+    def candidates(self, *, decided: bool) -> Sequence[Slice[T]]:
+        """Return what to choose the answer from, in the order in which the strategy saw it, or would have."""
         # Cut short before the strategy had enough: what was still held back for the sake of order counts too.
-        return sorted(self.slices, key=order_key)
+        return self.ready if decided else sorted(self.slices, key=order_key)
 
     def known_up_to(self, record: Slice[T]) -> list[Slice[T]]:
         """Return all slices that come no later than this one in a deterministic order, gaps or not."""

@@ -39,7 +39,7 @@ class StagedRun(Run[T], Generic[T]):
 
     def _new_queue(self) -> ResultQueue[T]:
         # The stages have put their slices in order already.
-        return ResultQueue(subsamples=1, deterministic=False)
+        return ResultQueue()
 
     async def _run_subsamples(self) -> None:
         while True:

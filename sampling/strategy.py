@@ -11,6 +11,7 @@ from sampling.attempts import Call, Seams
 from sampling.budgets import Budget
 from sampling.engine import Run
 from sampling.errors import InsideEventLoop
+from sampling.followed import FollowedRun
 from sampling.hooks import SILENT, Emitter, Hooks
 from sampling.messages import Action, Attempt, Context, Options
 from sampling.plugins import installed_hooks
@@ -280,7 +281,7 @@ class BaseSamplingStrategy:
             when several failed, from an `ExceptionGroup` of all of them.
         """
         call = self._call(action, ctx, backend, reqs, options, budget, validation_ctx, hooks)
-        return await (StagedRun(call, hooks) if self._seams.stages else Run(call)).run()
+        return await self._run(call, hooks).run()
 
     @overload
     def sample_sync(
@@ -398,7 +399,13 @@ class BaseSamplingStrategy:
         )
         call.first = first
         call.goes_on = _both(call.goes_on, stage.goes_on)
-        return StagedRun(call, hooks) if self._seams.stages else Run(call)
+        return self._run(call, hooks)
+
+    def _run(self, call: Call[Any], hooks: Hooks | None) -> Run[Any]:
+        """Return the kind of run that this strategy needs: most need no more than the plain one."""
+        if self._seams.stages:
+            return StagedRun(call, hooks)
+        return FollowedRun(call) if self._seams.follows or call.deterministic else Run(call)
 
     def _emitter(self, hooks: object) -> Emitter:
         if hooks is not None and not isinstance(hooks, Hooks):

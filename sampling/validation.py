@@ -155,8 +155,7 @@ class Checking:
     @property
     def validations(self) -> tuple[Validation, ...]:
         """What was said, in the order of the requirements; a judge that was not asked is left out."""
-        # Judges that were not asked are the only gaps there are when all is said.
-        return tuple(filter(None, self._results) if self._judges else self._results)
+        return tuple(filter(None, self._results))
 
     async def finish(self, timeout_s: float | None) -> None:
         """Wait for the checks that take time, then ask the judges if there is still something to judge."""
