@@ -305,6 +305,34 @@ class TestJsonSchema:
             result = run(sample, f'"{"a" * 50}!"', checks.json_schema(schema))
         assert [TimeoutError] == [type(error) for error in result.errors]
 
+    @pytest.mark.parametrize("keyword", [{}, {"additionalProperties": False}])
+    def test_a_pattern_for_names_can_not_stall_the_process_either(self, run, monkeypatch, keyword):
+        """Row 54."""
+        monkeypatch.setattr("sampling.checks.schemas._PATTERN_TIMEOUT_S", 0.05)
+        schema = {"type": "object", "patternProperties": {"^(a|a|aa)+$": {}}, **keyword}
+        with capture_logs():
+            result = run(sample, f'{{"{"a" * 50}!": 1}}', checks.json_schema(schema))
+        assert [TimeoutError] == [type(error) for error in result.errors]
+
+    def test_names_that_match_a_pattern_are_held_to_its_schema(self):
+        """And what no pattern and no name allows is named."""
+        schema = {
+            "properties": {"id": {}},
+            "patternProperties": {"^n_": {"type": "number"}},
+            "additionalProperties": {"type": "string"},
+        }
+        assert verdict(checks.json_schema(schema), '{"id": [], "n_a": 1, "other": "x"}').passed
+        is_told(checks.json_schema(schema), '{"n_a": "x"}', "at /n_a: must be of type number")
+        is_told(checks.json_schema(schema), '{"other": 1}', "at /other: must be of type string")
+        closed = {**schema, "additionalProperties": False}
+        is_told(checks.json_schema(closed), '{"n_a": 1, "other": 1}', "not allowed ('other' was unexpected)")
+        assert verdict(checks.json_schema(closed), "[]").passed
+
+    def test_patterns_that_could_not_be_stopped_are_refused(self):
+        """Row 54: they would go through the standard library's `re`."""
+        with pytest.raises(ValueError, match="use additionalProperties"):
+            checks.json_schema({"patternProperties": {"^a": {}}, "unevaluatedProperties": False})
+
     def test_what_is_no_schema_is_refused(self):
         """Where it is made, with the place."""
         with pytest.raises(ValueError, match="schema must be a JSON schema, got one that is not, at /type"):

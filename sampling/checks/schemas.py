@@ -1,7 +1,7 @@
 """JSON schemas: nothing is fetched, nothing runs without end, and what is wrong is said with its place."""
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from sampling.checks.patterns import compiled
@@ -23,9 +23,16 @@ class Schema:
             registry: Any = importlib.import_module("referencing").Registry
         except ImportError as error:
             raise MissingExtra("json_schema()", "jsonschema", "jsonschema") from error
-        _refuse_distant_refs(schema)
+        _refuse_what_has_no_bound(schema)
         kind = self._kind_of(schema)
-        bounded = self._jsonschema.validators.extend(kind, {"pattern": self._fits_pattern})
+        bounded = self._jsonschema.validators.extend(
+            kind,
+            {
+                "pattern": self._fits_pattern,
+                "patternProperties": self._fits_pattern_properties,
+                "additionalProperties": self._has_no_other_properties,
+            },
+        )
         # A registry of its own, and empty: the default one would fetch what it does not know.
         self._validator = bounded(dict(schema), registry=registry())
 
@@ -39,12 +46,36 @@ class Schema:
             raise ValueError(f"schema must be a JSON schema, got one that is not, {what}") from None
         return kind
 
+    # Keywords with patterns in them, with a timeout; the standard library's `re`, which they use, can't be stopped.
+
     def _fits_pattern(self, _validator: Any, pattern: str, instance: object, _schema: Any) -> Iterator[Exception]:
-        """Check the keyword `pattern` with a timeout; the standard library's `re` can't be stopped."""
-        if not isinstance(instance, str):
-            return
-        if compiled("json_schema()", pattern).search(instance, timeout=_PATTERN_TIMEOUT_S) is None:
+        if isinstance(instance, str) and not _found(pattern, instance):
             yield self._jsonschema.ValidationError(f"{brief(instance)} does not match {pattern}")
+
+    def _fits_pattern_properties(
+        self, validator: Any, patterns: Mapping[str, Any], instance: object, _schema: Any
+    ) -> Iterator[Exception]:
+        for name, value in _properties(instance):
+            for pattern, subschema in patterns.items():
+                if _found(pattern, name):
+                    yield from validator.descend(value, subschema, path=name, schema_path=pattern)
+
+    def _has_no_other_properties(
+        self, validator: Any, allowed: Any, instance: object, schema: Mapping[str, Any]
+    ) -> Iterator[Exception]:
+        known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+        others = [
+            (name, value)
+            for name, value in _properties(instance)
+            if name not in known and not any(_found(pattern, name) for pattern in patterns)
+        ]
+        if isinstance(allowed, Mapping):
+            for name, value in others:
+                yield from validator.descend(value, allowed, path=name)
+        elif others and not allowed:
+            names = ", ".join(brief(name) for name, _ in others)
+            were = "was" if len(others) == 1 else "were"
+            yield self._jsonschema.ValidationError(f"Additional properties are not allowed ({names} {were} unexpected)")
 
     def problems(self, value: object) -> list[str]:
         """Return what is wrong with a value: where, what, and what is allowed there."""
@@ -71,7 +102,16 @@ def _cut(message: str) -> str:
     return message if len(message) <= _LONGEST_MESSAGE else f"{message[: _LONGEST_MESSAGE - 1]}…"
 
 
-def _refuse_distant_refs(schema: object) -> None:
+def _found(pattern: str, text: str) -> bool:
+    return compiled("json_schema()", pattern).search(text, timeout=_PATTERN_TIMEOUT_S) is not None
+
+
+def _properties(instance: object) -> "Iterable[tuple[str, Any]]":
+    return cast("Mapping[str, Any]", instance).items() if isinstance(instance, Mapping) else ()
+
+
+def _refuse_what_has_no_bound(schema: object) -> None:
+    """Refuse what would be fetched from elsewhere, and patterns that could run without end."""
     waiting = [schema]
     while waiting:
         node = waiting.pop()
@@ -81,6 +121,11 @@ def _refuse_distant_refs(schema: object) -> None:
                 target = mapping.get(name, "#")
                 if isinstance(target, str) and not target.startswith("#"):
                     raise ValueError(f"a {name} in schema must point into the schema (#…), got {brief(target)}")
+            if "unevaluatedProperties" in mapping and "patternProperties" in mapping:
+                raise ValueError(
+                    "schema must not have unevaluatedProperties beside patternProperties, whose patterns could not be "
+                    "stopped there: use additionalProperties"
+                )
             waiting.extend(mapping.values())
         elif isinstance(node, list):
             waiting.extend(cast("list[object]", node))
