@@ -27,10 +27,6 @@ T = TypeVar("T")
 class Seams:
     """Which of its decisions a strategy makes by itself: what it leaves alone is not asked for, and costs nothing."""
 
-    first_valid_ends: bool
-    """Whether it stops at the first valid slice, as most do."""
-
-    repairs: bool
     settles: bool
     starts_late: bool
     varies: bool
@@ -64,6 +60,12 @@ class Call(Generic[T]):
     concurrency_budget: int
     deterministic: bool
     seams: Seams
+    first_valid_ends: bool
+    """Whether the strategy leaves `done` as it is, as most do: it need not be asked after every attempt then."""
+
+    repairs: bool
+    """Whether the strategy has a `repair` of its own: else the first question is asked again, without asking for it."""
+
     budget: Budget | None
     validation_ctx: Context | None
     emitter: Emitter

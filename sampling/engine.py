@@ -83,7 +83,7 @@ class Run(Generic[T]):
         """Whether no new attempt may start."""
 
         self._subsamples_due = call.concurrency_budget
-        self._decides_on_all = not call.seams.first_valid_ends
+        self._decides_on_all = not call.first_valid_ends
         """Whether the strategy is asked after every attempt; most stop at the first valid one, and need no asking."""
 
     def _new_queue(self) -> ResultQueue[T]:
@@ -252,7 +252,7 @@ class Run(Generic[T]):
         try:
             if goes_on is not None and not goes_on(Prefix(history)):
                 return None
-            if not self._call.seams.repairs:
+            if not self._call.repairs:
                 # What the default decision says, without asking for it after every single attempt.
                 return first_tried(history)
             return repaired(self._call.strategy, Prefix(history), self._call.max_context_chars)

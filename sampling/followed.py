@@ -127,7 +127,7 @@ class FollowedRun(Run[T], Generic[T]):
         self._decide()
         if record.outcome == "errored":
             self._decide_again()
-        if self._ordered is not None and self._call.seams.first_valid_ends:
+        if self._ordered is not None and self._call.first_valid_ends:
             self._give_up_what_cannot_win(record, self._ordered)
         if self._changed is not None:
             self._changed.set()

@@ -110,6 +110,27 @@ class TestSubclassing:
         assert 8 == len(result.slices)
         assert "q (asked 4 times)" == result.slices[3].action.text
 
+    @pytest.mark.parametrize("where", ["instance", RejectionSamplingStrategy, BaseSamplingStrategy])
+    def test_a_decision_that_was_replaced_is_asked(self, run, monkeypatch, where):
+        """Wherever it was replaced: what the engine does not ask for is only the default itself."""
+        strategy = RejectionSamplingStrategy(loop_budget=3)
+        own = () if where == "instance" else (strategy,)
+        asked = []
+
+        def repair(*arguments):
+            history = arguments[-1]
+            assert own == arguments[:-1]
+            asked.append(len(history))
+            return Attempt(Action(f"again {len(history)}"), Context())
+
+        def done(*arguments):
+            return len(arguments[-1]) == 2
+
+        for name, decision in {"repair": repair, "done": done}.items():
+            monkeypatch.setattr(strategy if where == "instance" else where, name, decision)
+        result = run(sample, strategy, ScriptedBackend(["no", "no", "yes"]))
+        assert ([1], ["q", "again 1"]) == (asked, [one.action.text for one in result.slices])
+
     def test_options_of_an_attempt_go_over_those_of_the_call(self, run):
         """And are gone with it."""
 
