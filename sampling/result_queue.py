@@ -59,7 +59,7 @@ class ResultQueue(Generic[T]):
     def __init__(self) -> None:
         self.records: list[Slice[T]] = []
         self.slices: list[Slice[T]] = []
-        self.ready = self.slices
+        self.ready: list[Slice[T]] = self.slices
         self._seen = 0
         self._thread = get_ident()
 
