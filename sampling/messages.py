@@ -239,7 +239,7 @@ class Action(Generic[T]):
 
     def with_text(self, text: str) -> "Action[T]":
         """Return an action that asks something else and parses the answer in the same way."""
-        other: Action[T] = Action.__new__(Action)
+        other = object.__new__(type(self))
         # The parser was looked at when this one was made.
         other.__attrs_init__(check_str("text", text), self.parser, self.schema)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         return other
