@@ -5,7 +5,6 @@ It does one thing: POST the same way again and again over connections that are k
 comes. It follows no redirects, uses no proxy, keeps no cookies and decompresses nothing.
 """
 
-import math
 import ssl
 from collections.abc import Mapping
 from types import TracebackType
@@ -165,7 +164,7 @@ class _Answer:
         self.keeps_open = True
         self.ends_with_connection = False
         self._unread = b""
-        self._left: float | None = None
+        self._left: int | None = None
         """Bytes that are left of the body, or of a chunk and its line end; None before the head has come."""
 
         self._chunked = False
@@ -182,7 +181,7 @@ class _Answer:
         else:
             self._left = (self._left or 0) - len(self._unread)
             self._unread = b""
-            self.whole = self._left <= 0
+            self.whole = self._left <= 0 and not self.ends_with_connection
 
     def _read_head(self) -> bool:
         head, end, rest = self._unread.partition(_HEAD_END)
@@ -209,35 +208,33 @@ class _Answer:
         elif length.isdigit():
             self._left = int(length)
         else:
-            self._left = math.inf
+            self._left = 0
             self.ends_with_connection = True
 
     def _read_chunks(self) -> None:
-        place, data = 0, self._unread
-        while True:
-            if self._left:
-                taken = int(min(self._left, len(data) - place))
-                place += taken
-                self._left -= taken
-                if self._left:
-                    break
-            end = data.find(b"\r\n", place)
-            if end < 0:
-                break
+        """Go from the size of one chunk to that of the next; a streamed answer has one for every token."""
+        data = self._unread
+        place = self._left or 0
+        # `find` is three times as fast for one byte as for the two that end a line.
+        while (end := data.find(b"\n", place)) >= 0:
             size = _size(data[place:end])
             if not size:
                 # What follows the last chunk is an empty line, unless there are trailers.
-                self.whole = data.find(_HEAD_END, end) >= 0
+                self.whole = data.find(_HEAD_END, end - 1) >= 0
                 break
-            place, self._left = end + 2, size + 2
+            place = end + 1 + size + 2
+        self._left = max(0, place - len(data))
         self._unread = data[place:]
 
 
 def _size(line: bytes) -> int:
     try:
-        return int(line.partition(b";")[0], 16)
+        size = int(line, 16)
     except ValueError:
-        raise MalformedResponse("a chunk of the answer does not begin with its size") from None
+        size = _size(line.partition(b";")[0]) if b";" in line else -1
+    if size < 0:
+        raise MalformedResponse("a chunk of the answer does not begin with its size")
+    return size
 
 
 def _head(target: str, host: str, headers: Mapping[str, str], length: int) -> bytes:
