@@ -26,7 +26,7 @@ from benchmarks.report import Check, Row, Section, Settings, ratio, shout
 from benchmarks.worker import ROOT, NotMeasuredError
 
 RATES = (200, 500, 1000)
-HIGHER_RATES = (2000, 4000, 6000, 8000, 10_000, 12_000, 14_000, 16_000, 20_000, 24_000)
+HIGHER_RATES = (2000, 4000, 8000, 10_000, 12_000, 14_000, 16_000, 20_000, 24_000)
 DELIVERED_SHARE = 0.95  # of what was asked for; below that, a higher rate is not asked for any more
 WORKERS = 2
 USERS = 64  # who ask again as soon as they are answered: ours as many as locust's

@@ -59,7 +59,8 @@ async def watch_for_stalls(work: Callable[[], Awaitable[None]], start: float, st
     the loop can't tell that the loop is late.
     """
     if not _is_real(anyio.current_time):
-        return await work()
+        await work()
+        return
     failure: Exception | None = None
     with _Watch(stalls, time.monotonic() - (anyio.current_time() - start)) as watch:
         async with anyio.create_task_group() as beside:
@@ -71,7 +72,6 @@ async def watch_for_stalls(work: Callable[[], Awaitable[None]], start: float, st
             beside.cancel_scope.cancel()
     if failure is not None:
         raise failure
-    return None
 
 
 def _is_real(clock: Callable[[], float]) -> bool:

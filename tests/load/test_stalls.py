@@ -19,6 +19,7 @@ from sampling.load import (
     OpenLoop,
     Slo,
     Stall,
+    compare,
     find_capacity,
     load_table,
     page_of,
@@ -220,6 +221,11 @@ def test_stalls_are_on_every_form_of_a_report():
     page = page_of(report)
     assert "What blocked the load generator" in page
     assert all(place in page for place in STALL.where)
+
+
+def test_a_comparison_says_which_run_was_blocked():
+    """Row 33: what differs may not be the server's doing."""
+    assert (f"after: {with_stalls(STALL).blocked}",) == compare(load_report(), with_stalls(STALL)).remarks
 
 
 def test_a_stall_of_the_warm_up_is_said_to_be_one():
