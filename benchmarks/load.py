@@ -27,6 +27,7 @@ from benchmarks.worker import ROOT, NotMeasuredError
 
 RATES = (200, 500, 1000)
 HIGHER_RATES = (2000, 4000, 8000, 10_000, 12_000, 14_000, 16_000, 20_000, 24_000)
+CEILING_S = 3  # at each of them: where they end is only to be found
 DELIVERED_SHARE = 0.95  # of what was asked for; below that, a higher rate is not asked for any more
 WORKERS = 2
 USERS = 64  # who ask again as soon as they are answered: ours as many as locust's
@@ -108,8 +109,7 @@ class Ours:
         """Send by the clock, at one rate after the other, until one is not delivered any more."""
         found: Runs = {}
         for rate in rates:
-            # What nobody delivers is only to be found, not to be measured to the millisecond.
-            seconds = self._seconds if rate in RATES else self._seconds / 2
+            seconds = self._seconds if rate in RATES else min(self._seconds, CEILING_S)
             done = self._run(rate=rate, seconds=seconds, workers=workers)
             if done is None:
                 break

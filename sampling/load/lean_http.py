@@ -16,6 +16,7 @@ from anyio.abc import ByteStream
 
 from sampling._arguments import check_bool, check_instance, check_number, check_str, shown
 from sampling.errors import ConnectFailed, ConnectionLost, MalformedResponse, ServerError, Timeout
+from sampling.load.lean_socket import Address, LeanSocket
 from sampling.load.workload import Answered, Arrival
 
 __all__ = ["HttpWorkload"]
@@ -79,7 +80,8 @@ class HttpWorkload:
         self._verify_status = check_bool("verify_status", verify_status)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._request = _head(target, parts.netloc, headers or {}, len(body)) + body
-        self._idle: list[ByteStream] = []
+        self._address = None if self._tls else Address.of(self._host, self._port)
+        self._idle: list[ByteStream | LeanSocket] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -111,7 +113,7 @@ class HttpWorkload:
         except _ClosedMeanwhile:
             raise ConnectionLost("the server closed the connection without an answer") from None
 
-    async def _exchange(self, stream: ByteStream, arrival: Arrival) -> int:
+    async def _exchange(self, stream: ByteStream | LeanSocket, arrival: Arrival) -> int:
         """Send the request, read the answer, and keep the connection if both were whole."""
         answer = _Answer()
         try:
@@ -133,9 +135,11 @@ class HttpWorkload:
                     await anyio.aclose_forcefully(stream)
         return answer.status
 
-    async def _connect(self) -> ByteStream:
+    async def _connect(self) -> ByteStream | LeanSocket:
         try:
             with anyio.fail_after(self._connect_timeout_s):
+                if self._address is not None:
+                    return await LeanSocket.connect(self._address)
                 if not self._tls:
                     return await anyio.connect_tcp(self._host, self._port)
                 return await anyio.connect_tcp(
