@@ -8,11 +8,13 @@ after the first; by how much it came later than that is its lag, for everyone in
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,16 +26,39 @@ from benchmarks.report import Check, Row, Section, Settings, ratio, shout
 from benchmarks.worker import ROOT, NotMeasuredError
 
 RATES = (200, 500, 1000)
-HIGHER_RATES = (1500, 2500, 4000)
+HIGHER_RATES = (2000, 4000, 8000, 10_000, 12_000, 14_000, 16_000, 20_000, 24_000)
+CEILING_S = 3  # at each of them: where they end is only to be found
+DELIVERED_SHARE = 0.95  # of what was asked for; below that, a higher rate is not asked for any more
 WORKERS = 2
+USERS = 64  # who ask again as soon as they are answered: ours as many as locust's
+BUSY_SHARE = 0.9  # of a core, or of all: who was that busy, was the limit
 COMPARED_RATES = (200, 500)
 GAP_S = 0.9  # without requests in the server's log: between two runs
 TIMES_GUIDELLM, TIMES_LOCUST, LAG_SHARE = 5, 1, 0.1
 MILLION = 1_000_000
 MEMORY_MB = 200
 
-Delivered = dict[int, tuple[float, float]]
-"""For each rate that was asked for: what came per second, and the 99th percentile of the lag in ms."""
+
+@dataclass(frozen=True)
+class Run:
+    """What came of one run, by the server's log, and who was busy meanwhile."""
+
+    per_second: float
+    lag_ms: float | None = None
+    """The 99th percentile, where there is a schedule to be late for."""
+
+    seconds: float = math.inf
+    """From the first request to the last."""
+
+    processes: int = 1
+    client_cores: float | None = None
+    """How many cores the client kept busy, where that is known: to start a process is work, but no load."""
+
+    server_cores: float | None = None
+
+
+Runs = dict[int, Run]
+"""One for each rate that was asked for."""
 
 
 def run(settings: Settings) -> list[Section]:
@@ -41,18 +66,29 @@ def run(settings: Settings) -> list[Section]:
     seconds = 3 if settings.quick else 8
     server = LineWorker([sys.executable, "-m", "benchmarks.load_server"], direct(os.environ))
     try:
-        base_url = f"http://127.0.0.1:{server.ask()['port']}/v1"
-        lean = _ours(server, base_url, (*RATES, *HIGHER_RATES), seconds, workers=1)
-        together = _ours(server, base_url, HIGHER_RATES, seconds, workers=WORKERS)
-        costs = _client_costs(base_url)
-        guidellm = _guidellm(server, base_url, seconds) if settings.peers else {}
-        locust = _locust(server, base_url, seconds) if settings.peers else None
+        ours = Ours(server, f"http://127.0.0.1:{server.ask()['port']}/v1", seconds)
+        lean = ours.at_rates(RATES) | ours.at_rates(HIGHER_RATES)
+        closed = ours.with_users()
+        locust = _locust(server, ours.base_url, seconds) if settings.peers else None
+        lean_together = ours.at_rates(HIGHER_RATES[3:], workers=WORKERS)
+        closed_together = ours.with_users(workers=WORKERS)
+        costs = _client_costs(ours.base_url)
+        guidellm = _guidellm(server, ours.base_url, seconds) if settings.peers else {}
     finally:
         server.close()
+    highest = {
+        "ours, by the clock": _highest_of(lean),
+        f"ours, {USERS} users": closed,
+        f"ours, by the clock, {WORKERS} processes": _highest_of(lean_together),
+        f"ours, {USERS} users, {WORKERS} processes": closed_together,
+        "guidellm": _highest_of(guidellm),
+        f"locust, {USERS} users": locust,
+    }
     peers = {GUIDELLM.package: GUIDELLM.version, LOCUST.package: LOCUST.version} if settings.peers else {}
     return [
         _rates(lean, guidellm, settings, peers),
-        _highest(lean, together, guidellm, locust, settings, peers),
+        _highest(highest, settings, peers),
+        _busy(highest),
         _costs(costs),
         _memory(settings),
     ]
@@ -61,16 +97,57 @@ def run(settings: Settings) -> list[Section]:
 # Runs.
 
 
-def _ours(server: LineWorker, base_url: str, rates: Sequence[int], seconds: float, *, workers: int) -> Delivered:
-    found: Delivered = {}
-    for rate in rates:
-        server.ask()
-        said = _ask_ours(client="lean", base_url=base_url, rate=rate, seconds=seconds, workers=workers)
-        if said is not None:
-            found[rate] = _delivered(server.ask()["arrived"], rate)
-            if said["client_limit"]:
-                print(f"  ours, {workers} × {rate / workers:g}/s, says of itself: {said['client_limit']}", flush=True)
-    return found
+class Ours:
+    """Our generator: every run in a process of its own, or in several."""
+
+    def __init__(self, server: LineWorker, base_url: str, seconds: float) -> None:
+        self._server = server
+        self.base_url = base_url
+        self._seconds = seconds
+
+    def at_rates(self, rates: Sequence[int], *, workers: int = 1) -> Runs:
+        """Send by the clock, at one rate after the other, until one is not delivered any more."""
+        found: Runs = {}
+        for rate in rates:
+            seconds = self._seconds if rate in RATES else min(self._seconds, CEILING_S)
+            done = self._run(rate=rate, seconds=seconds, workers=workers)
+            if done is None:
+                break
+            found[rate] = done
+            if done.per_second < DELIVERED_SHARE * rate:
+                break
+        return found
+
+    def with_users(self, *, workers: int = 1) -> Run | None:
+        """Send as locust's users do: the next request as soon as there is an answer."""
+        return self._run(users=USERS, seconds=self._seconds, workers=workers)
+
+    def _run(self, **order: Any) -> Run | None:
+        before = self._server.ask()
+        said = _ask_ours(client="lean", base_url=self.base_url, **order)
+        if said is None:
+            return None
+        if said["client_limit"]:
+            print(f"  ours, {_described(order)}, says of itself: {said['client_limit']}", flush=True)
+        run = _run_of(before, self._server.ask(), order.get("rate"), order["workers"])
+        return run if order["workers"] > 1 else replace(run, client_cores=said["cpu_s"] / run.seconds)
+
+
+def _described(order: Mapping[str, Any]) -> str:
+    wanted = f"{order['rate']:,}/s" if "rate" in order else f"{order['users']} users"
+    return f"{wanted} from {order['workers']} process{'es' if order['workers'] > 1 else ''}"
+
+
+def _run_of(before: Mapping[str, Any], after: Mapping[str, Any], rate: int | None, processes: int = 1) -> Run:
+    arrived = sorted(after["arrived"])
+    seconds = arrived[-1] - arrived[0] if len(arrived) > 1 else math.inf
+    return Run(
+        per_second=_rate(arrived),
+        lag_ms=None if rate is None else _lag_ms(arrived, rate),
+        seconds=seconds,
+        processes=processes,
+        server_cores=(after["cpu_s"] - before["cpu_s"]) / seconds,
+    )
 
 
 def _client_costs(base_url: str) -> dict[str, float | None]:
@@ -95,7 +172,7 @@ def _ask_ours(**order: Any) -> dict[str, Any] | None:
     return said
 
 
-def _guidellm(server: LineWorker, base_url: str, seconds: float) -> Delivered:
+def _guidellm(server: LineWorker, base_url: str, seconds: float) -> Runs:
     """One run with all rates, since it takes long to start; in the log there is a pause between two of them."""
     with tempfile.TemporaryDirectory() as folder:
         prompts = Path(folder, "prompts.csv")
@@ -110,18 +187,22 @@ def _guidellm(server: LineWorker, base_url: str, seconds: float) -> Delivered:
             "--disable-console",
         ]
         runs = _runs_of(server, GUIDELLM, "guidellm", arguments, folder)
-    return {rate: _delivered(arrived, rate) for rate, arrived in zip(RATES, runs, strict=False)}
+    return {rate: Run(_rate(arrived), _lag_ms(arrived, rate)) for rate, arrived in zip(RATES, runs, strict=False)}
 
 
-def _locust(server: LineWorker, base_url: str, seconds: float) -> float | None:
+def _locust(server: LineWorker, base_url: str, seconds: float) -> Run | None:
     arguments = [
         *("-f", str(ROOT / "benchmarks" / "load_locust.py"), "--host", base_url.removesuffix("/v1")),
         # Its run time counts from when its process starts, imports included.
-        *("--headless", "--only-summary", "--users", "64", "--spawn-rate", "64", "--run-time", f"{seconds + 8:g}s"),
+        *("--headless", "--only-summary", "--users", f"{USERS}", "--spawn-rate", f"{USERS}"),
+        *("--run-time", f"{seconds + 8:g}s"),
     ]
+    before = server.ask()
     with tempfile.TemporaryDirectory() as folder:
-        runs = list(_runs_of(server, LOCUST, "locust", arguments, folder))
-    return max((_rate(arrived) for arrived in runs), default=None)
+        runs = _runs_of(server, LOCUST, "locust", arguments, folder)
+    if not runs:
+        return None
+    return _run_of(before, {"arrived": max(runs, key=len), "cpu_s": server.ask()["cpu_s"]}, None)
 
 
 def _runs_of(server: LineWorker, peer: Peer, program: str, arguments: Sequence[str], folder: str) -> list[list[float]]:
@@ -157,27 +238,25 @@ def _rate(arrived: Sequence[float]) -> float:
     return (len(inner) - 1) / (inner[-1] - inner[0]) if len(inner) > 1 else 0.0
 
 
-def _delivered(arrived: Sequence[float], rate: float) -> tuple[float, float]:
-    ordered = sorted(arrived)
-    if len(ordered) < 2:
-        return 0.0, float("inf")
-    offsets = [instant - number / rate for number, instant in enumerate(ordered)]
+def _lag_ms(arrived: Sequence[float], rate: float) -> float:
+    """By how much requests came later than the one that came most on time would have it: the 99th percentile."""
+    offsets = [instant - number / rate for number, instant in enumerate(sorted(arrived))]
     lags = sorted(offset - min(offsets) for offset in offsets)
-    return _rate(ordered), 1000 * lags[-(-99 * len(lags) // 100) - 1]
+    return 1000 * lags[-(-99 * len(lags) // 100) - 1] if lags else math.inf
 
 
 # Results.
 
 
-def _rates(ours: Delivered, guidellm: Delivered, settings: Settings, peers: dict[str, str]) -> Section:
+def _rates(ours: Runs, guidellm: Runs, settings: Settings, peers: dict[str, str]) -> Section:
     rows = []
-    for rate in (*RATES, *HIGHER_RATES):
-        mine, theirs = ours.get(rate), guidellm.get(rate)
+    for rate, mine in ours.items():
+        theirs = guidellm.get(rate)
         values = {
-            "ours, per second": mine and mine[0],
-            "guidellm, per second": theirs and theirs[0],
-            "ours, p99 lag in ms": mine and mine[1],
-            "guidellm, p99 lag in ms": theirs and theirs[1],
+            "ours, per second": mine.per_second,
+            "guidellm, per second": theirs and theirs.per_second,
+            "ours, p99 lag in ms": mine.lag_ms,
+            "guidellm, p99 lag in ms": theirs and theirs.lag_ms,
         }
         checks = []
         if settings.peers and rate in COMPARED_RATES:
@@ -187,32 +266,41 @@ def _rates(ours: Delivered, guidellm: Delivered, settings: Settings, peers: dict
     return Section("Delivered load, one process of ours", "by the server's log", tuple(rows), peers)
 
 
-def _highest(
-    alone: Delivered,
-    together: Delivered,
-    guidellm: Delivered,
-    locust: float | None,
-    settings: Settings,
-    peers: dict[str, str],
-) -> Section:
-    one, several, theirs = (_most(each) for each in (alone, together, guidellm))
-    checks: tuple[Check, ...] = ()
-    if settings.peers:
-        checks = (
-            Check(f"ours, {WORKERS} processes ÷ guidellm", ratio(several, theirs), TIMES_GUIDELLM, at_least=True),
-            Check(f"ours, {WORKERS} processes ÷ locust, one", ratio(several, locust), TIMES_LOCUST, at_least=True),
-        )
-    values = {
-        "ours, one process": one,
-        f"ours, {WORKERS} processes": several,
-        "guidellm": theirs,
-        "locust, FastHttpUser": locust,
-    }
-    return Section("Highest delivered rate", "per second, by the server's log", (Row("SSE", values, checks),), peers)
+def _highest_of(runs: Runs) -> Run | None:
+    return max(runs.values(), key=lambda each: each.per_second, default=None)
 
 
-def _most(delivered: Delivered) -> float | None:
-    return max((rate for rate, _ in delivered.values()), default=None)
+def _highest(highest: Mapping[str, Run | None], settings: Settings, peers: dict[str, str]) -> Section:
+    """Ours against guidellm, and against one process of locust: from one process of ours, and from several."""
+    found = {name: None if each is None else each.per_second for name, each in highest.items()}
+    locust = found[f"locust, {USERS} users"]
+    rows = []
+    for name, per_second in found.items():
+        checks = []
+        if settings.peers and name.startswith("ours"):
+            checks.append(Check("÷ guidellm", ratio(per_second, found["guidellm"]), TIMES_GUIDELLM, at_least=True))
+            checks.append(Check("÷ locust", ratio(per_second, locust), TIMES_LOCUST, at_least=True))
+        rows.append(Row(name, {"per second": per_second}, tuple(checks)))
+    return Section("Highest delivered rate", "per second, by the server's log", tuple(rows), peers)
+
+
+def _busy(highest: Mapping[str, Run | None]) -> Section:
+    """Say what the limit was: the client, the server that logs, or the cores that both share."""
+    rows = []
+    for name, each in highest.items():
+        if each is not None and each.server_cores is not None:
+            print(f"  {name}: {_limit_of(each)}", flush=True)
+            rows.append(Row(name, {"client": each.client_cores, "server": each.server_cores}))
+    return Section("Busy at the highest rate", f"cores, of {os.cpu_count()}", tuple(rows))
+
+
+def _limit_of(run: Run) -> str:
+    cores = os.cpu_count() or 1
+    if run.server_cores is not None and run.server_cores > BUSY_SHARE:
+        return "the server was the limit, the client could have sent more"
+    if run.processes >= cores:
+        return f"{run.processes} processes and the server shared {cores} cores, which were the limit"
+    return "the client was the limit, the server had time to spare"
 
 
 def _costs(costs: dict[str, float | None]) -> Section:

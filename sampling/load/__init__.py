@@ -27,6 +27,7 @@ from sampling.load.series import Summary
 from sampling.load.server_model import ServerModel
 from sampling.load.simulate import simulate
 from sampling.load.slo import Slo
+from sampling.load.stalls import Stall
 from sampling.load.strategy_workload import StrategyWorkload, strategy_workload
 from sampling.load.table import load_table
 from sampling.load.verdict import Backlog, Judgement, judge
@@ -62,6 +63,7 @@ __all__ = [
     "Recording",
     "ServerModel",
     "Slo",
+    "Stall",
     "Step",
     "StrategyWorkload",
     "Summary",

@@ -1,6 +1,6 @@
 """`find_capacity`: raise the load step by step, and say what the service holds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -286,10 +286,17 @@ class CapacityRun:
             edge=judgement.edge,
             confidence=judgement.confidence,
             seed=seed,
-            warnings=(backlog.warning,) if backlog is not None and backlog.warning is not None else (),
+            warnings=tuple(_warnings(target, report, backlog)),
             # The single requests have been judged; a long ramp must not keep them all.
             report=None if report is None else attrs.evolve(report, samples=None),
         )
+
+
+def _warnings(target: float, report: LoadReport | None, backlog: Backlog | None) -> Iterator[str]:
+    if backlog is not None and backlog.warning is not None:
+        yield backlog.warning
+    if report is not None and report.blocked is not None:
+        yield f"{target:g}: {report.blocked}"
 
 
 def _achieved(report: LoadReport | None, axis: Axis) -> float:

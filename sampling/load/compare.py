@@ -198,6 +198,8 @@ def _remarks(before: LoadReport, after: LoadReport) -> Iterator[str]:
     for name, report in (("before", before), ("after", after)):
         if report.client_limited:
             yield f"{name}: client-limited, {report.client_limit}"
+        if report.blocked is not None:
+            yield f"{name}: {report.blocked}"
         if report.interrupted:
             yield f"{name}: interrupted"
 

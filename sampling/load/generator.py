@@ -5,6 +5,8 @@ It drives any `async def` and knows nothing of models. Its clock never waits for
 an arrival is sent at its instant, or dropped and counted, but never late because an earlier one is slow.
 """
 
+from functools import partial
+
 import anyio
 
 from sampling._arguments import check_instance, check_int
@@ -14,6 +16,7 @@ from sampling.load.open_loop import drive_open_loop
 from sampling.load.profiles import ClosedLoop, OpenLoop, Profile
 from sampling.load.recording import Recording, Tally
 from sampling.load.sending import WHOLE, Part, Sender
+from sampling.load.stalls import watch_for_stalls
 from sampling.load.workload import Draw, Workload, draw_of
 
 __all__ = ["Generator"]
@@ -63,10 +66,7 @@ class Generator:
         recording.interrupted = True
         try:
             with self._stopping:
-                if isinstance(profile, OpenLoop):
-                    await drive_open_loop(sender, profile, draw, seed=self._seed, part=self._part)
-                else:
-                    await drive_closed_loop(sender, profile, draw, seed=self._seed, part=self._part)
+                await watch_for_stalls(partial(self._send_all, sender, draw), start, recording.stalls)
                 recording.interrupted = False
         finally:
             recording.drained_s = max(0.0, sender.elapsed_s)
@@ -74,3 +74,9 @@ class Generator:
                 recording.ended_s = recording.drained_s
             recording.levels.advance(recording.drained_s)
         return recording
+
+    async def _send_all(self, sender: Sender, draw: Draw) -> None:
+        if isinstance(self._profile, OpenLoop):
+            await drive_open_loop(sender, self._profile, draw, seed=self._seed, part=self._part)
+        else:
+            await drive_closed_loop(sender, self._profile, draw, seed=self._seed, part=self._part)

@@ -5,7 +5,6 @@ It does one thing: POST the same way again and again over connections that are k
 comes. It follows no redirects, uses no proxy, keeps no cookies and decompresses nothing.
 """
 
-import math
 import ssl
 from collections.abc import Mapping
 from types import TracebackType
@@ -17,6 +16,7 @@ from anyio.abc import ByteStream
 
 from sampling._arguments import check_bool, check_instance, check_number, check_str, shown
 from sampling.errors import ConnectFailed, ConnectionLost, MalformedResponse, ServerError, Timeout
+from sampling.load.lean_socket import Address, LeanSocket
 from sampling.load.workload import Answered, Arrival
 
 __all__ = ["HttpWorkload"]
@@ -80,7 +80,8 @@ class HttpWorkload:
         self._verify_status = check_bool("verify_status", verify_status)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._request = _head(target, parts.netloc, headers or {}, len(body)) + body
-        self._idle: list[ByteStream] = []
+        self._address = None if self._tls else Address.of(self._host, self._port)
+        self._idle: list[ByteStream | LeanSocket] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -112,7 +113,7 @@ class HttpWorkload:
         except _ClosedMeanwhile:
             raise ConnectionLost("the server closed the connection without an answer") from None
 
-    async def _exchange(self, stream: ByteStream, arrival: Arrival) -> int:
+    async def _exchange(self, stream: ByteStream | LeanSocket, arrival: Arrival) -> int:
         """Send the request, read the answer, and keep the connection if both were whole."""
         answer = _Answer()
         try:
@@ -134,9 +135,11 @@ class HttpWorkload:
                     await anyio.aclose_forcefully(stream)
         return answer.status
 
-    async def _connect(self) -> ByteStream:
+    async def _connect(self) -> ByteStream | LeanSocket:
         try:
             with anyio.fail_after(self._connect_timeout_s):
+                if self._address is not None:
+                    return await LeanSocket.connect(self._address)
                 if not self._tls:
                     return await anyio.connect_tcp(self._host, self._port)
                 return await anyio.connect_tcp(
@@ -165,7 +168,7 @@ class _Answer:
         self.keeps_open = True
         self.ends_with_connection = False
         self._unread = b""
-        self._left: float | None = None
+        self._left: int | None = None
         """Bytes that are left of the body, or of a chunk and its line end; None before the head has come."""
 
         self._chunked = False
@@ -182,7 +185,7 @@ class _Answer:
         else:
             self._left = (self._left or 0) - len(self._unread)
             self._unread = b""
-            self.whole = self._left <= 0
+            self.whole = self._left <= 0 and not self.ends_with_connection
 
     def _read_head(self) -> bool:
         head, end, rest = self._unread.partition(_HEAD_END)
@@ -209,35 +212,33 @@ class _Answer:
         elif length.isdigit():
             self._left = int(length)
         else:
-            self._left = math.inf
+            self._left = 0
             self.ends_with_connection = True
 
     def _read_chunks(self) -> None:
-        place, data = 0, self._unread
-        while True:
-            if self._left:
-                taken = int(min(self._left, len(data) - place))
-                place += taken
-                self._left -= taken
-                if self._left:
-                    break
-            end = data.find(b"\r\n", place)
-            if end < 0:
-                break
+        """Go from the size of one chunk to that of the next; a streamed answer has one for every token."""
+        data = self._unread
+        place = self._left or 0
+        # `find` is three times as fast for one byte as for the two that end a line.
+        while (end := data.find(b"\n", place)) >= 0:
             size = _size(data[place:end])
             if not size:
                 # What follows the last chunk is an empty line, unless there are trailers.
-                self.whole = data.find(_HEAD_END, end) >= 0
+                self.whole = data.find(_HEAD_END, end - 1) >= 0
                 break
-            place, self._left = end + 2, size + 2
+            place = end + 1 + size + 2
+        self._left = max(0, place - len(data))
         self._unread = data[place:]
 
 
 def _size(line: bytes) -> int:
     try:
-        return int(line.partition(b";")[0], 16)
+        size = int(line, 16)
     except ValueError:
-        raise MalformedResponse("a chunk of the answer does not begin with its size") from None
+        size = _size(line.partition(b";")[0]) if b";" in line else -1
+    if size < 0:
+        raise MalformedResponse("a chunk of the answer does not begin with its size")
+    return size
 
 
 def _head(target: str, host: str, headers: Mapping[str, str], length: int) -> bytes:

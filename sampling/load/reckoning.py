@@ -4,6 +4,8 @@ import math
 from array import array
 from collections.abc import Callable, Iterable
 
+import attrs
+
 from sampling.load.profiles import ClosedLoop, Profile
 from sampling.load.recording import OUTCOMES, USER_ENDS, Outcome, Recording
 from sampling.load.report import Bin, LoadReport, Operation
@@ -63,6 +65,7 @@ def report_of(
         timeline=_timeline(recording, warmup_s),
         latency_distribution=tuple(cumulative(recording.times("intended_s", "done_s", outcomes=_SUCCEEDED))),
         service_distribution=tuple(cumulative(recording.times("sent_s", "done_s", outcomes=_SUCCEEDED))),
+        stalls=tuple(attrs.evolve(stall, at_s=stall.at_s - warmup_s) for stall in recording.stalls),
         interrupted=recording.interrupted,
         exhausted=recording.exhausted,
         samples=recording,

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
+from sampling.load.stalls import Stall
 from sampling.load.workload import Answered, Arrival
 
 __all__ = ["COLUMNS", "OUTCOMES", "Levels", "Outcome", "Recording", "Tally", "UserEnd"]
@@ -117,6 +118,9 @@ class Recording:
         self.missed_s = array("d")
         """The instants of ticks that were slept through."""
 
+        self.stalls: list[Stall] = []
+        """When code blocked the event loop, and which; from the start of the run, those of the warm-up included."""
+
         self.tally = Tally()
         self.warmup = Tally()
         self.levels = Levels(levels_every_s)
@@ -203,6 +207,7 @@ class Recording:
             self.columns["operation"].append(number if number < 0 else names[number])
         self.dropped_s.extend(other.dropped_s)
         self.missed_s.extend(other.missed_s)
+        self.stalls = sorted([*self.stalls, *other.stalls], key=lambda stall: stall.at_s)
         self.tally.add(other.tally)
         self.warmup.add(other.warmup)
         self.levels.add(other.levels)
@@ -224,6 +229,7 @@ class Recording:
         arrays = self._arrays()
         head = {
             "sizes": [len(column) * column.itemsize for column in arrays],
+            "stalls": [attrs.asdict(stall) for stall in self.stalls],
             "tally": attrs.asdict(self.tally),
             "warmup": attrs.asdict(self.warmup),
             "levels": {"every_s": self.levels.every_s, "peak": self.levels.peak},
@@ -238,6 +244,7 @@ class Recording:
         """Make a recording out of what `pack` gave, on the same machine."""
         recording = cls(head["levels"]["every_s"])
         recording.levels.peak = head["levels"]["peak"]
+        recording.stalls = [Stall.from_dict(stall) for stall in head["stalls"]]
         recording.tally = Tally(**head["tally"])
         recording.warmup = Tally(**head["warmup"])
         recording.errors = Counter(head["errors"])

@@ -13,6 +13,7 @@ from sampling.load.profiles import ClosedLoop, OpenLoop, Profile, profile_from_d
 from sampling.load.recording import COLUMNS, Recording
 from sampling.load.series import NOTHING, Summary
 from sampling.load.slo import Slo
+from sampling.load.stalls import Stall
 from sampling.load.units import show_seconds, show_share
 
 __all__ = ["Bin", "LoadReport", "Operation", "in_flight_at"]
@@ -163,6 +164,9 @@ class LoadReport:
     """(seconds, share of answers that took no longer), at even shares."""
 
     service_distribution: tuple[tuple[float, float], ...] = ()
+    stalls: tuple[Stall, ...] = ()
+    """When code blocked the event loop of the load generator, and which."""
+
     interrupted: bool = False
     exhausted: bool = False
     """Whether the workload ran out of requests before its time."""
@@ -286,6 +290,17 @@ class LoadReport:
         return self.client_limit is not None
 
     @property
+    def blocked(self) -> str | None:
+        """Say what blocked the event loop of the load generator, the longest time; None if nothing did."""
+        if not self.stalls:
+            return None
+        longest = max(self.stalls, key=lambda stall: stall.blocked_s)
+        times = "once, for" if len(self.stalls) == 1 else f"{len(self.stalls)} times, for up to"
+        when = "in the warm-up" if longest.at_s < 0 else f"at {show_seconds(longest.at_s)}"
+        by = ", called from ".join(dict.fromkeys((longest.where[0], longest.where[-1])))
+        return f"the event loop was blocked {times} {show_seconds(longest.blocked_s)} {when}, by {by}"
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a reader should know before believing the numbers."""
         notes: list[str] = []
@@ -295,6 +310,8 @@ class LoadReport:
             notes.append("the workload ran out of requests before its time")
         if self.client_limit is not None:
             notes.append(f"client-limited: {self.client_limit}")
+        if self.blocked is not None:
+            notes.append(self.blocked)
         if self.dropped - self.missed:
             notes.append(
                 f"{self.dropped - self.missed} of {self.scheduled} arrivals were dropped, "
@@ -338,6 +355,7 @@ class LoadReport:
             name: Operation(**_with_summaries(numbers)) for name, numbers in found["operations"].items()
         }
         known["timeline"] = tuple(Bin(**_with_summaries(numbers)) for numbers in found["timeline"])
+        known["stalls"] = tuple(Stall.from_dict(stall) for stall in found.get("stalls", ()))
         for name in ("latency_distribution", "service_distribution"):
             known[name] = tuple((value, share) for value, share in found[name])
         known["samples"] = _recording(found["samples"]) if "samples" in found else None
@@ -377,7 +395,7 @@ def _plain(value: Any) -> Any:
     """Return what JSON can hold of a value of this report."""
     if isinstance(value, OpenLoop | ClosedLoop | Slo):
         return value.to_dict()
-    if isinstance(value, Summary | Bin | Operation):
+    if isinstance(value, Summary | Bin | Operation | Stall):
         return attrs.asdict(value)
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in cast("Mapping[str, Any]", value).items()}

@@ -8,7 +8,7 @@ from anyio.lowlevel import current_token
 
 from sampling._arguments import shown
 from sampling.load.recording import Outcome, Recording, Tally
-from sampling.load.workload import Answered, Arrival, Send, enter_arrival
+from sampling.load.workload import Answered, Arrival, Send, enter_arrival, leave_arrival
 
 __all__ = ["WHOLE", "Part", "Sender", "Sent"]
 
@@ -75,7 +75,7 @@ class Sender:
         """Send one request that was admitted, wait for its answer, and write both down."""
         sent_s = self.elapsed_s
         self.recording.levels.change(sent_s, +1)
-        enter_arrival(arrival)
+        entered = enter_arrival(arrival)
         outcome: Outcome = "cancelled"
         answer = _UNTOLD
         try:
@@ -90,6 +90,7 @@ class Sender:
             # The permit is given back here, at the real end, however that came about.
             done_s = self.elapsed_s
             self._write(arrival, outcome, sent_s, done_s, answer)
+            leave_arrival(entered)
         return Sent(outcome, done_s)
 
     def _count_error(self, arrival: Arrival, error: Exception) -> None:

@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import anyio
@@ -24,6 +24,7 @@ __all__ = [
     "draw_of",
     "enter_arrival",
     "first_token",
+    "leave_arrival",
 ]
 
 
@@ -135,9 +136,14 @@ def current_arrival() -> Arrival | None:
     return _arrival.get()
 
 
-def enter_arrival(arrival: Arrival) -> None:
-    """Make this the current arrival of the running task."""
-    _arrival.set(arrival)
+def enter_arrival(arrival: Arrival) -> Token[Arrival | None]:
+    """Make this the current arrival of the running task, until `leave_arrival`."""
+    return _arrival.set(arrival)
+
+
+def leave_arrival(entered: Token[Arrival | None]) -> None:
+    """Leave the running task as it was before `enter_arrival`."""
+    _arrival.reset(entered)
 
 
 def first_token() -> None:

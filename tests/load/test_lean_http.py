@@ -38,6 +38,7 @@ async def test_another_status_than_200_is_a_failure():
         ([Step.RESET], ConnectionLost),
         ([b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhi"], ConnectionLost),
         ([b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nhi"], MalformedResponse),
+        ([b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n-6\r\n"], MalformedResponse),
         ([b"SSH-2.0-OpenSSH_9.6\r\n\r\n"], MalformedResponse),
         ([b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"], ServerError),
     ],

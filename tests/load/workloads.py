@@ -1,6 +1,7 @@
 """Workloads that other processes can import."""
 
 import os
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -24,6 +25,12 @@ async def failing(arrival: Arrival) -> None:
 async def dying(arrival: Arrival) -> None:
     """Take the process down."""
     os._exit(3)
+
+
+async def block_once(arrival: Arrival) -> None:
+    """Block the event loop, at one of the requests."""
+    if arrival.index == 3:
+        time.sleep(0.7)  # noqa: ASYNC251 - that is what is tested
 
 
 @asynccontextmanager

@@ -67,6 +67,7 @@ def _load(report: LoadReport) -> Iterator[Markup]:
     yield _tiles(_load_tiles(report))
     yield _figures(pictures_of_load(report), "load")
     yield from _errors(report)
+    yield from _stalls(report)
     yield from _settings(report)
 
 
@@ -112,6 +113,16 @@ def _errors(report: LoadReport) -> Iterator[Markup]:
         ]
         yield element("h2", "What failed")
         yield _table(("error", "times", "why"), rows, "Errors by type")
+
+
+def _stalls(report: LoadReport) -> Iterator[Markup]:
+    if report.stalls:
+        rows = [
+            [f"{stall.at_s:.3f} s", show_seconds(stall.blocked_s), ", called from ".join(stall.where)]
+            for stall in report.stalls
+        ]
+        yield element("h2", "What blocked the load generator")
+        yield _table(("at", "for", "why"), rows, "Times when the event loop stood still")
 
 
 def _settings(report: LoadReport) -> Iterator[Markup]:

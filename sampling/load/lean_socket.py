@@ -1,0 +1,89 @@
+"""A TCP connection with nothing around its socket: far less work than a stream to open, and less for each request."""
+
+import errno
+import os
+import socket
+from ipaddress import ip_address
+from typing import NamedTuple, Self
+
+import anyio
+from anyio.abc import ByteReceiveStream, ByteSendStream
+
+__all__ = ["Address", "LeanSocket"]
+
+_UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK)
+
+
+class Address(NamedTuple):
+    """Where to connect to, without asking anyone for it."""
+
+    family: socket.AddressFamily
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, host: str, port: int) -> "Address | None":
+        """Return the address of a host that is given by its number; None for one with a name."""
+        try:
+            version = ip_address(host).version
+        except ValueError:
+            return None
+        return None if "%" in host else cls(socket.AF_INET if version == 4 else socket.AF_INET6, host, port)
+
+
+class LeanSocket(ByteSendStream, ByteReceiveStream):
+    """What is sent leaves at once if the system takes it; the first turn for others is when an answer is waited for."""
+
+    def __init__(self, raw: socket.socket) -> None:
+        self._raw = raw
+
+    @classmethod
+    async def connect(cls, address: Address) -> Self:
+        """Open a connection; an `OSError` says why that can't be."""
+        raw = socket.socket(address.family, socket.SOCK_STREAM)
+        try:
+            raw.setblocking(False)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await _reach(raw, address)
+        except BaseException:
+            raw.close()
+            raise
+        return cls(raw)
+
+    async def send(self, item: bytes) -> None:
+        """Send all of it."""
+        rest = memoryview(item)
+        while rest:
+            try:
+                rest = rest[self._raw.send(rest) :]
+            except BlockingIOError:
+                await anyio.wait_writable(self._raw)
+            except OSError as error:
+                raise anyio.BrokenResourceError from error
+
+    async def receive(self, max_bytes: int = 65_536) -> bytes:
+        """Wait for what comes next."""
+        while True:
+            await anyio.wait_readable(self._raw)
+            try:
+                data = self._raw.recv(max_bytes)
+            except BlockingIOError:
+                continue  # woken for nothing
+            except OSError as error:
+                raise anyio.BrokenResourceError from error
+            if not data:
+                raise anyio.EndOfStream
+            return data
+
+    async def aclose(self) -> None:
+        """Close it, without a farewell."""
+        self._raw.close()
+
+
+async def _reach(raw: socket.socket, address: Address) -> None:
+    failure = raw.connect_ex((address.host, address.port))
+    if failure in _UNDER_WAY:
+        await anyio.wait_writable(raw)
+        failure = raw.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if failure:
+        raise OSError(failure, os.strerror(failure))
