@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import anyio
 import attrs
-from anyio.lowlevel import current_token
 
 from sampling._arguments import shown
+from sampling.event_loop import running_loop
 from sampling.load.recording import Outcome, Recording, Tally
 from sampling.load.workload import Answered, Arrival, Send, enter_arrival, leave_arrival
 
@@ -44,8 +44,7 @@ class Sender:
         self.recording = recording
         self._start = start
         self._warmup_s = warmup_s
-        # The clock of the event loop, looked up once: `anyio.current_time()` finds out anew which loop is running.
-        self._clock = current_token().backend_class.current_time
+        self._clock = running_loop().time
 
     @property
     def elapsed_s(self) -> float:
