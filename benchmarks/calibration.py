@@ -29,7 +29,7 @@ RECORDED = (0.25, 0.8)
 PREDICTED = (0.15, 0.4, 0.6)
 """Rates, as shares of what the server answers when all slots are busy."""
 
-MOST_OTHERS = 0.05
+MOST_OTHERS = 0.02
 """How many processors others may keep busy in a segment that counts."""
 
 _FILLED = 3
