@@ -1,6 +1,8 @@
 """Simulation against reality: a llama.cpp server, calibrated at two rates, then predicted at three others.
 
-All rates take turns, in short segments: when the machine is busy with something else, that meets all of them alike.
+All rates take turns, in short segments, until each has enough of them: what changes meanwhile meets all of them alike.
+Load generator and server need the whole machine, so a segment in which other programs used it too does not count, and
+is repeated. Whether they did is read from the system's clocks: no segment is judged by the times it found.
 Service times are compared, from when a request was really sent: how late the load generator was is not the server's.
 How far two halves of the same measurement are apart says how much of an error is the machine's own.
 """
@@ -14,15 +16,27 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from benchmarks.neighbours import Reading, others_since
 from benchmarks.report import Check, Row, Section, Settings, shout
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from sampling.load import LoadReport
 
 SLOTS = 8
 RECORDED = (0.25, 0.8)
 PREDICTED = (0.15, 0.4, 0.6)
 """Rates, as shares of what the server answers when all slots are busy."""
+
+MOST_OTHERS = 0.02
+"""How many processors others may keep busy in a segment that counts."""
+
+_FILLED = 3
+"""In how many segments it is measured what the server answers when all slots are busy."""
+
+PATIENCE_S = 280.0
+"""For how long segments are repeated."""
 
 WITHIN = 0.15
 PERCENTS = (50, 95)
@@ -32,16 +46,21 @@ Runs = dict[float, list["LoadReport"]]
 
 def run(settings: Settings) -> list[Section]:
     """Measure, calibrate, predict, compare."""
-    cycles, seconds = (2, 2.0) if settings.quick else (8, 6.0)
+    segments, seconds = (1, 2.0) if settings.quick else (12, 3.0)
     try:
-        runs = anyio.run(partial(_measure, cycles=cycles, seconds=seconds))
+        runs = anyio.run(partial(_measure, segments=segments, seconds=seconds))
     except ImportError as error:
         shout(f"Simulation against reality is NOT MEASURED: {error}")
+        runs = {}
+    if any(len(found) < segments for found in runs.values()):
+        shout(
+            f"Simulation against reality is NOT MEASURED: in {PATIENCE_S:g} s, others left the machine alone too seldom"
+        )
         runs = {}
     return [_section(runs)]
 
 
-async def _measure(*, cycles: int, seconds: float) -> Runs:
+async def _measure(*, segments: int, seconds: float) -> Runs:
     from sampling.backends.llama import LlamaBackend
     from sampling.backends.models.arithmetic import held_out
     from sampling.load import ClosedLoop, OpenLoop, run_load, strategy_workload
@@ -54,15 +73,24 @@ async def _measure(*, cycles: int, seconds: float) -> Runs:
         options = Options(temperature=1.0, max_tokens=64)
         workload = strategy_workload(RejectionSamplingStrategy(), questions, None, backend, options=options)
         await run_load(workload, ClosedLoop(users=SLOTS, requests=100))
-        full = median(
-            [(await run_load(workload, ClosedLoop(users=SLOTS, horizon_s=seconds))).answered_rate for _ in range(3)]
-        )
+        give_up_at = anyio.current_time() + PATIENCE_S
+        filled: list[LoadReport] = []
+        while len(filled) < _FILLED and anyio.current_time() < give_up_at:
+            filled += await _undisturbed(partial(run_load, workload, ClosedLoop(users=SLOTS, horizon_s=seconds)))
         runs: Runs = {share: [] for share in (*RECORDED, *PREDICTED)}
-        for cycle in range(cycles):
-            for share, found in runs.items():
+        while (short := [share for share in runs if len(runs[share]) < segments]) and anyio.current_time() < give_up_at:
+            full = median(run.answered_rate for run in filled)
+            for share in short:
                 traffic = OpenLoop(rate=full * share, duration_s=seconds, arrivals="poisson", max_in_flight=10_000)
-                found.append(await run_load(workload, traffic, seed=cycle))
+                runs[share] += await _undisturbed(partial(run_load, workload, traffic, seed=len(runs[share])))
         return runs
+
+
+async def _undisturbed(measure: Callable[[], Awaitable[LoadReport]]) -> list[LoadReport]:
+    """Return what was measured, or nothing if others used the machine meanwhile."""
+    before = Reading.now()
+    found = await measure()
+    return [found] if others_since(before) <= MOST_OTHERS else []
 
 
 def _section(runs: Runs) -> Section:
@@ -103,8 +131,8 @@ def _row(share: float, percent: int, predicted: list[LoadReport], measured: list
 
 def _pooled(runs: list[LoadReport], percent: int) -> float:
     """Return a percentile of the service times of several runs together."""
+    from sampling.load.recording import ANSWERED
     from sampling.load.series import nearest_rank
 
-    answered = ("valid", "invalid")
-    times = [time for run in runs if run.samples for time in run.samples.times("sent_s", "done_s", outcomes=answered)]
+    times = [time for run in runs if run.samples for time in run.samples.times("sent_s", "done_s", outcomes=ANSWERED)]
     return nearest_rank(sorted(times), percent)

@@ -9,7 +9,9 @@ from itertools import accumulate
 import attrs
 
 from sampling._arguments import check_int
-from sampling.load.recording import OUTCOMES, Recording
+from sampling.load.matching import Traffic, matched
+from sampling.load.profiles import Profile
+from sampling.load.recording import ANSWERED, OUTCOMES, Recording
 from sampling.load.report import LoadReport
 from sampling.load.server_model import ServerModel
 from sampling.load.simulate import replay
@@ -19,7 +21,6 @@ __all__ = ["Calibration", "calibrate"]
 _LEAST_SAMPLES = 30
 _MOST_LENGTHS = 200
 _MOST_SLOTS = 64
-_ANSWERED = ("valid", "invalid")
 _OUTLIER = 20.0
 """How many typical deviations away from the fit a sample may be to count: a hiccup is not the server's pace."""
 
@@ -32,12 +33,20 @@ class Calibration:
     error: float
     """By which share the model's times are off those that were recorded, on average over all requests."""
 
+    percentile_error: float
+    """
+    By which share its percentiles are off those that were recorded, on average over rates and percentiles.
+
+    Chance moves single requests and spares percentiles: this is the one that tells how good predictions will be.
+    """
+
     samples: int
     notes: tuple[str, ...] = ()
     """What the recording did not tell."""
 
     def __str__(self) -> str:
-        return "; ".join([f"{self.server}; off by {self.error:.1%} over {self.samples:,} requests", *self.notes])
+        off = f"percentiles off by {self.percentile_error:.1%}, single requests by {self.error:.1%} of {self.samples:,}"
+        return "; ".join([str(self.server), off, *self.notes])
 
 
 @attrs.frozen
@@ -80,12 +89,12 @@ def calibrate(reports: LoadReport | Iterable[LoadReport], *, slots: int | None =
     if answered < _LEAST_SAMPLES:
         raise ValueError(f"calibrate needs {_LEAST_SAMPLES} answered requests, there are {answered}: record for longer")
     found, notes = _slots(runs, slots)
-    server = _fit(runs, found)
-    error = _error(server, runs)
-    server = attrs.evolve(server, jitter=_jitter(runs, server))
+    guess = _fit(runs, found)
+    match = matched(attrs.evolve(guess, jitter=_jitter(runs, guess)), _by_rate(runs))
     return Calibration(
-        server=server,
-        error=error,
+        server=match.server,
+        error=_error(attrs.evolve(match.server, jitter=0.0), runs),
+        percentile_error=match.error,
         samples=answered,
         notes=notes,
     )
@@ -116,6 +125,14 @@ def _slots(runs: Sequence[LoadReport], given: int | None) -> tuple[int, tuple[st
     if best < most:
         return best, ()
     return most, (f"never more than {most} requests were in flight: there may be more slots, record at a higher rate",)
+
+
+def _by_rate(runs: Iterable[LoadReport]) -> list[Traffic]:
+    """Put runs of the same traffic together."""
+    recordings: dict[Profile, list[Recording]] = {}
+    for run in runs:
+        recordings.setdefault(run.profile, []).append(_recording(run))
+    return [Traffic.of(same) for same in recordings.values()]
 
 
 # What happened while a request was under way.
@@ -164,7 +181,7 @@ def _samples(runs: Iterable[LoadReport], slots: int) -> Iterator[_Sample]:
         in_flight = _InFlight(recording)
         names = ("outcome", "sent_s", "first_token_s", "done_s", "output_tokens")
         for code, sent, first, done, tokens in zip(*(recording.columns[name] for name in names), strict=True):
-            if OUTCOMES[code] in _ANSWERED and not math.isnan(first) and tokens:
+            if OUTCOMES[code] in ANSWERED and not math.isnan(first) and tokens:
                 yield _Sample(
                     first_s=first - sent,
                     tokens_s=done - first,
@@ -261,7 +278,9 @@ def _replayed(server: ServerModel, run: LoadReport) -> Iterator[tuple[float, flo
     names = ("sent_s", "done_s", "output_tokens", "outcome")
     rows = sorted(zip(*(recording.columns[name] for name in names), strict=True))
     start_s = rows[0][0]
-    expected = replay(server, [row[0] - start_s for row in rows], [max(1, row[2]) for row in rows])
-    for number, (sent, done, _, code) in enumerate(rows):
-        if OUTCOMES[code] in _ANSWERED and done > sent and expected[number] > 0:
-            yield expected[number], done - sent
+    columns = replay(server, [row[0] - start_s for row in rows], [max(1, row[2]) for row in rows]).columns
+    stamps = zip(columns["index"], columns["sent_s"], columns["done_s"], strict=True)
+    expected = {place: ended - started for place, started, ended in stamps}
+    for place, (sent, done, _, code) in enumerate(rows):
+        if OUTCOMES[code] in ANSWERED and done > sent and expected[place] > 0:
+            yield expected[place], done - sent

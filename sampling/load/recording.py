@@ -14,7 +14,7 @@ import attrs
 from sampling.load.stalls import Stall
 from sampling.load.workload import Answered, Arrival
 
-__all__ = ["COLUMNS", "OUTCOMES", "Levels", "Outcome", "Recording", "Tally", "UserEnd"]
+__all__ = ["ANSWERED", "COLUMNS", "OUTCOMES", "Levels", "Outcome", "Recording", "Tally", "UserEnd"]
 
 Outcome: TypeAlias = Literal["valid", "invalid", "failed", "cancelled"]
 """How a request ended. Valid and invalid ones succeeded: an answer came."""
@@ -24,6 +24,7 @@ UserEnd: TypeAlias = Literal["completed", "cancelled", "horizon", "budget"]
 
 USER_ENDS: tuple[UserEnd, ...] = ("completed", "cancelled", "horizon", "budget")
 OUTCOMES: tuple[Outcome, ...] = ("valid", "invalid", "failed", "cancelled")
+ANSWERED: tuple[Outcome, ...] = ("valid", "invalid")
 _CODES: dict[Outcome, int] = {outcome: code for code, outcome in enumerate(OUTCOMES)}
 
 COLUMNS: Mapping[str, str] = {

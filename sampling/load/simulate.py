@@ -296,9 +296,7 @@ def simulate(
     return report_of(recording, profile, seed=seed, slo=slo)
 
 
-def replay(server: ServerModel, sent_s: Sequence[float], lengths: Sequence[int]) -> dict[int, float]:
-    """Return how long each of these requests would take on a server like that, by its place in the list."""
+def replay(server: ServerModel, sent_s: Sequence[float], lengths: Sequence[int], *, seed: int = 0) -> Recording:
+    """Return what would become of these requests on a server like that; the index of each is its place in the list."""
     profile = OpenLoop(trace=tuple(sent_s), max_in_flight=1_000_000, drain_s=None)
-    columns = _Simulation(server, profile, lengths=lengths).run().columns
-    stamps = zip(columns["index"], columns["sent_s"], columns["done_s"], strict=True)
-    return {index: done - sent for index, sent, done in stamps}
+    return _Simulation(server, profile, seed=seed, lengths=lengths).run()

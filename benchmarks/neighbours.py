@@ -1,0 +1,58 @@
+"""How much of this machine's processors other programs use meanwhile: a measurement beside them is of them too."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the clocks showed at one moment."""
+
+    at_s: float
+    everyone_s: float
+    ours_s: float
+
+    @classmethod
+    def now(cls) -> Reading:
+        """Read the clocks."""
+        return cls(time.monotonic(), _everyone_s(), _ours_s())
+
+
+def others_since(before: Reading) -> float:
+    """Return how many processors others kept busy since then, on average; 0 where the system does not tell."""
+    now = Reading.now()
+    used_s = (now.everyone_s - before.everyone_s) - (now.ours_s - before.ours_s)
+    return max(0.0, used_s / (now.at_s - before.at_s))
+
+
+def _everyone_s() -> float:
+    """Add up the time of all processors, but for interrupts, most of which are our own traffic, and waiting."""
+    try:
+        _, user, nice, system, _idle, _iowait, _irq, _softirq, steal, *_ = (
+            (_PROC / "stat").read_text("ascii").split("\n")[0].split()
+        )
+    except OSError:
+        return 0.0
+    return sum(map(int, (user, nice, system, steal))) / _TICKS_PER_S
+
+
+def _ours_s() -> float:
+    """Add up the time of this process and of those that it has started."""
+    return sum(map(_used_s, _PROC.glob("[0-9]*/stat")))
+
+
+def _used_s(stat: Path) -> float:
+    try:
+        # The name of the program comes second, in parentheses, and may hold anything.
+        fields = stat.read_text("utf-8", "replace").rpartition(")")[2].split()
+    except OSError:  # it has ended meanwhile
+        return 0.0
+    is_ours = os.getpid() in (int(stat.parent.name), int(fields[1]))
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S if is_ours else 0.0
