@@ -76,6 +76,8 @@ class Run(Generic[T]):
         self._parent_id = identity.parent_id()
         loop = running_loop()
         self._cancelled = loop.cancelled
+        """What a cancellation raises; it is always let through."""
+
         self._attempter = Attempter(call, self._sampling_id, self._parent_id, loop.time)
         self._queue = self._new_queue()
         self._errors: list[tuple[str, Exception]] = []
@@ -202,7 +204,7 @@ class Run(Generic[T]):
             self._subsamples_ended += 1
         except self._cancelled:
             raise
-        except BaseException as error:  # noqa: BLE001 - raised again, bare, when the siblings have stopped
+        except BaseException as error:  # noqa: BLE001, ASYNC103 - raised again, bare, when the siblings have stopped
             self._end_with(error)
 
     async def _run_subsample(self, subsample: int) -> None:
@@ -280,9 +282,9 @@ class Run(Generic[T]):
             record = self._attempter.record(state, "cancelled")
             self._put(record)
             if not self._emitter.silent:
-                await self._announce_record(record)  # noqa: ASYNC102 - every hook is shielded, and has a timeout
+                await self._announce_record(record)  # noqa: ASYNC120 - every hook is shielded, and has a timeout
             raise
-        except BaseException as error:  # noqa: BLE001 - what a backend raises must not end its siblings
+        except BaseException as error:  # noqa: BLE001, ASYNC103 - what a backend raises must not end its siblings
             record = self._record_error(state, error)
         self._put(record)
         if not self._emitter.silent:
