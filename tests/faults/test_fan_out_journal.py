@@ -323,6 +323,8 @@ class Inline(Journal):
         await checkpoint()
         return work()
 
+# A shell that runs the tests in the background has its children ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 loop, folder = sys.argv[1:]
 kinds, k = [], 0
 while True:
