@@ -21,6 +21,9 @@ __all__ = ["Calibration", "calibrate"]
 _LEAST_SAMPLES = 30
 _MOST_LENGTHS = 200
 _MOST_SLOTS = 64
+RELIABLE = 0.05
+"""Up to which `percentile_error` a model is believed."""
+
 _OUTLIER = 20.0
 """How many typical deviations away from the fit a sample may be to count: a hiccup is not the server's pace."""
 
@@ -96,8 +99,16 @@ def calibrate(reports: LoadReport | Iterable[LoadReport], *, slots: int | None =
         error=_error(attrs.evolve(match.server, jitter=0.0), runs),
         percentile_error=match.error,
         samples=answered,
-        notes=notes,
+        notes=(*notes, *_doubts(match.error)),
     )
+
+
+def _doubts(percentile_error: float) -> Iterator[str]:
+    if percentile_error > RELIABLE:
+        yield (
+            f"no server like this explains the recording (its percentiles are {percentile_error:.0%} off), so "
+            "predictions will be off as much or more: did its pace change meanwhile? Record again, the rates by turns"
+        )
 
 
 def _recording(run: LoadReport) -> Recording:

@@ -67,6 +67,15 @@ def test_what_chance_did_is_told_from_what_others_did():
         assert measured.latency.p95 == pytest.approx(predicted.latency.p95, rel=0.05)
 
 
+def test_a_recording_that_contradicts_itself_is_said_to_be_one():
+    """A server that was three times slower while it was idle is none that the model knows: the notes say so."""
+    slow = attrs.evolve(NOISY, time_to_first_token_s=0.03, time_per_token_s=0.002)
+    found = calibrate([recorded(slow, 0.05, seed=1), recorded(NOISY, 0.8, seed=1)], slots=8)
+    assert found.percentile_error > 0.05
+    assert "no server like this explains the recording" in found.notes[-1]
+    assert () == calibrate([recorded(NOISY, share, seed=1) for share in (0.25, 0.8)], slots=8).notes
+
+
 def test_a_match_is_the_same_every_time():
     """It draws by fixed seeds: the same recordings give the same server, to the last digit."""
     runs = [recorded(NOISY, share, seed=1, requests=200) for share in (0.25, 0.8)]
