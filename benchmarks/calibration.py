@@ -117,9 +117,7 @@ def _section(runs: Runs, calibration: Calibration | None) -> Section:
     rows = []
     for share in PREDICTED:
         measured = runs[share] if calibration is not None else []
-        predicted = (
-            [simulate(calibration.server, run.profile, seed=run.seed) for run in measured] if calibration else []
-        )
+        predicted = [simulate(calibration.server, run.profile, seed=run.seed) for run in measured]
         rows += [_row(share, percent, predicted, measured) for percent in PERCENTS]
     return Section("llama.cpp, 8 slots: simulated and measured service times", "ms", tuple(rows))
 

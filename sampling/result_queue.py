@@ -35,11 +35,10 @@ class Prefix(Sequence[S]):
         length = self._length
         if isinstance(index, slice):
             return [self._items[i] for i in range(*index.indices(length))]
-        if index < 0:
-            index += length
-        if not 0 <= index < length:
-            raise IndexError(f"there is no such index: there are {length}")
-        return self._items[index]
+        place = index if index >= 0 else length + index
+        if not 0 <= place < length:
+            raise IndexError(f"index {index} is out of range: there are {length}")
+        return self._items[place]
 
     def __iter__(self) -> Iterator[S]:
         for index in range(self._length):

@@ -328,10 +328,18 @@ class TestJsonSchema:
         is_told(checks.json_schema(closed), '{"n_a": 1, "other": 1}', "not allowed ('other' was unexpected)")
         assert verdict(checks.json_schema(closed), "[]").passed
 
-    def test_patterns_that_could_not_be_stopped_are_refused(self):
-        """Row 54: they would go through the standard library's `re`."""
+    @pytest.mark.parametrize(
+        "elsewhere",
+        [
+            {"patternProperties": {"^a": {}}},
+            {"allOf": [{"patternProperties": {"^a": {}}}]},
+            {"$ref": "#/$defs/a", "$defs": {"a": {"patternProperties": {"^a": {}}}}},
+        ],
+    )
+    def test_patterns_that_could_not_be_stopped_are_refused(self, elsewhere):
+        """Row 54: they would go through the standard library's `re`, wherever they stand."""
         with pytest.raises(ValueError, match="use additionalProperties"):
-            checks.json_schema({"patternProperties": {"^a": {}}, "unevaluatedProperties": False})
+            checks.json_schema({**elsewhere, "unevaluatedProperties": False})
 
     def test_what_is_no_schema_is_refused(self):
         """Where it is made, with the place."""

@@ -113,6 +113,7 @@ def _properties(instance: object) -> "Iterable[tuple[str, Any]]":
 def _refuse_what_has_no_bound(schema: object) -> None:
     """Refuse what would be fetched from elsewhere, and patterns that could run without end."""
     waiting = [schema]
+    keywords: set[str] = set()
     while waiting:
         node = waiting.pop()
         if isinstance(node, Mapping):
@@ -121,11 +122,13 @@ def _refuse_what_has_no_bound(schema: object) -> None:
                 target = mapping.get(name, "#")
                 if isinstance(target, str) and not target.startswith("#"):
                     raise ValueError(f"a {name} in schema must point into the schema (#…), got {brief(target)}")
-            if "unevaluatedProperties" in mapping and "patternProperties" in mapping:
-                raise ValueError(
-                    "schema must not have unevaluatedProperties beside patternProperties, whose patterns could not be "
-                    "stopped there: use additionalProperties"
-                )
+            keywords.update(mapping)
             waiting.extend(mapping.values())
         elif isinstance(node, list):
             waiting.extend(cast("list[object]", node))
+    # Wherever the two stand: what is evaluated is looked for through allOf, $ref and the like.
+    if {"unevaluatedProperties", "patternProperties"} <= keywords:
+        raise ValueError(
+            "schema must not have both unevaluatedProperties and patternProperties, whose patterns could not be "
+            "stopped there: use additionalProperties"
+        )

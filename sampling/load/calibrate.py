@@ -21,7 +21,7 @@ __all__ = ["Calibration", "calibrate"]
 _LEAST_SAMPLES = 30
 _MOST_LENGTHS = 200
 _MOST_SLOTS = 64
-RELIABLE = 0.05
+_RELIABLE = 0.05
 """Up to which `percentile_error` a model is believed."""
 
 _OUTLIER = 20.0
@@ -104,7 +104,7 @@ def calibrate(reports: LoadReport | Iterable[LoadReport], *, slots: int | None =
 
 
 def _doubts(percentile_error: float) -> Iterator[str]:
-    if percentile_error > RELIABLE:
+    if percentile_error > _RELIABLE:
         yield (
             f"no server like this explains the recording (its percentiles are {percentile_error:.0%} off), so "
             "predictions will be off as much or more: did its pace change meanwhile? Record again, the rates by turns"

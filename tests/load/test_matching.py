@@ -68,7 +68,7 @@ def test_what_chance_did_is_told_from_what_others_did():
 
 
 def test_a_recording_that_contradicts_itself_is_said_to_be_one():
-    """A server that was three times slower while it was idle is none that the model knows: the notes say so."""
+    """A server that was ten times slower while it was idle is none that the model knows: the notes say so."""
     slow = attrs.evolve(NOISY, time_to_first_token_s=0.03, time_per_token_s=0.002)
     found = calibrate([recorded(slow, 0.05, seed=1), recorded(NOISY, 0.8, seed=1)], slots=8)
     assert found.percentile_error > 0.05
