@@ -1,7 +1,7 @@
 """`LlamaBackend`: a model from a GGUF file, run by llama.cpp on this machine."""
 
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from os import PathLike
 from types import TracebackType
 from typing import Self, TypeAlias, final
@@ -15,13 +15,16 @@ from sampling._arguments import check_bool, check_instance, check_number
 from sampling.backends.llama_server import LlamaServer
 from sampling.backends.llama_threads import LlamaInProcess
 from sampling.backends.openai import OpenAIBackend, OpenAIGeneration
-from sampling.errors import BackendError, FatalError, ModelNotFound
+from sampling.errors import BackendError, ConnectFailed, ConnectionLost, FatalError, ModelNotFound
 from sampling.messages import Request
 
 __all__ = ["LlamaBackend"]
 
 Host: TypeAlias = LlamaServer | LlamaInProcess
 """Where the model is loaded."""
+
+_LAST_BREATH_S = 0.5
+"""How long a process that was killed may still be there after its connections have broken."""
 
 
 @final
@@ -162,15 +165,13 @@ class LlamaBackend:
 
     async def generate(self, request: Request) -> OpenAIGeneration:
         """Answer one request with the whole text."""
-        async with self._a_slot(), self._a_client() as client:
-            with self._noticing_its_death():
-                return await client.generate(self._prepared(request))
+        async with self._a_slot(), self._a_client() as client, self._noticing_its_death():
+            return await client.generate(self._prepared(request))
 
     async def stream(self, request: Request, receive: Callable[[str], None]) -> OpenAIGeneration:
         """Answer one request, and give every new piece of text to `receive` as it comes."""
-        async with self._a_slot(), self._a_client() as client:
-            with self._noticing_its_death():
-                return await client.stream(self._prepared(request), receive)
+        async with self._a_slot(), self._a_client() as client, self._noticing_its_death():
+            return await client.stream(self._prepared(request), receive)
 
     def _a_slot(self) -> AbstractAsyncContextManager[object]:
         """Wait here for a slot, and not in llama.cpp: there a request that waits does not notice a cancellation."""
@@ -202,15 +203,23 @@ class LlamaBackend:
         extra = {"return_progress": True, **options.extra}
         return attrs.evolve(request, options=attrs.evolve(options, extra=extra))
 
-    @contextmanager
-    def _noticing_its_death(self) -> Generator[None]:
+    @asynccontextmanager
+    async def _noticing_its_death(self) -> AsyncGenerator[None]:
         """Make an error of the connection final if there is no server any more at its other end."""
         try:
             yield
         except BackendError as error:
-            if error.retryable and not self._host.running:
+            if error.retryable and await self._has_ended(error):  # noqa: ASYNC120 - a cancellation is the news then
                 raise FatalError(
                     f"the process that ran {self.model!r} has ended",
                     hint="Open the backend again; is there memory enough?",
                 ) from error
             raise
+
+    async def _has_ended(self, error: BackendError) -> bool:
+        """Tell whether the server is gone; of one that was killed, that can be seen a moment after its connections."""
+        if isinstance(error, ConnectionLost | ConnectFailed):
+            with anyio.move_on_after(_LAST_BREATH_S):  # noqa: ASYNC912 - nothing to wait for if it has ended
+                while self._host.running:  # noqa: ASYNC110 - the end of a process sets no event
+                    await anyio.sleep(0.01)
+        return not self._host.running
