@@ -16,7 +16,7 @@ from sampling.protocols import BackendLike, Decisions, StreamingBackend, Variati
 from sampling.requirements import Requirement, Validation, View
 from sampling.results import Outcome, Slice
 from sampling.usage import NO_USAGE, Usage
-from sampling.validation import Checking, CutShort, Growing, parse
+from sampling.validation import Checking, CutShort, Growing, check, parse
 
 __all__ = ["AttemptState", "Attempter", "Call", "Seams"]
 
@@ -169,11 +169,13 @@ class Attempter(Generic[T]):
     async def attempt(self, state: AttemptState[T]) -> Slice[T]:
         """Ask, check and return the slice; what the backend raises comes through."""
         plan = state.plan
-        messages = plan.messages
+        messages, reservation = plan.messages, state.reservation
+        used: Usage | None = None
         try:
-            generation = await self._ask(state, messages, state.options, state.reservation, self._generate)
-        except CutShort as cut:
-            return self._record_cut(state, cut)
+            generation = as_generation(await self._send(state, messages, state.options, self._generate))
+            used = generation.usage
+        finally:
+            self._settle(state, reservation, used)
         state.generation = generation
         text = generation.text
         if self._partial:
@@ -185,11 +187,13 @@ class Attempter(Generic[T]):
             if unparsable is not None:
                 return self.record(state, "invalid", context, validations=(unparsable,))
         view = self._view(state, generation, context, value) if self._needs_view else None
-        checking = Checking(self._requirements, text, view)
-        if not checking.finished:
-            await checking.finish(self._call.check_timeout_s)
-        outcome: Outcome = "valid" if checking.passed else "invalid"
-        return self.record(state, outcome, context, value, checking.validations, checking.error)
+        validations = check(self._requirements, text, view)
+        if isinstance(validations, Checking):
+            validations = await validations.finish(self._call.check_timeout_s)
+        failed = [validation for validation in validations if not validation.passed]
+        if not failed:
+            return self.record(state, "valid", context, value, validations)
+        return self.record(state, "invalid", context, value, validations, _first_error(failed))
 
     def record(
         self,
@@ -235,7 +239,7 @@ class Attempter(Generic[T]):
                 raise growing.cut from None
             raise
 
-    def _record_cut(self, state: AttemptState[T], cut: CutShort) -> Slice[T]:
+    def record_cut(self, state: AttemptState[T], cut: CutShort) -> Slice[T]:
         """Make the record of an answer that was cut short: invalid, with as much of it as there was."""
         used = state.spent.output_tokens
         could_have_been = state.options.max_tokens or self._longest_answer
@@ -244,15 +248,14 @@ class Attempter(Generic[T]):
         record = self.record(state, "invalid", context, None, (cut.validation,), cut.validation.error)
         return attrs.evolve(record, tokens_saved=max(0, could_have_been - used))
 
-    async def _ask(
+    def _send(
         self,
         state: AttemptState[T],
         messages: tuple[Message, ...],
         options: Options,
-        reservation: Reservation | None,
         generate: Callable[[Request], Awaitable[Generation | str]],
-    ) -> Generation:
-        """Send one request; whatever comes of it, what it used is settled and counted."""
+    ) -> Awaitable[Generation | str]:
+        """Send one request, and return what its answer is awaited with; `_settle` must follow, whatever comes of it."""
         request = Request(
             messages,
             options,
@@ -265,24 +268,22 @@ class Attempter(Generic[T]):
         )
         state.reservation = None
         state.requests += 1
-        used: Usage | None = None
-        try:
-            answer = generate(request)
-            if not hasattr(answer, "__await__"):
-                raise wrong_type("backend", generate, "async: it answered without being awaited")
-            generation = as_generation(await answer)
-            used = generation.usage
-            return generation
-        finally:
-            if used is None or used is NO_USAGE or used == NO_USAGE:
-                used = state.reported
-            state.reported = None
-            if used is not None:
-                state.spent = used if state.spent is NO_USAGE else state.spent + used
-            if self._item is not None:
-                self._item.settle(used)
-            if reservation is not None and self._call.budget is not None:
-                self._call.budget.settle(reservation, used)
+        answer = generate(request)
+        if not hasattr(answer, "__await__"):
+            raise wrong_type("backend", generate, "async: it answered without being awaited")
+        return answer
+
+    def _settle(self, state: AttemptState[T], reservation: Reservation | None, used: Usage | None) -> None:
+        """Count what a request used, as its answer says, or as its backend reported if there is none or it is mum."""
+        if used is None or used is NO_USAGE or used == NO_USAGE:
+            used = state.reported
+        state.reported = None
+        if used is not None:
+            state.spent = used if state.spent is NO_USAGE else state.spent + used
+        if self._item is not None:
+            self._item.settle(used)
+        if reservation is not None and self._call.budget is not None:
+            self._call.budget.settle(reservation, used)
 
     def _view(self, state: AttemptState[T], generation: Generation, context: Context, value: T | None) -> View:
         return View(value, self._call.validation_ctx or context, generation, partial(self._ask_for_check, state))
@@ -309,9 +310,21 @@ class Attempter(Generic[T]):
                 raise
         apart = attrs.evolve(state, spent=NO_USAGE, reported=None, requests=0, idempotency_key=None)
         token = identity.enter(apart)
+        used: Usage | None = None
         try:
-            return await self._ask(apart, tuple(messages), options, reservation, generate)
+            generation = as_generation(await self._send(apart, tuple(messages), options, generate))
+            used = generation.usage
+            return generation
         finally:
+            self._settle(apart, reservation, used)
             identity.leave(token)
             state.spent += apart.spent
             state.requests += apart.requests
+
+
+def _first_error(failed: Sequence[Validation]) -> Exception | None:
+    """Return what the first check that raised, raised."""
+    for validation in failed:
+        if validation.error is not None:
+            return validation.error
+    return None

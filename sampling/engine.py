@@ -36,6 +36,7 @@ from sampling.messages import Attempt
 from sampling.result_queue import Prefix, ResultQueue
 from sampling.results import HookFailure, SamplingResult, Slice, StopReason, first_tried
 from sampling.usage import NO_USAGE, Usage
+from sampling.validation import CutShort
 
 __all__ = ["Run"]
 
@@ -316,6 +317,8 @@ class Run(Generic[T]):
 
     def _record_error(self, state: AttemptState[T], error: BaseException) -> Slice[T]:
         """Make a record of what an attempt raised, and stop the call if that makes going on pointless."""
+        if isinstance(error, CutShort):
+            return self._attempter.record_cut(state, error)
         if isinstance(error, CriticalHookError):
             error = error.error
             self._end_with(error)

@@ -1,10 +1,10 @@
 """Put one answer to its requirements."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from inspect import isawaitable, iscoroutine
 from time import perf_counter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import anyio
 import anyio.to_thread
@@ -16,12 +16,12 @@ from sampling.judge import Judge
 from sampling.messages import Action
 from sampling.requirements import Requirement, Validation, View
 
-__all__ = ["Checking", "CutShort", "Growing", "limiter_of_this_loop", "may_still_pass", "parse"]
+__all__ = ["Checking", "CutShort", "Growing", "check", "limiter_of_this_loop", "may_still_pass", "parse"]
 
 T = TypeVar("T")
 
-_Pending: TypeAlias = tuple[int, Requirement, Callable[[], Awaitable[object]]]
-"""A check that has to be waited for: its place, whose it is, and what to await."""
+_Said: TypeAlias = Validation | Awaitable[object] | None
+"""What a requirement has said so far: the rest of a check has to be awaited; None for a judge that was not asked."""
 
 PARSES = Requirement("the answer can be parsed")
 PARSER_HINT = "Parse with a plain function; what has to be awaited goes into a check."
@@ -86,120 +86,121 @@ def may_still_pass(requirement: Requirement, text: str) -> Validation | None:
     return requirement.read_verdict(verdict)
 
 
+def check(requirements: Sequence[Requirement], text: str, view: View | None) -> "tuple[Validation, ...] | Checking":
+    """
+    Put an answer to its requirements, as far as that needs no waiting.
+
+    Returns what they said, in their order; or, if a check takes its time or there are judges to ask, what does the rest.
+    Raises only `BadVerdict`, which can't get better by trying again.
+    """
+    said: list[_Said] = []
+    finished = True
+    try:
+        for requirement in requirements:
+            one = None if requirement.judged else _begin(requirement, text, view)
+            said.append(one)
+            if type(one) is not Validation:
+                finished = False
+    except BaseException:
+        _close(said)
+        raise
+    return tuple(cast("list[Validation]", said)) if finished else Checking(requirements, text, view, said)
+
+
 class Checking:
     """
-    One answer on its way through its requirements: code checks all together, judges only if all of those passed.
+    The rest of the way of an answer through its requirements: slow checks together, judges only if all else passed.
 
-    Making one runs the plain functions; only if it is not `finished` by then, there is something to wait for.
     Raises only `BadVerdict`, and `FatalError` from a judge: what can't get better by trying again.
     """
 
-    __slots__ = ("_judges", "_pending", "_results", "_text", "_view", "error", "passed")
-
-    def __init__(self, requirements: Sequence[Requirement], text: str, view: View | None) -> None:
+    def __init__(
+        self, requirements: Sequence[Requirement], text: str, view: View | None, said: list[_Said]
+    ) -> None:
+        self._requirements = requirements
         self._text = text
         self._view = view
-        self.passed = True
-        """Whether nothing has failed."""
-        self.error: Exception | None = None
-        """What the first check that raised, raised."""
-        self._pending: list[_Pending] = []
-        self._judges: list[tuple[int, Requirement]] = []
-        self._results: list[Validation | None] = []
+        self._said = said
+
+    async def finish(self, timeout_s: float | None) -> tuple[Validation, ...]:
+        """
+        Wait for the checks that take time, then ask the judges if there is still something to judge.
+
+        Returns what was said, in the order of the requirements; a judge that was not asked is left out.
+        """
         try:
-            for requirement in requirements:
-                if requirement.judged:
-                    self._judges.append((len(self._results), requirement))
-                    self._results.append(None)
-                else:
-                    self._results.append(self._start(len(self._results), requirement))
-        except BaseException:
-            self.close()
-            raise
-
-    def _start(self, index: int, requirement: Requirement) -> Validation | None:
-        """Run a check as far as it goes without waiting; None for what needs to wait, and becomes pending."""
-        check: Any = requirement.check or Judge(requirement.description)
-        if requirement.blocking:
-            bound = partial(check, self._text, self._view) if requirement.takes_view else partial(check, self._text)
-            self._pending.append((index, requirement, partial(_in_thread, requirement, bound)))
-            return None
-        started_s = perf_counter()
-        try:
-            verdict = check(self._text, self._view) if requirement.takes_view else check(self._text)
-        except (MemoryError, RecursionError):
-            raise
-        except Exception as error:  # noqa: BLE001 - a check that raises is a failed check
-            return self._counted(_broken(requirement, error))
-        finally:
-            # Asked here too, and not only there: it is asked after every single check.
-            if perf_counter() - started_s > watchdog.BLOCKED_S:
-                watchdog.warn_if_blocked(started_s, requirement.description)
-        if type(verdict) is not bool and isawaitable(verdict):
-            self._pending.append((index, requirement, lambda: verdict))
-            return None
-        return self._counted(requirement.read_verdict(verdict))
-
-    def _counted(self, result: Validation) -> Validation:
-        if not result.passed:
-            self.passed = False
-            if self.error is None:
-                self.error = result.error
-        return result
-
-    @property
-    def finished(self) -> bool:
-        """Whether all requirements that have to be asked were asked."""
-        return not self._pending and not (self._judges and self.passed)
-
-    @property
-    def validations(self) -> tuple[Validation, ...]:
-        """What was said, in the order of the requirements; a judge that was not asked is left out."""
-        return tuple(filter(None, self._results))
-
-    async def finish(self, timeout_s: float | None) -> None:
-        """Wait for the checks that take time, then ask the judges if there is still something to judge."""
-        try:
-            await self._wait_for_pending(timeout_s)
+            await self._wait(timeout_s)
+            if all(one.passed for one in self._validations()):
+                for index, requirement in enumerate(self._requirements):
+                    if requirement.judged:
+                        self._said[index] = _begin(requirement, self._text, self._view)
+                # A model takes the time that its backend gives it: there is no default timeout.
+                await self._wait(None)
         finally:
             self.close()
-        if self._judges and self.passed:
-            await self._ask_judges()
+        return tuple(self._validations())
 
-    async def _ask_judges(self) -> None:
-        """Ask all judges at once. A model takes the time that its backend gives it: there is no default timeout."""
-        try:
-            for index, requirement in self._judges:
-                self._results[index] = self._start(index, requirement)
-            await self._wait_for_pending(None)
-        finally:
-            self.close()
+    def _validations(self) -> list[Validation]:
+        return [one for one in self._said if isinstance(one, Validation)]
 
-    async def _wait_for_pending(self, timeout_s: float | None) -> None:
+    async def _wait(self, timeout_s: float | None) -> None:
+        """Wait for all that has begun, at once."""
         unbearable: list[Exception] = []
 
-        async def finish(index: int, requirement: Requirement, check: Callable[[], Awaitable[object]]) -> None:
+        async def finish(index: int, requirement: Requirement, rest: Awaitable[object]) -> None:
             try:
-                self._results[index] = self._counted(await _finish_check(requirement, check, timeout_s))
+                self._said[index] = await _finish_check(requirement, rest, timeout_s)
             except (BadVerdict, FatalError, MemoryError, RecursionError) as error:
                 unbearable.append(error)
 
-        if len(self._pending) == 1:
-            await finish(*self._pending[0])
-        elif self._pending:
+        begun = zip(self._requirements, self._said, strict=True)
+        waiting = [
+            (index, requirement, one)
+            for index, (requirement, one) in enumerate(begun)
+            if one is not None and not isinstance(one, Validation)
+        ]
+        if len(waiting) == 1:
+            await finish(*waiting[0])
+        elif waiting:
             async with anyio.create_task_group() as group:
-                for check in self._pending:
-                    group.start_soon(finish, *check)
-        self._pending.clear()
+                for one in waiting:
+                    group.start_soon(finish, *one)
         if unbearable:
             raise unbearable[0]
 
     def close(self) -> None:
-        """Close the coroutines that a cancellation or a bad verdict kept from ever starting: Python warns of those."""
-        for _, requirement, check in self._pending:
-            close = getattr(check(), "close", None) if not requirement.blocking else None
-            if close is not None:
-                close()
+        """End what will never be waited for."""
+        _close(self._said)
+
+
+def _begin(requirement: Requirement, text: str, view: View | None) -> Validation | Awaitable[object]:
+    """Run a check as far as it goes without waiting, and return what it says, or the rest of it."""
+    check: Any = requirement.check or Judge(requirement.description)
+    if requirement.blocking:
+        bound = partial(check, text, view) if requirement.takes_view else partial(check, text)
+        return _in_thread(requirement, bound)
+    started_s = perf_counter()
+    try:
+        verdict = check(text, view) if requirement.takes_view else check(text)
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:  # noqa: BLE001 - a check that raises is a failed check
+        return _broken(requirement, error)
+    finally:
+        # Asked here too, and not only there: it is asked after every single check.
+        if perf_counter() - started_s > watchdog.BLOCKED_S:
+            watchdog.warn_if_blocked(started_s, requirement.description)
+    if type(verdict) is not bool and isawaitable(verdict):
+        return verdict
+    return requirement.read_verdict(verdict)
+
+
+def _close(said: Iterable[_Said]) -> None:
+    """Close the coroutines that a cancellation or a bad verdict kept from ever starting: Python warns of those."""
+    for one in said:
+        close = getattr(one, "close", None)
+        if close is not None:
+            close()
 
 
 def limiter_of_this_loop(variable: RunVar[anyio.CapacityLimiter], tokens: int) -> anyio.CapacityLimiter:
@@ -221,18 +222,16 @@ async def _in_thread(requirement: Requirement, check: Callable[[], object]) -> o
     return await verdict if isawaitable(verdict) else verdict
 
 
-async def _finish_check(
-    requirement: Requirement, check: Callable[[], Awaitable[object]], default_timeout_s: float | None
-) -> Validation:
+async def _finish_check(requirement: Requirement, rest: Awaitable[object], default_timeout_s: float | None) -> Validation:
     # A thread that is waited for can't be timed out, so blocking checks have only the timeout of their own.
     limit_s = requirement.timeout_s or (None if requirement.blocking else default_timeout_s)
     verdict: object = None
     try:
         if limit_s is None:
-            verdict = await check()
+            verdict = await rest
         else:
             with anyio.move_on_after(limit_s) as scope:
-                verdict = await check()
+                verdict = await rest
             if scope.cancelled_caught:
                 return _broken(requirement, CheckTimeout(requirement.description, limit_s))
     except (FatalError, MemoryError, RecursionError):

@@ -7,7 +7,7 @@ import attrs
 
 from sampling._arguments import check_items, check_number, check_str, wrong_type
 from sampling.requirements import Requirement, RequirementLike, Validation, Verdict, View, as_requirement
-from sampling.validation import Checking, may_still_pass
+from sampling.validation import Checking, check, may_still_pass
 
 __all__ = ["all_of", "any_of", "not_", "weighted"]
 
@@ -151,33 +151,35 @@ class _Combination:
 
     def check(self, text: str, view: View) -> Validation | Awaitable[Validation]:
         """Answer at once if all parts do; only what has to wait is awaited."""
-        checking = self._ask(text, view, judged=False)
-        if checking.finished:
-            verdict = self.decide(self._known(checking.validations, ()))
+        code = self._ask(text, view, judged=False)
+        if not isinstance(code, Checking):
+            verdict = self.decide(self._known(code, ()))
             if verdict is not None:
                 return verdict
-        return _Waiting(self, checking, text, view)
+        return _Waiting(self, code, text, view)
 
-    async def wait(self, checking: Checking, text: str, view: View) -> Validation:
+    async def wait(self, asked: tuple[Validation, ...] | Checking, text: str, view: View) -> Validation:
         """Wait for what is code, and then for the models if it still depends on them."""
-        await checking.finish(_CHECK_TIMEOUT_S)
-        code = checking.validations
+        code = await _finished(asked, _CHECK_TIMEOUT_S)
         verdict = self.decide(self._known(code, ()))
         if verdict is None:
-            judges = self._ask(text, view, judged=True)
-            await judges.finish(None)
-            verdict = self.decide(self._known(code, judges.validations))
+            judged = await _finished(self._ask(text, view, judged=True), None)
+            verdict = self.decide(self._known(code, judged))
         if verdict is None:
             raise RuntimeError("requirements that were all asked left it open; please report this as a bug")
         return verdict
 
-    def _ask(self, text: str, view: View, *, judged: bool) -> Checking:
-        return Checking([part for part in self.parts if part.judged is judged], text, view)
+    def _ask(self, text: str, view: View, *, judged: bool) -> tuple[Validation, ...] | Checking:
+        return check([part for part in self.parts if part.judged is judged], text, view)
 
     def _known(self, code: Iterable[Validation], judged: Iterable[Validation]) -> list[Validation | None]:
         """Put what was said into the order of the parts; None for what was not asked."""
         said = {id(one.requirement): one for one in (*code, *judged)}
         return [said.get(id(part)) for part in self.parts]
+
+
+async def _finished(asked: tuple[Validation, ...] | Checking, timeout_s: float | None) -> tuple[Validation, ...]:
+    return await asked.finish(timeout_s) if isinstance(asked, Checking) else asked
 
 
 @attrs.frozen
@@ -189,13 +191,14 @@ class _Waiting:
     """
 
     combination: _Combination
-    checking: Checking
+    asked: tuple[Validation, ...] | Checking
     text: str
     view: View
 
     def __await__(self) -> Generator[Any, Any, Validation]:
-        return self.combination.wait(self.checking, self.text, self.view).__await__()
+        return self.combination.wait(self.asked, self.text, self.view).__await__()
 
     def close(self) -> None:
         """End what will never be awaited."""
-        self.checking.close()
+        if isinstance(self.asked, Checking):
+            self.asked.close()
