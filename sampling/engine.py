@@ -172,6 +172,10 @@ class Run(Generic[T]):
                 self._scope = group.cancel_scope
                 self._scope.deadline = deadline
                 await self._start_subsamples(group)
+            # Tasks of subsamples that were cancelled end as if nothing had happened: asyncio has a task that ends with
+            # an exception hold on to all that it used, and the garbage collector has to find that. So if it was not
+            # this call that cancelled them, nobody knows yet.
+            await checkpoint_if_cancelled()
         elif deadline < math.inf:
             with anyio.CancelScope(deadline=deadline) as self._scope:
                 await self._subsample(0)
@@ -184,7 +188,7 @@ class Run(Generic[T]):
     async def _start_subsamples(self, group: TaskGroup) -> None:
         """Start all at once; the first one needs no task of its own."""
         for subsample in range(1, self._concurrency_budget):
-            group.start_soon(self._subsample, subsample)
+            group.create_task(self._subsample(subsample), name=f"subsample {subsample}")
         await self._subsample(0)
 
     def _stop(self) -> None:
@@ -203,8 +207,9 @@ class Run(Generic[T]):
         try:
             await self._run_subsample(subsample)
             self._subsamples_ended += 1
-        except self._cancelled:
-            raise
+        except self._cancelled:  # noqa: ASYNC103 - see `_run_subsamples`
+            if subsample == 0:
+                raise
         except BaseException as error:  # noqa: BLE001, ASYNC103 - raised again, bare, when the siblings have stopped
             self._end_with(error)
 

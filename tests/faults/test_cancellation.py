@@ -1,5 +1,8 @@
 """Cancel a call at every single step it takes, in every way there is."""
 
+import gc
+import weakref
+
 import anyio
 import pytest
 
@@ -87,6 +90,40 @@ def test_a_cancelled_call_never_returns_normally_without_a_winner(run):
         return scope.cancelled_caught, anyio.current_time()
 
     assert (True, 1.0) == run(main)
+
+
+def test_a_cancelled_call_that_only_waits_for_its_last_subsample_does_not_return_either(run):
+    """I11, where the caller's own task has no attempt left in which it would notice."""
+
+    async def main():
+        async def backend(request):
+            await anyio.sleep(1.0 if request.subsample == 0 else 100.0)
+            return "no"
+
+        with anyio.move_on_after(2.0) as scope:
+            await MultiTurnStrategy(concurrency_budget=2).sample("q", None, backend, [lambda text: text == "yes"])
+            raise AssertionError("sample() returned")
+        return scope.cancelled_caught, anyio.current_time()
+
+    assert (True, 2.0) == run(main)
+
+
+def test_what_cancelled_losers_held_is_freed_without_the_garbage_collector(run):
+    """A process that makes many wide calls must not carry each of them until a collection happens to find it."""
+
+    async def main():
+        backend = ScriptedBackend(lambda request: After(1.0 + request.subsample, "yes"))
+        result = await MultiTurnStrategy(concurrency_budget=4).sample("q", None, backend)
+        assert [False, True, True, True] == [attempt.outcome == "cancelled" for attempt in result.attempts]
+        return [weakref.ref(attempt) for attempt in result.attempts]
+
+    gc.collect()
+    gc.disable()
+    try:
+        attempts = run(main)
+        assert [None] * 4 == [attempt() for attempt in attempts]
+    finally:
+        gc.enable()
 
 
 def test_a_cancellation_during_the_last_hook_changes_nothing(run):
