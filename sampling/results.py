@@ -73,12 +73,19 @@ class Slice(Generic[T]):
     @property
     def passed(self) -> int:
         """How many requirements were met."""
-        return sum([validation.passed for validation in self.validations])
+        passed = 0
+        for validation in self.validations:
+            passed += validation.passed
+        return passed
 
     @property
     def score(self) -> float:
         """All scores together; 0 where nothing was scored."""
-        return sum([validation.score for validation in self.validations if validation.score is not None])
+        score = 0.0
+        for validation in self.validations:
+            if validation.score is not None:
+                score += validation.score
+        return score
 
     @property
     def complaints(self) -> tuple[str, ...]:
