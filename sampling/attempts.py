@@ -82,8 +82,8 @@ class Call(Generic[T]):
 class AttemptState(identity.Place, Generic[T]):
     """One attempt while it runs; as the current `Place`, it is also what `current()` reads its ids from."""
 
+    request: Request  # pyright: ignore[reportIncompatibleVariableOverride] - nobody sets it, and an attempt has one
     plan: Attempt[T]
-    options: Options
     started_at: float
     """By the clock of the event loop."""
 
@@ -91,7 +91,6 @@ class AttemptState(identity.Place, Generic[T]):
     """What is held of the budget until the request of this attempt is settled."""
 
     budget: Budget | None
-    idempotency_key: str | None
     spent: Usage = NO_USAGE
     requests: int = 0
     """How many requests were sent, with those of judges and of layers that try again."""
@@ -149,30 +148,27 @@ class Attempter(Generic[T]):
             except BudgetExceeded as error:
                 self.budget_detail = str(error)
                 return None
-        return AttemptState(
+        request = Request(
+            plan.messages,
+            options,
             self._sampling_id,
-            self._parent_id,
             iteration,
             identity.iteration_id(self._sampling_id, iteration),
             subsample,
             number,
-            None,
-            None,
-            plan,
-            options,
-            self._clock(),
-            reservation,
-            self._call.budget,
             None if self._call_name is None else f"{self._call_name}:{iteration}",
+        )
+        started_at = self._clock()
+        return AttemptState(
+            self._sampling_id, self._parent_id, None, None, request, plan, started_at, reservation, self._call.budget
         )
 
     async def attempt(self, state: AttemptState[T]) -> Slice[T]:
         """Ask, check and return the slice; what the backend raises comes through."""
-        plan = state.plan
-        messages, reservation = plan.messages, state.reservation
+        plan, request, reservation = state.plan, state.request, state.reservation
         used: Usage | None = None
         try:
-            generation = as_generation(await self._send(state, messages, state.options, self._generate))
+            generation = as_generation(await self._send(state, request, self._generate))
             used = generation.usage
         finally:
             self._settle(state, reservation, used)
@@ -180,7 +176,7 @@ class Attempter(Generic[T]):
         text = generation.text
         if self._partial:
             self._longest_answer = max(self._longest_answer, generation.usage.output_tokens)
-        context = Context.sent(messages, plan.chars, text)
+        context = Context.sent(plan.messages, plan.chars, text)
         value: Any = text
         if plan.action.parser is not None:
             value, unparsable = parse(plan.action, text)
@@ -208,12 +204,12 @@ class Attempter(Generic[T]):
         if state.reservation is not None and self._call.budget is not None:
             # Cut off before its request was sent.
             self._call.budget.release(state.reservation)
-        plan = state.plan
+        plan, request = state.plan, state.request
         return Slice(
-            state.iteration,
-            state.iteration_id,
-            state.subsample,
-            state.attempt,
+            request.iteration,
+            request.iteration_id,
+            request.subsample,
+            request.attempt,
             outcome,
             plan.action,
             context or Context.sent(plan.messages, plan.chars),
@@ -242,7 +238,7 @@ class Attempter(Generic[T]):
     def record_cut(self, state: AttemptState[T], cut: CutShort) -> Slice[T]:
         """Make the record of an answer that was cut short: invalid, with as much of it as there was."""
         used = state.spent.output_tokens
-        could_have_been = state.options.max_tokens or self._longest_answer
+        could_have_been = state.request.options.max_tokens or self._longest_answer
         state.generation = Generation(cut.text, state.spent, finish_reason="cut")
         context = Context.sent(state.plan.messages, state.plan.chars, cut.text)
         record = self.record(state, "invalid", context, None, (cut.validation,), cut.validation.error)
@@ -251,21 +247,10 @@ class Attempter(Generic[T]):
     def _send(
         self,
         state: AttemptState[T],
-        messages: tuple[Message, ...],
-        options: Options,
+        request: Request,
         generate: Callable[[Request], Awaitable[Generation | str]],
     ) -> Awaitable[Generation | str]:
         """Send one request, and return what its answer is awaited with; `_settle` must follow, whatever comes of it."""
-        request = Request(
-            messages,
-            options,
-            self._sampling_id,
-            state.iteration,
-            state.iteration_id,
-            state.subsample,
-            state.attempt,
-            state.idempotency_key,
-        )
         state.reservation = None
         state.requests += 1
         answer = generate(request)
@@ -300,7 +285,7 @@ class Attempter(Generic[T]):
         generate = self._call.generate if backend is None else generate_of(backend)
         if options is None:
             # A backend of the check's own has a model of its own.
-            options = Options(model=state.options.model if backend is None else None)
+            options = Options(model=state.request.options.model if backend is None else None)
         reservation = None
         if self._call.budget is not None:
             try:
@@ -308,11 +293,12 @@ class Attempter(Generic[T]):
             except BudgetExceeded as error:
                 self.budget_detail = str(error)
                 raise
-        apart = attrs.evolve(state, spent=NO_USAGE, reported=None, requests=0, idempotency_key=None)
+        request = attrs.evolve(state.request, messages=messages, options=options, idempotency_key=None)
+        apart = attrs.evolve(state, request=request, spent=NO_USAGE, reported=None, requests=0)
         token = identity.enter(apart)
         used: Usage | None = None
         try:
-            generation = as_generation(await self._send(apart, tuple(messages), options, generate))
+            generation = as_generation(await self._send(apart, request, generate))
             used = generation.usage
             return generation
         finally:

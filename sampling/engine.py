@@ -32,7 +32,7 @@ from sampling.hooks import (
     LoopStarted,
     Repaired,
 )
-from sampling.messages import Attempt
+from sampling.messages import Attempt, Request
 from sampling.result_queue import Prefix, ResultQueue
 from sampling.results import HookFailure, SamplingResult, Slice, StopReason, first_tried
 from sampling.usage import NO_USAGE, Usage
@@ -227,7 +227,7 @@ class Run(Generic[T]):
                 if entered is None:
                     entered = identity.enter(state)
                 else:
-                    identity.move_on(state)
+                    identity.move_on(state, state.request.iteration_id)
                 record = await self._attempt(state)
                 next_plan = self._next(record, plan, history)
                 if next_plan is None:
@@ -307,10 +307,10 @@ class Run(Generic[T]):
             self._end_with(veto.error)
 
     def _started(self, state: AttemptState[T]) -> IterationStarted:
-        plan = state.plan
-        return IterationStarted(**self._ids(state), action=plan.action, context=plan.context, options=state.options)
+        plan, request = state.plan, state.request
+        return IterationStarted(**self._ids(request), action=plan.action, context=plan.context, options=request.options)
 
-    def _ids(self, one: AttemptState[T] | Slice[T]) -> dict[str, Any]:
+    def _ids(self, one: Request | Slice[T]) -> dict[str, Any]:
         return {
             "sampling_id": self._sampling_id,
             "parent_id": self._parent_id,

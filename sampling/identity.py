@@ -9,6 +9,7 @@ import attrs
 from structlog.contextvars import bind_contextvars
 
 from sampling._arguments import wrong_type
+from sampling.messages import Request
 from sampling.usage import NO_USAGE, Usage
 
 __all__ = ["Identity", "another_request", "current", "report_usage"]
@@ -36,19 +37,16 @@ class Identity:
 
 @attrs.define
 class Place:
-    """What the context variable holds: the ids of one attempt, and what its backend says it has used so far."""
+    """What the context variable holds: which call and which attempt, and what its backend says it has used so far."""
 
     sampling_id: str
     parent_id: str | None
-    iteration: int
-    """0 between attempts: the first one is 1."""
-
-    iteration_id: str
-    subsample: int
-    attempt: int
     reported: Usage | None
     outer: "Place | None"
     """Whose part this is, if a layer keeps account of a part of an attempt by itself."""
+
+    request: Request | None
+    """What the attempt asks, with its ids; None between attempts."""
 
     def count_request(self) -> None:
         """Count one more request; an attempt with a budget also asks whether there is room for it."""
@@ -99,15 +97,16 @@ def current() -> Identity | None:
     place = _place.get()
     if place is None:
         return None
-    if not place.iteration:
+    request = place.request
+    if request is None:
         return Identity(sampling_id=place.sampling_id, parent_id=place.parent_id)
     return Identity(
         sampling_id=place.sampling_id,
         parent_id=place.parent_id,
-        iteration=place.iteration,
-        iteration_id=place.iteration_id,
-        subsample=place.subsample,
-        attempt=place.attempt,
+        iteration=request.iteration,
+        iteration_id=request.iteration_id,
+        subsample=request.subsample,
+        attempt=request.attempt,
     )
 
 
@@ -142,20 +141,17 @@ def another_request() -> None:
 def apart() -> Place | None:
     """Return a place with the current ids, but with an account of its own of what is reported."""
     place = _place.get()
-    if place is None:
-        return None
-    ids = (place.sampling_id, place.parent_id, place.iteration, place.iteration_id, place.subsample, place.attempt)
-    return Place(*ids, None, place)
+    return None if place is None else Place(place.sampling_id, place.parent_id, None, place, place.request)
 
 
 def outside_of_attempts(sampling_id: str, parent_id: str | None) -> Place:
     """Return the place of a call that is between attempts."""
-    return Place(sampling_id, parent_id, 0, "", 0, 0, None, None)
+    return Place(sampling_id, parent_id, None, None, None)
 
 
 def enter_item(item_id: str, parent_id: str | None) -> ItemPlace:
     """Begin an item in a context of its own, which nobody has to put back as it was."""
-    place = ItemPlace(item_id, parent_id, 0, "", 0, 0, None, None)
+    place = ItemPlace(item_id, parent_id, None, None, None)
     _place.set(place)
     _logged_item.set(item_id)
     return place
@@ -169,15 +165,15 @@ def current_item() -> ItemPlace | None:
 
 def enter(place: Place) -> Entered:
     """Make `place` the current one, here and in the log lines of this context."""
-    if place.iteration:
-        return _place.set(place), _logged_iteration.set(place.iteration_id), _logged_iteration
-    return _place.set(place), _logged_call.set(place.sampling_id), _logged_call
+    if place.request is None:
+        return _place.set(place), _logged_call.set(place.sampling_id), _logged_call
+    return _place.set(place), _logged_iteration.set(place.request.iteration_id), _logged_iteration
 
 
-def move_on(attempt: Place) -> None:
+def move_on(attempt: Place, iteration_id: str) -> None:
     """Make an attempt the current one that follows another in the same subsample: leaving is the first one's."""
     _place.set(attempt)
-    _logged_iteration.set(attempt.iteration_id)
+    _logged_iteration.set(iteration_id)
 
 
 def leave(entered: Entered) -> None:
@@ -190,7 +186,9 @@ def leave(entered: Entered) -> None:
 def parent_id() -> str | None:
     """Return what a call that starts here has as its parent."""
     place = _place.get()
-    return None if place is None else place.iteration_id or place.sampling_id
+    if place is None:
+        return None
+    return place.sampling_id if place.request is None else place.request.iteration_id
 
 
 def new_sampling_id() -> str:

@@ -81,7 +81,7 @@ class Slice(Generic[T]):
     @property
     def score(self) -> float:
         """All scores together; 0 where nothing was scored."""
-        score = 0.0
+        score: float = 0
         for validation in self.validations:
             if validation.score is not None:
                 score += validation.score

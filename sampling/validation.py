@@ -90,7 +90,7 @@ def check(requirements: Sequence[Requirement], text: str, view: View | None) -> 
     """
     Put an answer to its requirements, as far as that needs no waiting.
 
-    Returns what they said, in their order; or, if a check takes its time or there are judges to ask, what does the rest.
+    Returns what they said, in their order; or, if something has to be waited for or a judge asked, the rest of the way.
     Raises only `BadVerdict`, which can't get better by trying again.
     """
     said: list[_Said] = []
@@ -114,9 +114,7 @@ class Checking:
     Raises only `BadVerdict`, and `FatalError` from a judge: what can't get better by trying again.
     """
 
-    def __init__(
-        self, requirements: Sequence[Requirement], text: str, view: View | None, said: list[_Said]
-    ) -> None:
+    def __init__(self, requirements: Sequence[Requirement], text: str, view: View | None, said: list[_Said]) -> None:
         self._requirements = requirements
         self._text = text
         self._view = view
@@ -222,7 +220,9 @@ async def _in_thread(requirement: Requirement, check: Callable[[], object]) -> o
     return await verdict if isawaitable(verdict) else verdict
 
 
-async def _finish_check(requirement: Requirement, rest: Awaitable[object], default_timeout_s: float | None) -> Validation:
+async def _finish_check(
+    requirement: Requirement, rest: Awaitable[object], default_timeout_s: float | None
+) -> Validation:
     # A thread that is waited for can't be timed out, so blocking checks have only the timeout of their own.
     limit_s = requirement.timeout_s or (None if requirement.blocking else default_timeout_s)
     verdict: object = None
