@@ -295,7 +295,7 @@ class Attempter(Generic[T]):
                 raise
         request = attrs.evolve(state.request, messages=messages, options=options, idempotency_key=None)
         apart = attrs.evolve(state, request=request, spent=NO_USAGE, reported=None, requests=0)
-        token = identity.enter(apart)
+        entered = identity.enter_part(apart)
         used: Usage | None = None
         try:
             generation = as_generation(await self._send(apart, request, generate))
@@ -303,7 +303,7 @@ class Attempter(Generic[T]):
             return generation
         finally:
             self._settle(apart, reservation, used)
-            identity.leave(token)
+            identity.leave_part(entered)
             state.spent += apart.spent
             state.requests += apart.requests
 

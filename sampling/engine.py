@@ -96,13 +96,14 @@ class Run(Generic[T]):
 
     async def run(self) -> SamplingResult[T]:
         """Run the call to its end."""
-        entered = identity.enter(identity.outside_of_attempts(self._sampling_id, self._parent_id))
+        entered = identity.enter_call(self._sampling_id, self._parent_id)
         try:
             if not self._emitter.silent:
                 await self._announce_start()
             try:
                 await self._run_subsamples()
             finally:
+                entered.leave_attempts()
                 if self._call.seams.learns:
                     self._call.strategy.learn(Prefix(self._queue.records))
             result = self._choose()
@@ -113,7 +114,7 @@ class Run(Generic[T]):
         else:
             return result if self._emitter.silent else await self._announce_end(result, None)
         finally:
-            identity.leave(entered)
+            entered.leave()
 
     async def _announce_start(self) -> None:
         call = self._call
@@ -175,7 +176,8 @@ class Run(Generic[T]):
             # Tasks of subsamples that were cancelled end as if nothing had happened: asyncio has a task that ends with
             # an exception hold on to all that it used, and the garbage collector has to find that. So if it was not
             # this call that cancelled them, nobody knows yet.
-            await checkpoint_if_cancelled()
+            if not self._enough:
+                await checkpoint_if_cancelled()
         elif deadline < math.inf:
             with anyio.CancelScope(deadline=deadline) as self._scope:
                 await self._subsample(0)
@@ -217,27 +219,19 @@ class Run(Generic[T]):
         """Go through the loop budget of one subsample, or through as much of it as is needed."""
         history: list[Slice[T]] = []
         plan, vary = self._call.first, self._call.vary
-        entered: identity.Entered | None = None
-        try:
-            for number in range(self._loop_budget):
-                tried = plan if vary is None else varied(vary, plan, subsample, number)
-                state = self._start(tried, subsample, number)
-                if state is None:
-                    return
-                if entered is None:
-                    entered = identity.enter(state)
-                else:
-                    identity.move_on(state, state.request.iteration_id)
-                record = await self._attempt(state)
-                next_plan = self._next(record, plan, history)
-                if next_plan is None:
-                    return
-                if not self._emitter.silent:
-                    await self._announce_repair(record, next_plan)
-                plan = next_plan
-        finally:
-            if entered is not None:
-                identity.leave(entered)
+        for number in range(self._loop_budget):
+            tried = plan if vary is None else varied(vary, plan, subsample, number)
+            state = self._start(tried, subsample, number)
+            if state is None:
+                return
+            identity.enter_attempt(state, state.request.iteration_id)
+            record = await self._attempt(state)
+            next_plan = self._next(record, plan, history)
+            if next_plan is None:
+                return
+            if not self._emitter.silent:
+                await self._announce_repair(record, next_plan)
+            plan = next_plan
         self._exhausted = True
 
     def _start(self, plan: Attempt[T], subsample: int, number: int) -> AttemptState[T] | None:

@@ -3,7 +3,7 @@
 import os
 import time
 from contextvars import ContextVar, Token, copy_context
-from typing import Any, TypeAlias
+from typing import Any
 
 import attrs
 from structlog.contextvars import bind_contextvars
@@ -89,7 +89,27 @@ _logged_call = _log_variable("sampling_id")
 _logged_iteration = _log_variable("iteration_id")
 _logged_item = _log_variable("item_id")
 
-Entered: TypeAlias = tuple[Token[Place | None], Token[Any], ContextVar[Any]]
+
+@attrs.define
+class EnteredCall:
+    """A call that has begun, and what was current before it."""
+
+    _place: Place
+    _logged_before: Any
+    """The attempt that the call is made from, as log lines have it."""
+
+    _place_token: Token[Place | None]
+    _call_token: Token[Any]
+
+    def leave_attempts(self) -> None:
+        """Be between attempts again."""
+        _place.set(self._place)
+        _logged_iteration.set(self._logged_before)
+
+    def leave(self) -> None:
+        """Put back what was current before the call, once its attempts have been left."""
+        _logged_call.reset(self._call_token)
+        _place.reset(self._place_token)
 
 
 def current() -> Identity | None:
@@ -144,11 +164,6 @@ def apart() -> Place | None:
     return None if place is None else Place(place.sampling_id, place.parent_id, None, place, place.request)
 
 
-def outside_of_attempts(sampling_id: str, parent_id: str | None) -> Place:
-    """Return the place of a call that is between attempts."""
-    return Place(sampling_id, parent_id, None, None, None)
-
-
 def enter_item(item_id: str, parent_id: str | None) -> ItemPlace:
     """Begin an item in a context of its own, which nobody has to put back as it was."""
     place = ItemPlace(item_id, parent_id, None, None, None)
@@ -163,24 +178,26 @@ def current_item() -> ItemPlace | None:
     return place if isinstance(place, ItemPlace) else None
 
 
-def enter(place: Place) -> Entered:
-    """Make `place` the current one, here and in the log lines of this context."""
-    if place.request is None:
-        return _place.set(place), _logged_call.set(place.sampling_id), _logged_call
-    return _place.set(place), _logged_iteration.set(place.request.iteration_id), _logged_iteration
+def enter_call(sampling_id: str, parent_id: str | None) -> EnteredCall:
+    """Begin a call, which is between attempts at first; its id is in the log lines of this context from now on."""
+    place = Place(sampling_id, parent_id, None, None, None)
+    return EnteredCall(place, _logged_iteration.get(), _place.set(place), _logged_call.set(sampling_id))
 
 
-def move_on(attempt: Place, iteration_id: str) -> None:
-    """Make an attempt the current one that follows another in the same subsample: leaving is the first one's."""
+def enter_attempt(attempt: Place, iteration_id: str) -> None:
+    """Begin an attempt. It need not be left: another one, or the rest of the call, takes its place."""
     _place.set(attempt)
     _logged_iteration.set(iteration_id)
 
 
-def leave(entered: Entered) -> None:
-    """Undo the `enter` that gave this."""
-    place_token, log_token, logged = entered
-    logged.reset(log_token)
-    _place.reset(place_token)
+def enter_part(part: Place) -> Token[Place | None]:
+    """Begin a part of an attempt that keeps an account of its own; `leave_part` ends it."""
+    return _place.set(part)
+
+
+def leave_part(entered: Token[Place | None]) -> None:
+    """End a part of an attempt."""
+    _place.reset(entered)
 
 
 def parent_id() -> str | None:

@@ -115,7 +115,7 @@ class Metered:
     def __enter__(self) -> Self:
         self._place = identity.apart()
         if self._place is not None:
-            self._entered = identity.enter(self._place)
+            self._entered = identity.enter_part(self._place)
         return self
 
     @property
@@ -128,7 +128,7 @@ class Metered:
 
     def __exit__(self, *_: object) -> None:
         if self._place is not None:
-            identity.leave(self._entered)
+            identity.leave_part(self._entered)
             if self.used is not None:
                 identity.report_usage(self.used)
 
