@@ -9,11 +9,25 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import accuracy, breadth, calibration, core, fanout, http, imports, load, losers, memory, virtual
+from benchmarks import (
+    accuracy,
+    breadth,
+    calibration,
+    core,
+    fanout,
+    http,
+    imports,
+    instructions,
+    load,
+    losers,
+    memory,
+    virtual,
+)
 from benchmarks.report import Section, Settings, Suite, missed, table, write
 
 SUITES: dict[str, Suite] = {
     "core": core.run,
+    "instructions": instructions.run,
     "breadth": breadth.run,
     "import": imports.run,
     "memory": memory.run,
