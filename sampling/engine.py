@@ -173,10 +173,8 @@ class Run(Generic[T]):
                 self._scope = group.cancel_scope
                 self._scope.deadline = deadline
                 await self._start_subsamples(group)
-            # Tasks of subsamples that were cancelled end as if nothing had happened: asyncio has a task that ends with
-            # an exception hold on to all that it used, and the garbage collector has to find that. So if it was not
-            # this call that cancelled them, nobody knows yet.
             if not self._enough:
+                # If the caller was cancelled while only tasks were left, they have kept that to themselves.
                 await checkpoint_if_cancelled()
         elif deadline < math.inf:
             with anyio.CancelScope(deadline=deadline) as self._scope:
@@ -190,8 +188,20 @@ class Run(Generic[T]):
     async def _start_subsamples(self, group: TaskGroup) -> None:
         """Start all at once; the first one needs no task of its own."""
         for subsample in range(1, self._concurrency_budget):
-            group.create_task(self._subsample(subsample), name=f"subsample {subsample}")
+            self._start_task(group, subsample)
         await self._subsample(0)
+
+    def _start_task(self, group: TaskGroup, subsample: int) -> None:
+        group.create_task(self._subsample_in_task(subsample), name=f"subsample {subsample}")
+
+    async def _subsample_in_task(self, subsample: int) -> None:
+        """Run a subsample in a task of its own, which ends as if nothing had happened when it is cancelled."""
+        try:
+            await self._subsample(subsample)
+        except self._cancelled:  # noqa: ASYNC103 - see `_run_subsamples`
+            # The scope needs no telling. And an exception that ends a task of asyncio is part of a reference cycle,
+            # which would keep the whole call in memory until the garbage collector finds it.
+            return
 
     def _stop(self) -> None:
         self._stopped = True
@@ -209,9 +219,8 @@ class Run(Generic[T]):
         try:
             await self._run_subsample(subsample)
             self._subsamples_ended += 1
-        except self._cancelled:  # noqa: ASYNC103 - see `_run_subsamples`
-            if subsample == 0:
-                raise
+        except self._cancelled:
+            raise
         except BaseException as error:  # noqa: BLE001, ASYNC103 - raised again, bare, when the siblings have stopped
             self._end_with(error)
 

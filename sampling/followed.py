@@ -65,7 +65,7 @@ class FollowedRun(Run[T], Generic[T]):
             if wait_s <= 0:
                 self._running[started] = Running(started, 0, self._attempter.now())
                 self._own_scopes[started] = anyio.CancelScope()
-                group.start_soon(self._subsample, started)
+                self._start_task(group, started)
                 started = self._subsamples_started = started + 1
             elif wait_s == math.inf and len(self._ended) == started:
                 break

@@ -6,7 +6,7 @@ import weakref
 import anyio
 import pytest
 
-from sampling import Budget, Hooks, LoopFinished, MultiTurnStrategy
+from sampling import Budget, HedgedSamplingStrategy, Hooks, LoopFinished, MultiTurnStrategy
 from sampling.testing import After, ScriptedBackend, cancel_at_every_step
 from tests.faults.watched_calls import call_with_everything
 
@@ -108,20 +108,29 @@ def test_a_cancelled_call_that_only_waits_for_its_last_subsample_does_not_return
     assert (True, 2.0) == run(main)
 
 
-def test_what_cancelled_losers_held_is_freed_without_the_garbage_collector(run):
+@pytest.mark.parametrize(
+    ("strategy", "winner"),
+    [
+        (MultiTurnStrategy(concurrency_budget=3), 0),
+        (MultiTurnStrategy(concurrency_budget=3), 2),
+        (MultiTurnStrategy(concurrency_budget=3, deterministic=True), 0),
+        (HedgedSamplingStrategy(concurrency_budget=3, typical_s=0.1), 2),
+    ],
+)
+def test_what_cancelled_losers_held_is_freed_without_the_garbage_collector(run, strategy, winner):
     """A process that makes many wide calls must not carry each of them until a collection happens to find it."""
 
     async def main():
-        backend = ScriptedBackend(lambda request: After(1.0 + request.subsample, "yes"))
-        result = await MultiTurnStrategy(concurrency_budget=4).sample("q", None, backend)
-        assert [False, True, True, True] == [attempt.outcome == "cancelled" for attempt in result.attempts]
+        backend = ScriptedBackend(lambda request: After(1.0 if request.subsample == winner else 9.0, "yes"))
+        result = await strategy.sample("q", None, backend)
+        assert ["cancelled", "cancelled", "valid"] == sorted(attempt.outcome for attempt in result.attempts)
         return [weakref.ref(attempt) for attempt in result.attempts]
 
     gc.collect()
     gc.disable()
     try:
         attempts = run(main)
-        assert [None] * 4 == [attempt() for attempt in attempts]
+        assert [None] * 3 == [attempt() for attempt in attempts]
     finally:
         gc.enable()
 
