@@ -139,15 +139,6 @@ class Attempter(Generic[T]):
         options = self._call.options if plan.options is None else self._call.options.overlaid(plan.options)
         if plan.action.schema is not None and options.schema is None:
             options = attrs.evolve(options, schema=plan.action.schema)
-        reservation = None
-        if self._call.budget is not None:
-            try:
-                reservation = self._call.budget.reserve(
-                    attempts=1, prompt_chars=plan.chars, max_tokens=options.max_tokens
-                )
-            except BudgetExceeded as error:
-                self.budget_detail = str(error)
-                return None
         request = Request(
             plan.messages,
             options,
@@ -158,6 +149,15 @@ class Attempter(Generic[T]):
             number,
             None if self._call_name is None else f"{self._call_name}:{iteration}",
         )
+        reservation = None
+        if self._call.budget is not None:
+            try:
+                reservation = self._call.budget.reserve(
+                    attempts=1, prompt_chars=plan.chars, max_tokens=options.max_tokens
+                )
+            except BudgetExceeded as error:
+                self.budget_detail = str(error)
+                return None
         started_at = self._clock()
         return AttemptState(
             self._sampling_id, self._parent_id, None, None, request, plan, started_at, reservation, self._call.budget
@@ -286,14 +286,14 @@ class Attempter(Generic[T]):
         if options is None:
             # A backend of the check's own has a model of its own.
             options = Options(model=state.request.options.model if backend is None else None)
+        request = attrs.evolve(state.request, messages=messages, options=options, idempotency_key=None)
         reservation = None
         if self._call.budget is not None:
             try:
-                reservation = self._call.budget.reserve(prompt_chars=sum(len(one.content) for one in messages))
+                reservation = self._call.budget.reserve(prompt_chars=sum(len(one.content) for one in request.messages))
             except BudgetExceeded as error:
                 self.budget_detail = str(error)
                 raise
-        request = attrs.evolve(state.request, messages=messages, options=options, idempotency_key=None)
         apart = attrs.evolve(state, request=request, spent=NO_USAGE, reported=None, requests=0)
         entered = identity.enter_part(apart)
         used: Usage | None = None

@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import suppress
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -168,6 +169,19 @@ def test_a_judge_that_the_budget_does_not_allow_fails_the_attempt(run):
     result = run(sample, RejectionSamplingStrategy(), ScriptedBackend(["text"]), Budget(requests=1), ["is polite"])
     assert "budget" == result.stop_reason
     assert isinstance(result.slices[0].validations[0].error, BudgetExceeded)
+
+
+def test_a_check_that_asks_with_what_is_no_message_holds_nothing_of_the_budget(run):
+    """What was never sent is not held for ever."""
+
+    async def asks(text, view):
+        return (await view.ask([SimpleNamespace(role="user", content="good?")])).text == "yes"
+
+    budget = Budget(requests=5)
+    result = run(sample, RejectionSamplingStrategy(), ScriptedBackend(["text"]), budget, [asks])
+    assert isinstance(result.slices[0].validations[0].error, TypeError)
+    assert (0, 0, 0) == (budget.reserved.attempts, budget.reserved.requests, budget.reserved.tokens)
+    assert 1 == budget.requests_made
 
 
 def test_what_a_cancelled_loser_had_used_is_on_the_result(run):
