@@ -16,7 +16,7 @@ from sampling.protocols import BackendLike, Decisions, StreamingBackend, Variati
 from sampling.requirements import Requirement, Validation, View
 from sampling.results import Outcome, Slice
 from sampling.usage import NO_USAGE, Usage
-from sampling.validation import Checking, CutShort, Growing, check, parse
+from sampling.validation import Checking, CutShort, Growing, check, first_error, parse
 
 __all__ = ["AttemptState", "Attempter", "Call", "Seams"]
 
@@ -189,7 +189,7 @@ class Attempter(Generic[T]):
         failed = [validation for validation in validations if not validation.passed]
         if not failed:
             return self.record(state, "valid", context, value, validations)
-        return self.record(state, "invalid", context, value, validations, _first_error(failed))
+        return self.record(state, "invalid", context, value, validations, first_error(failed))
 
     def record(
         self,
@@ -306,11 +306,3 @@ class Attempter(Generic[T]):
             identity.leave_part(entered)
             state.spent += apart.spent
             state.requests += apart.requests
-
-
-def _first_error(failed: Sequence[Validation]) -> Exception | None:
-    """Return what the first check that raised, raised."""
-    for validation in failed:
-        if validation.error is not None:
-            return validation.error
-    return None

@@ -16,7 +16,16 @@ from sampling.judge import Judge
 from sampling.messages import Action
 from sampling.requirements import Requirement, Validation, View
 
-__all__ = ["Checking", "CutShort", "Growing", "check", "limiter_of_this_loop", "may_still_pass", "parse"]
+__all__ = [
+    "Checking",
+    "CutShort",
+    "Growing",
+    "check",
+    "first_error",
+    "limiter_of_this_loop",
+    "may_still_pass",
+    "parse",
+]
 
 T = TypeVar("T")
 
@@ -199,6 +208,14 @@ def _close(said: Iterable[_Said]) -> None:
         close = getattr(one, "close", None)
         if close is not None:
             close()
+
+
+def first_error(failed: Iterable[Validation]) -> Exception | None:
+    """Return what the first of these checks that raised, raised."""
+    for validation in failed:
+        if validation.error is not None:
+            return validation.error
+    return None
 
 
 def limiter_of_this_loop(variable: RunVar[anyio.CapacityLimiter], tokens: int) -> anyio.CapacityLimiter:

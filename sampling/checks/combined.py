@@ -7,7 +7,7 @@ import attrs
 
 from sampling._arguments import check_items, check_number, check_str, wrong_type
 from sampling.requirements import Requirement, RequirementLike, Validation, Verdict, View, as_requirement
-from sampling.validation import Checking, check, may_still_pass
+from sampling.validation import Checking, check, first_error, may_still_pass
 
 __all__ = ["all_of", "any_of", "not_", "weighted"]
 
@@ -25,7 +25,7 @@ def all_of(*requirements: RequirementLike, description: str | None = None) -> Re
     def decide(known: Sequence[Validation | None]) -> Validation | None:
         failed = [one for one in known if one is not None and not one.passed]
         if failed:
-            return Validation(False, "; ".join(one.complaint for one in failed), error=_first_error(failed))
+            return Validation(False, "; ".join(one.complaint for one in failed), error=first_error(failed))
         return Validation(True) if None not in known else None
 
     def may_pass(text: str) -> Verdict:
@@ -45,7 +45,7 @@ def any_of(*requirements: RequirementLike, description: str | None = None) -> Re
         if any(one is not None and one.passed for one in known):
             return Validation(True)
         failed = [one for one in known if one is not None]
-        return Validation(False, _with_reasons(how, failed), error=_first_error(failed)) if None not in known else None
+        return Validation(False, _with_reasons(how, failed), error=first_error(failed)) if None not in known else None
 
     def may_pass(text: str) -> Verdict:
         said = [may_still_pass(part, text) for part in parts]
@@ -94,7 +94,7 @@ def weighted(
             return None
         failed = [one for one in known if one is not None and not one.passed]
         reason = _with_reasons(f"it has {sure:.2f} of the points, and {needed:g} are needed", failed)
-        return Validation(sure + 1e-9 >= needed, reason, sure, error=_first_error(failed) if sure < needed else None)
+        return Validation(sure + 1e-9 >= needed, reason, sure, error=first_error(failed) if sure < needed else None)
 
     return _combined(parts, decide, _named(description, f"{needed:g} of: {_joined(', ', parts)}"), None)
 
@@ -128,10 +128,6 @@ def _joined(between: str, parts: Sequence[Requirement]) -> str:
 def _with_reasons(what: str, failed: Sequence[Validation]) -> str:
     reasons = [one.reason for one in failed if one.reason]
     return f"{what} ({'; '.join(reasons)})" if reasons else what
-
-
-def _first_error(failed: Sequence[Validation]) -> Exception | None:
-    return next((one.error for one in failed if one.error is not None), None)
 
 
 # Asking the parts: first what is code, then, if it still depends on them, the models.
