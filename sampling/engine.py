@@ -173,9 +173,8 @@ class Run(Generic[T]):
                 self._scope = group.cancel_scope
                 self._scope.deadline = deadline
                 await self._start_subsamples(group)
-            if not self._enough:
-                # If the caller was cancelled while only tasks were left, they have kept that to themselves.
-                await checkpoint_if_cancelled()
+            # If the caller was cancelled while only tasks were left, they have kept that to themselves.
+            await checkpoint_if_cancelled()
         elif deadline < math.inf:
             with anyio.CancelScope(deadline=deadline) as self._scope:
                 await self._subsample(0)

@@ -108,6 +108,27 @@ def test_a_cancelled_call_that_only_waits_for_its_last_subsample_does_not_return
     assert (True, 2.0) == run(main)
 
 
+def test_a_call_that_is_cancelled_in_the_step_of_its_winner_ends_in_the_same_way_on_both_loops(run):
+    """I11: there is a winner, so either would do; but it must not depend on the loop."""
+
+    async def main():
+        async def backend(request):
+            await anyio.sleep(1.0 + request.subsample)
+            return "no" if request.subsample == 0 else "yes"
+
+        with anyio.CancelScope() as scope:
+
+            def check(text):
+                if text == "yes":
+                    scope.cancel()
+                return text == "yes"
+
+            await MultiTurnStrategy(concurrency_budget=2).sample("q", None, backend, [check])
+        return scope.cancelled_caught, anyio.current_time()
+
+    assert (True, 2.0) == run(main)
+
+
 @pytest.mark.parametrize(
     ("strategy", "winner"),
     [
