@@ -14,8 +14,8 @@ import anyio
 from benchmarks.report import Check, Row, Section, Settings
 from sampling import Attempt, MajorityVotingStrategy, Options
 from sampling.backends.llama import LlamaBackend
-from sampling.backends.models.arithmetic import held_out
-from sampling.cli.ways import Score, Way, ask_all, seven_ways
+from sampling.backends.llama.models.arithmetic import held_out
+from sampling.cli._demo_strategies import Score, Way, ask_all, seven_ways
 from sampling.strategies.keys import number
 
 QUESTIONS = 200

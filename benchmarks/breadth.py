@@ -20,9 +20,9 @@ from sampling import (
     Request,
     Requirement,
 )
+from sampling._virtual_time import LoopName
 from sampling.backends.simulated import SimulatedBackend, lognormal
 from sampling.testing import run_virtual
-from sampling.testing.virtual import LoopName
 
 CALLS, QUICK_CALLS = 10_000, 1_000
 DEPTH = 64

@@ -80,7 +80,7 @@ def _calibrate(runs: Runs, segments: int) -> Calibration | None:
 
 async def _measure(*, segments: int, seconds: float) -> Runs:
     from sampling.backends.llama import LlamaBackend
-    from sampling.backends.models.arithmetic import held_out
+    from sampling.backends.llama.models.arithmetic import held_out
     from sampling.load import ClosedLoop, OpenLoop, run_load, strategy_workload
     from sampling.messages import Options
     from sampling.strategies import RejectionSamplingStrategy
@@ -144,8 +144,8 @@ def _row(share: float, percent: int, predicted: list[LoadReport], measured: list
 
 def _pooled(runs: list[LoadReport], percent: int) -> float:
     """Return a percentile of the service times of several runs together."""
-    from sampling.load.recording import ANSWERED
-    from sampling.load.series import nearest_rank
+    from sampling.load.model._recording import ANSWERED
+    from sampling.load.model._series import nearest_rank
 
     times = [time for run in runs if run.samples for time in run.samples.times("sent_s", "done_s", outcomes=ANSWERED)]
     return nearest_rank(sorted(times), percent)

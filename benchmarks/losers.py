@@ -23,8 +23,8 @@ from benchmarks.http_line import LineWorker
 from benchmarks.peers import MELLEA
 from benchmarks.report import Check, Row, Section, Settings, ratio, shout
 from benchmarks.worker import NotMeasuredError
-from sampling.backends.llama_server import LlamaServer
-from sampling.backends.models.arithmetic import held_out
+from sampling.backends.llama._server import LlamaServer
+from sampling.backends.llama.models.arithmetic import held_out
 
 QUESTIONS = 40
 ROUNDS = 4

@@ -4,7 +4,7 @@ import anyio
 
 from sampling import MajorityVotingStrategy, Options, RejectionSamplingStrategy
 from sampling.backends.llama import LlamaBackend
-from sampling.backends.models.arithmetic import Question
+from sampling.backends.llama.models.arithmetic import Question
 from sampling.strategies.keys import number
 
 QUESTION = Question(347, "+", 286)

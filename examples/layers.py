@@ -8,10 +8,7 @@ import anyio
 import structlog
 
 from sampling import RejectionSamplingStrategy, SamplingResult
-from sampling.backends.caching import Cached
-from sampling.backends.limited import Limited
-from sampling.backends.replay import Recorded, Replayed
-from sampling.backends.retrying import Retrying
+from sampling.backends.layers import Cached, Limited, Recorded, Replayed, Retrying
 from sampling.backends.simulated import SimulatedBackend
 from sampling.protocols import BackendLike
 

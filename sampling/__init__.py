@@ -1,5 +1,6 @@
 """Ask a language model deep and wide, check every answer, stop at the first valid one, and account for all of it."""
 
+from sampling._engine.scope import Identity, another_request, current, report_usage
 from sampling.budgets import Budget
 from sampling.errors import (
     AuthenticationFailed,
@@ -48,10 +49,9 @@ from sampling.errors import (
     WrongThread,
 )
 from sampling.fanout import FanOut, FanOutEngine, fan_out, open_fan_out
+from sampling.fanout.items import FanOutFinished, FanOutResult, FanOutStarted, Item, ItemFinished, ItemOutcome
+from sampling.fanout.journal import Journal, JournalSummary
 from sampling.hooks import Event, Hooks, IterationFinished, IterationStarted, LoopFinished, LoopStarted, Repaired
-from sampling.identity import Identity, another_request, current, report_usage
-from sampling.items import FanOutFinished, FanOutResult, FanOutStarted, Item, ItemFinished, ItemOutcome
-from sampling.journal import Journal, JournalSummary
 from sampling.messages import Action, Attempt, Context, Generation, Message, Options, Request
 from sampling.protocols import Backend, Progress, Running, Stage, StreamingBackend
 from sampling.requirements import Requirement, Validation, View

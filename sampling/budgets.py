@@ -7,12 +7,11 @@ import time
 import attrs
 
 from sampling._arguments import check_int, check_number
+from sampling._text import estimate_tokens
 from sampling.errors import BudgetExceeded
 from sampling.usage import Usage
 
 __all__ = ["Budget", "Reservation"]
-
-_CHARS_PER_TOKEN = 4
 
 
 @attrs.frozen
@@ -112,7 +111,7 @@ class Budget:
         """Hold room for one request, or raise `BudgetExceeded` and hold nothing."""
         with self._lock:
             answer_tokens = self._largest_answer if max_tokens is None else max_tokens
-            tokens = prompt_chars // _CHARS_PER_TOKEN + answer_tokens
+            tokens = estimate_tokens(prompt_chars) + answer_tokens
             wanted = Reservation(attempts, 1, max(tokens, 1), self._largest_cost)
             self._hold(wanted)
             return wanted

@@ -54,7 +54,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from sampling.items import ItemOutcome
+    from sampling.fanout.items import ItemOutcome
     from sampling.results import SamplingResult, Slice
 
 __all__ = [

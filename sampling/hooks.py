@@ -10,12 +10,12 @@ import attrs
 import structlog
 
 from sampling._arguments import check_bool, check_budgets, check_number, wrong_type
+from sampling._watchdog import warn_if_blocked
 from sampling.errors import HookTimeout
 from sampling.messages import Action, Attempt, Context, Options
 from sampling.requirements import Requirement
 from sampling.results import HookFailure, SamplingResult, Slice, StopReason
 from sampling.usage import Usage
-from sampling.watchdog import warn_if_blocked
 
 __all__ = [
     "Event",

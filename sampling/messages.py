@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeVar, cast, final, get_args, overlo
 import attrs
 
 from sampling._arguments import check_instance, check_int, check_items, check_number, check_str, shown, wrong_type
-from sampling.typed import is_shape, reader_of
+from sampling._output_types import is_shape, reader_of
 from sampling.usage import NO_USAGE, Usage
 
 __all__ = ["Action", "Attempt", "Context", "Generation", "Message", "Options", "Request", "Role"]

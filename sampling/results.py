@@ -6,6 +6,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 import attrs
 
+from sampling._text import quoted
 from sampling.errors import NoValidAnswer
 from sampling.messages import Action, Attempt, Context, Generation
 from sampling.requirements import Validation
@@ -235,13 +236,6 @@ def _explain_error(error: BaseException) -> str:
 
 def _tally(names: Iterable[str]) -> str:
     return ", ".join(f"{name} ×{count}" if count > 1 else name for name, count in Counter(names).items())
-
-
-def quoted(text: str, limit: int) -> str:
-    """Quote text from a model for a human: one line, cut at `limit`, and nothing in it that steers a terminal."""
-    cut = text if len(text) <= limit else f"{text[: limit - 1]}…"
-    safe = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in cut)
-    return f'"{safe}"'
 
 
 def first_tried(history: Sequence[Slice[T]]) -> Attempt[T]:

@@ -7,18 +7,18 @@ from typing import Any, ClassVar, Self, TypeVar, cast, final, overload
 import anyio
 
 from sampling._arguments import check_bool, check_budgets, check_instance, check_int, check_number, wrong_type
-from sampling.attempts import Call, Seams
+from sampling._engine.attempt import Call, Seams
+from sampling._engine.run import Run
+from sampling._engine.stages import StagedRun
+from sampling._engine.tracking import FollowedRun
+from sampling._plugins import installed_hooks
 from sampling.budgets import Budget
-from sampling.engine import Run
 from sampling.errors import InsideEventLoop
-from sampling.followed import FollowedRun
 from sampling.hooks import SILENT, Emitter, Hooks
 from sampling.messages import Action, Attempt, Context, Options
-from sampling.plugins import installed_hooks
 from sampling.protocols import BackendLike, Progress, Stage, Variation, generate_of
 from sampling.requirements import Requirement, RequirementLike, as_requirements
 from sampling.results import SamplingResult, Slice, by_merit, first_tried
-from sampling.stages import StagedRun
 
 __all__ = ["BaseSamplingStrategy"]
 

@@ -20,7 +20,7 @@ from sampling import (
     Usage,
     report_usage,
 )
-from sampling.backends.retrying import Retrying
+from sampling.backends.layers import Retrying
 from sampling.testing import After, ScriptedBackend, run_virtual
 
 

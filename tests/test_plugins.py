@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from sampling.plugins import installed_hooks
+from sampling._plugins import installed_hooks
 
 PYPROJECT = """
 [build-system]

@@ -6,7 +6,7 @@ import torch
 from network import TinyLlama
 from vocabulary import END, render, text_of, tokens_of
 
-from sampling.backends.models.arithmetic import Question, held_out
+from sampling.backends.llama.models.arithmetic import Question, held_out
 
 __all__ = ["share_right"]
 

@@ -12,7 +12,7 @@ from network import Shape, TinyLlama
 from vocabulary import BEGIN, CHAT_TEMPLATE, END, TOKENS, UNKNOWN, render, tokens_of
 
 from sampling import MultiTurnStrategy
-from sampling.backends.models.arithmetic import Question, held_out
+from sampling.backends.llama.models.arithmetic import Question, held_out
 
 __all__ = ["rounded", "write_gguf", "write_reference"]
 

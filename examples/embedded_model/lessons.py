@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from vocabulary import END, render, tokens_of
 
 from sampling import MultiTurnStrategy, RepairTemplateStrategy
-from sampling.backends.models.arithmetic import Question, draw_question
+from sampling.backends.llama.models.arithmetic import Question, draw_question
 
 __all__ = ["Lesson", "lessons", "repairs"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 from vocabulary import END, TOKENS
 
-from sampling.backends.models import EMBEDDED_MODEL
+from sampling.backends.llama.models import EMBEDDED_MODEL
 
 SEED = 4
 WARM_UP = 50

@@ -13,10 +13,11 @@ import anyio
 import attrs
 
 from sampling._arguments import check_int, check_number, check_str, shown
-from sampling.backends.shared_pace import SharedMachine, SharedPace
+from sampling._engine.scope import report_usage
+from sampling._text import estimate_tokens
+from sampling.backends._limits import LoopWatch, Slots, TokenBucket
+from sampling.backends._shared_pace import SharedMachine, SharedPace
 from sampling.errors import RateLimited, TransientError
-from sampling.identity import report_usage
-from sampling.limits import LoopWatch, Slots, TokenBucket
 from sampling.messages import Generation, Request
 from sampling.requirements import Requirement
 from sampling.usage import Usage
@@ -26,7 +27,6 @@ __all__ = ["OutputTokens", "SimulatedBackend", "SimulatedStatistics", "lognormal
 OutputTokens: TypeAlias = int | Callable[[random.Random], int]
 """How long answers are: always the same, or drawn for each answer, as by `lognormal(mean, sigma)`."""
 
-_CHARS_PER_TOKEN = 4
 _REMEMBERED_REQUESTS = 65_536
 _NAME = re.compile(r"[\w.-]+")
 _WORDS = re.findall(
@@ -353,7 +353,7 @@ class SimulatedBackend:
             tuple(tokens),
             "stop" if length <= longest else "length",
             fails_after,
-            max(1, input_chars // _CHARS_PER_TOKEN),
+            max(1, estimate_tokens(input_chars)),
             rng.lognormvariate(-(self.jitter**2) / 2, self.jitter) if self.jitter else 1.0,
         )
 

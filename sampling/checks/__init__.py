@@ -9,14 +9,14 @@ in words that a repair can pass on to the model. Those that can tell early that 
 have a partial check, so that a backend that streams is stopped at once.
 """
 
+from sampling._similarity import rouge_l
+from sampling._text import unfenced
 from sampling.checks.code import python_parses, python_runs
 from sampling.checks.combined import all_of, any_of, not_, weighted
 from sampling.checks.judged import judge
 from sampling.checks.patterns import matches
 from sampling.checks.structured import json, json_schema, model
 from sampling.checks.text import length, number, one_of, similar_to
-from sampling.fences import unfenced
-from sampling.similarity import rouge_l
 
 __all__ = [
     "all_of",

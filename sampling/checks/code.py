@@ -19,9 +19,9 @@ from anyio.abc import Process
 from anyio.lowlevel import RunVar
 
 from sampling._arguments import check_int, check_number, check_str
-from sampling.fences import unfenced
+from sampling._engine.validation import limiter_of_this_loop
+from sampling._text import unfenced
 from sampling.requirements import Requirement, Validation, Verdict
-from sampling.validation import limiter_of_this_loop
 
 __all__ = ["python_parses", "python_runs"]
 

@@ -6,8 +6,8 @@ from typing import Any, TypeAlias
 import attrs
 
 from sampling._arguments import check_items, check_number, check_str, wrong_type
+from sampling._engine.validation import Checking, check, first_error, may_still_pass
 from sampling.requirements import Requirement, RequirementLike, Validation, Verdict, View, as_requirement
-from sampling.validation import Checking, check, first_error, may_still_pass
 
 __all__ = ["all_of", "any_of", "not_", "weighted"]
 

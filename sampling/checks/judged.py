@@ -1,7 +1,7 @@
 """Answers that a model judges."""
 
 from sampling._arguments import check_instance, check_number, check_str
-from sampling.judge import Judge, Scored, YesOrNo
+from sampling._engine.judge import Judge, Scored, YesOrNo
 from sampling.messages import Options
 from sampling.protocols import BackendLike, generate_of
 from sampling.requirements import Requirement

@@ -7,11 +7,11 @@ from json import JSONDecodeError, JSONDecoder
 from typing import Any
 
 from sampling._arguments import check_bool, check_str, wrong_type
-from sampling.checks.schemas import Schema
-from sampling.fences import unfenced
-from sampling.json_answer import read_json, told
+from sampling._json.extraction import read_json, told
+from sampling._output_types import is_shape, reader_of
+from sampling._text import unfenced
+from sampling.checks._schemas import Schema
 from sampling.requirements import Requirement, Verdict
-from sampling.typed import is_shape, reader_of
 
 __all__ = ["json", "json_schema", "model"]
 

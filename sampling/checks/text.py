@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from sampling._arguments import check_bool, check_int, check_number, check_str
-from sampling.json_answer import brief
+from sampling._json.extraction import brief
+from sampling._similarity import Similarity, rouge_l
 from sampling.requirements import Requirement, Validation, Verdict
-from sampling.similarity import Similarity, rouge_l
 
 __all__ = ["length", "number", "one_of", "similar_to"]
 

@@ -9,14 +9,15 @@ from typing import Annotated, cast
 import anyio
 import typer
 
-from sampling.cli import asking, flags
-from sampling.cli.asking import Asking
+from sampling._virtual_time import run_virtual
+from sampling.cli import _flags as flags
+from sampling.cli import _workload as asking
+from sampling.cli._load_progress import Sight, conduct, say, told
+from sampling.cli._outputs import Out, Samples, check_outputs, write_outputs
+from sampling.cli._workload import Asking
 from sampling.cli.load import asked_or_imported, check_workers
-from sampling.cli.outputs import Out, Samples, check_outputs, write_outputs
-from sampling.cli.watching import Sight, conduct, say, told
 from sampling.load import ArrivalModel, CapacityAnswer, CapacityRun, CapacitySettings, ImportedWorkload, Slo, Step
-from sampling.load.units import parse_duration, parse_share, show_seconds
-from sampling.testing.virtual import run_virtual
+from sampling.load.model._units import parse_duration, parse_share, show_seconds
 
 __all__ = ["EXAMPLES", "HELP", "capacity"]
 

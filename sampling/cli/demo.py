@@ -11,12 +11,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from sampling.backends.models.arithmetic import Question, held_out
-from sampling.cli.flags import bad_flags
-from sampling.cli.live import Stage
-from sampling.cli.picture import as_bars, as_markdown, as_svg, as_table
-from sampling.cli.specs import backend_of, opened
-from sampling.cli.ways import AS_IT_IS, Score, ask_all, seven_ways
+from sampling.backends.llama.models.arithmetic import Question, held_out
+from sampling.cli._bar_chart import as_bars, as_markdown, as_svg, as_table
+from sampling.cli._demo_strategies import AS_IT_IS, Score, ask_all, seven_ways
+from sampling.cli._flags import bad_flags
+from sampling.cli._lanes import Stage
+from sampling.cli._specs import backend_of, opened
 from sampling.protocols import StreamingBackend
 from sampling.strategies import RejectionSamplingStrategy
 

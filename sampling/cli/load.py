@@ -12,15 +12,16 @@ import attrs
 import typer
 
 from sampling._arguments import shown
-from sampling.cli import asking, flags
-from sampling.cli.asking import Asking, asked_questions, workload_from
-from sampling.cli.outputs import Out, Samples, check_outputs, write_outputs
-from sampling.cli.watching import Sight, conduct, say, told
+from sampling._virtual_time import run_virtual
+from sampling.cli import _flags as flags
+from sampling.cli import _workload as asking
+from sampling.cli._load_progress import Sight, conduct, say, told
+from sampling.cli._outputs import Out, Samples, check_outputs, write_outputs
+from sampling.cli._workload import Asking, asked_questions, workload_from
 from sampling.load import ClosedLoop, ImportedWorkload, LoadReport, LoadRun, OpenLoop, Profile, Slo, judge, read_trace
-from sampling.load.arrivals import instants
-from sampling.load.table import load_table
-from sampling.load.units import parse_count, parse_duration, show_seconds
-from sampling.testing.virtual import run_virtual
+from sampling.load.model._units import parse_count, parse_duration, show_seconds
+from sampling.load.report._table import load_table
+from sampling.load.traffic._arrivals import instants
 
 __all__ = ["EXAMPLES", "HELP", "load"]
 

@@ -9,17 +9,17 @@ from typing import Annotated
 
 import typer
 
-from sampling.backends.models.arithmetic import Question
-from sampling.backends.priced import Priced
-from sampling.backends.retrying import Retrying
+from sampling.backends.layers._priced import Priced
+from sampling.backends.layers._retrying import Retrying
+from sampling.backends.llama.models.arithmetic import Question
 from sampling.budgets import Budget
-from sampling.cli import flags
-from sampling.cli.interrupts import Interrupts
-from sampling.cli.map_run import Job, check, run, say, show_worst_case
-from sampling.cli.prompts import Prompts
-from sampling.cli.specs import backend_of, requirements_of, strategy_of
+from sampling.cli import _flags as flags
+from sampling.cli._interrupts import Interrupts
+from sampling.cli._map_run import Job, check, run, say, show_worst_case
+from sampling.cli._prompts import Prompts
+from sampling.cli._specs import backend_of, requirements_of, strategy_of
 from sampling.fanout import FanOutEngine
-from sampling.journal import Journal
+from sampling.fanout.journal import Journal
 from sampling.messages import Context, Message, Options
 from sampling.protocols import Backend
 from sampling.requirements import Requirement, Validation, View
@@ -195,7 +195,7 @@ def _budget(tokens: int | None, cost: float | None, requests: int | None) -> Bud
 
 
 def _ray(address: str | None, actors: int, make_backend: "partial[Backend]") -> FanOutEngine:
-    from sampling.distributed import RayEngine  # noqa: PLC0415 - an extra: only those who ask for it need it
+    from sampling.fanout.ray import RayEngine  # noqa: PLC0415 - an extra: only those who ask for it need it
 
     return RayEngine(address, actors=actors, backend_factory=make_backend)
 

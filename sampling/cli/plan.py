@@ -9,12 +9,12 @@ import attrs
 import typer
 
 from sampling._arguments import shown
-from sampling.cli.flags import PriceFlag, bad_flags, price_of
-from sampling.cli.outputs import Out, check_outputs, write_outputs
-from sampling.cli.watching import say
+from sampling.cli._flags import PriceFlag, bad_flags, price_of
+from sampling.cli._load_progress import say
+from sampling.cli._outputs import Out, check_outputs, write_outputs
 from sampling.load import LoadReport, Option, ServerModel, Slo, calibrate, read_report
 from sampling.load import plan as make_plan
-from sampling.load.units import parse_count, parse_duration, parse_share
+from sampling.load.model._units import parse_count, parse_duration, parse_share
 
 __all__ = ["EXAMPLES", "HELP", "plan"]
 

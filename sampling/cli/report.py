@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from sampling.cli.flags import bad_flags
-from sampling.cli.outputs import Out, check_outputs, write_outputs
+from sampling.cli._flags import bad_flags
+from sampling.cli._outputs import Out, check_outputs, write_outputs
 from sampling.load import CapacityAnswer, LoadReport, Plan, compare, read_report
-from sampling.load.files import Report
-from sampling.load.table import load_table
-from sampling.load.units import parse_share
+from sampling.load.model._units import parse_share
+from sampling.load.report._files import Report
+from sampling.load.report._table import load_table
 
 __all__ = ["EXAMPLES", "HELP", "report"]
 

@@ -6,14 +6,14 @@ from typing import Annotated, Any
 import anyio
 import typer
 
-from sampling.cli import flags
-from sampling.cli.specs import backend_of, opened, requirements_of, strategy_of
+from sampling.cli import _flags as flags
+from sampling.cli._specs import backend_of, opened, requirements_of, strategy_of
 from sampling.messages import Options
 from sampling.protocols import Backend
 from sampling.requirements import Requirement
 from sampling.results import SamplingResult
 from sampling.strategy import BaseSamplingStrategy
-from sampling.telemetry.progress import progress
+from sampling.telemetry.call_progress import progress
 
 __all__ = ["EXAMPLES", "HELP", "sample"]
 

@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import attrs
 
 from sampling.budgets import Budget
+from sampling.fanout.items import Item
 from sampling.hooks import Hooks
-from sampling.items import Item
 from sampling.messages import Context, Options
 from sampling.protocols import BackendLike
 from sampling.requirements import Requirement

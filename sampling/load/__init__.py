@@ -6,32 +6,32 @@ Both drive any `async def f(arrival)`; `strategy_workload` makes one of a strate
 """
 
 from sampling.errors import PreflightFailed, WorkerFailed
-from sampling.load.answer import Axis, CapacityAnswer, Step
-from sampling.load.arrivals import read_trace
-from sampling.load.calibrate import Calibration, calibrate
-from sampling.load.capacity import CapacityRun, CapacitySettings, find_capacity
-from sampling.load.compare import Change, Comparison, compare
-from sampling.load.files import read_report, write_report
-from sampling.load.imported import ImportedWorkload
-from sampling.load.lean_http import HttpWorkload
-from sampling.load.mix import Mix, mix
-from sampling.load.page import page_of
-from sampling.load.plan import Option, Plan, plan
-from sampling.load.profiles import ArrivalModel, ClosedLoop, OpenLoop, Profile
-from sampling.load.recording import Recording, Tally
-from sampling.load.report import Bin, LoadReport, Operation
+from sampling.load._strategy_workload import StrategyWorkload, strategy_workload
+from sampling.load.capacity._answer import Axis, CapacityAnswer, Step
+from sampling.load.capacity._run import CapacityRun, CapacitySettings, find_capacity
+from sampling.load.capacity._search import parse_steps
+from sampling.load.capacity._verdict import Backlog, Judgement, judge
+from sampling.load.model._imported_workload import ImportedWorkload
+from sampling.load.model._mix import Mix, mix
+from sampling.load.model._profiles import ArrivalModel, ClosedLoop, OpenLoop, Profile
+from sampling.load.model._recording import Recording, Tally
+from sampling.load.model._report import Bin, LoadReport, Operation
+from sampling.load.model._seeds import derive_seed
+from sampling.load.model._series import Summary
+from sampling.load.model._slo import Slo
+from sampling.load.model._stall import Stall
+from sampling.load.model._workload import Answered, Arrival, DrawnWorkload, Workload, current_arrival, first_token
+from sampling.load.planning._calibration import Calibration, calibrate
+from sampling.load.planning._plan import Option, Plan, plan
+from sampling.load.planning._server_model import ServerModel
+from sampling.load.planning._simulation import simulate
+from sampling.load.report._comparison import Change, Comparison, compare
+from sampling.load.report._files import read_report, write_report
+from sampling.load.report._page import page_of
+from sampling.load.report._table import load_table
 from sampling.load.run import LoadRun, run_load
-from sampling.load.search import parse_steps
-from sampling.load.seeds import derive_seed
-from sampling.load.series import Summary
-from sampling.load.server_model import ServerModel
-from sampling.load.simulate import simulate
-from sampling.load.slo import Slo
-from sampling.load.stalls import Stall
-from sampling.load.strategy_workload import StrategyWorkload, strategy_workload
-from sampling.load.table import load_table
-from sampling.load.verdict import Backlog, Judgement, judge
-from sampling.load.workload import Answered, Arrival, DrawnWorkload, Workload, current_arrival, first_token
+from sampling.load.traffic._arrivals import read_trace
+from sampling.load.traffic._http_workload import HttpWorkload
 
 __all__ = [
     "Answered",

@@ -1,15 +1,15 @@
 """`run_load`: make traffic, and report what became of it."""
 
 from sampling._arguments import check_instance, check_int
-from sampling.load.generator import Generator
-from sampling.load.imported import ImportedWorkload
-from sampling.load.profiles import Profile
-from sampling.load.reckoning import report_of
-from sampling.load.recording import Tally
-from sampling.load.report import LoadReport
-from sampling.load.slo import Slo
-from sampling.load.workers import WorkerPool
-from sampling.load.workload import Workload
+from sampling.load.model._aggregation import report_of
+from sampling.load.model._imported_workload import ImportedWorkload
+from sampling.load.model._profiles import Profile
+from sampling.load.model._recording import Tally
+from sampling.load.model._report import LoadReport
+from sampling.load.model._slo import Slo
+from sampling.load.model._workload import Workload
+from sampling.load.traffic._generator import Generator
+from sampling.load.traffic._workers import WorkerPool
 
 __all__ = ["LoadRun", "run_load"]
 

@@ -5,8 +5,8 @@ from inspect import isawaitable
 from typing import Any, TypeAlias, TypeVar, cast
 
 from sampling._arguments import check_number, check_str, shown, wrong_type
+from sampling._engine.judge import Judge, Scored
 from sampling.errors import BadVerdict
-from sampling.judge import Judge, Scored
 from sampling.requirements import Check, Requirement, Validation, View
 from sampling.results import Slice
 from sampling.strategy import BaseSamplingStrategy

@@ -6,16 +6,15 @@ from typing import Any
 import attrs
 
 from sampling._arguments import check_instance, check_int, check_str
-from sampling.backends.layer import NOTHING, Layer, Metered, Receive, ask
-from sampling.identity import another_request
+from sampling._engine.scope import another_request
+from sampling._text import estimate_tokens
+from sampling.backends.layers._layer import NOTHING, Layer, Metered, Receive, ask
 from sampling.messages import Generation, Message, Options, Request
 from sampling.protocols import BackendLike
 from sampling.strategy import BaseSamplingStrategy
 from sampling.usage import Usage
 
 __all__ = ["BudgetForcingStrategy", "Thinking"]
-
-_CHARS_PER_TOKEN = 4
 
 
 @attrs.frozen(kw_only=True)
@@ -147,7 +146,7 @@ class _Thoughts:
         """Take what was thought."""
         # A backend that knows no stop words has gone on to the answer: that comes later.
         self._text += piece.text.partition(self._end)[0]
-        self._left -= piece.usage.output_tokens or max(1, len(piece.text) // _CHARS_PER_TOKEN)
+        self._left -= piece.usage.output_tokens or max(1, estimate_tokens(len(piece.text)))
         self._wants_to_stop = piece.finish_reason != "length"
         self.used += piece.usage
 

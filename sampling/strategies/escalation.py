@@ -9,7 +9,7 @@ from sampling._arguments import check_bool, check_instance, check_int, check_ite
 from sampling.messages import Attempt, Message, Options
 from sampling.protocols import BackendLike, Stage, generate_of
 from sampling.results import SamplingResult, Slice
-from sampling.strategies.feedback import check_template, fill
+from sampling.strategies._feedback import check_template, fill
 from sampling.strategies.multi_turn import MultiTurnStrategy
 from sampling.strategy import BaseSamplingStrategy
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from sampling._arguments import check_int, check_number
 from sampling.protocols import Progress
 from sampling.results import Slice
-from sampling.strategies.latencies import Latencies
+from sampling.strategies._latencies import Latencies
 from sampling.strategy import BaseSamplingStrategy
 
 __all__ = ["HedgedSamplingStrategy"]

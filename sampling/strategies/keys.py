@@ -13,9 +13,9 @@ from fractions import Fraction
 from typing import Any, TypeAlias, cast
 
 from sampling._arguments import check_str
-from sampling.fences import unfenced
-from sampling.json_answer import read_json
-from sampling.strategies.arithmetic import NotArithmetic, evaluate
+from sampling._json.extraction import read_json
+from sampling._text import unfenced
+from sampling.strategies._arithmetic import NotArithmetic, evaluate
 
 __all__ = ["Key", "exact", "expression", "json_field", "number"]
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from sampling._arguments import check_number, shown, wrong_type
+from sampling._similarity import Similarity, rouge_l
 from sampling.protocols import Progress
 from sampling.results import Slice
-from sampling.similarity import Similarity, rouge_l
-from sampling.strategies.draws import OpenDraws
+from sampling.strategies._draws import OpenDraws
+from sampling.strategies._tally import count_votes
 from sampling.strategies.similarity import EmbeddingSimilarity
-from sampling.strategies.tally import count_votes
 from sampling.strategy import BaseSamplingStrategy
 
 __all__ = ["MBRStrategy"]

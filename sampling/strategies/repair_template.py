@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from sampling.messages import Attempt
 from sampling.results import Slice, first_tried
-from sampling.strategies.feedback import check_template, fill_fields
+from sampling.strategies._feedback import check_template, fill_fields
 from sampling.strategies.history import History, HistoryLike, as_history
 from sampling.strategy import BaseSamplingStrategy
 

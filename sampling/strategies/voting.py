@@ -9,9 +9,9 @@ import structlog
 from sampling._arguments import check_bool, check_number, shown, wrong_type
 from sampling.protocols import Progress
 from sampling.results import Slice
-from sampling.strategies.draws import OpenDraws
+from sampling.strategies._draws import OpenDraws
+from sampling.strategies._tally import Poll, count_votes
 from sampling.strategies.keys import Key, exact
-from sampling.strategies.tally import Poll, count_votes
 from sampling.strategy import BaseSamplingStrategy
 
 __all__ = ["MajorityVotingStrategy"]

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import structlog
 
 from sampling._arguments import check_bool, shown, wrong_type
+from sampling._text import quoted
 from sampling.hooks import (
     Event,
     Hooks,
@@ -18,7 +19,7 @@ from sampling.hooks import (
     Repaired,
 )
 from sampling.requirements import Requirement
-from sampling.results import Slice, quoted
+from sampling.results import Slice
 from sampling.usage import Usage
 
 __all__ = ["Level", "logging_hooks"]

@@ -5,6 +5,7 @@ Scripted backends, captured events, virtual time on asyncio and trio, seeded sch
 and the invariants that hold after every call.
 """
 
+from sampling._virtual_time import Deadlocked, Spinning, run_virtual
 from sampling.testing.capture import CapturedEvents
 from sampling.testing.conformance import RuleBroken, check_backend
 from sampling.testing.invariants import InvariantBroken, Watch
@@ -19,7 +20,6 @@ from sampling.testing.schedules import (
     explore,
 )
 from sampling.testing.scripted import After, ScriptedBackend, ScriptExhausted
-from sampling.testing.virtual import Deadlocked, Spinning, run_virtual
 
 __all__ = [
     "BOTH_LOOPS",

@@ -18,7 +18,7 @@ import anyio
 import attrs
 
 from sampling._arguments import check_int, wrong_type
-from sampling.testing.virtual import Deadlocked, LoopName, Spinning, run_virtual
+from sampling._virtual_time import Deadlocked, LoopName, Spinning, run_virtual
 
 __all__ = [
     "BOTH_LOOPS",

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from sampling.backends.llama_server import LlamaServer
+from sampling.backends.llama._server import LlamaServer
 from sampling.testing.gguf_model import write_tiny_gguf
 
 SLOTS = 8

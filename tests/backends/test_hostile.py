@@ -28,7 +28,7 @@ from sampling import (
     Usage,
 )
 from sampling.backends.openai import OpenAIBackend, ToolCall
-from sampling.backends.openai_errors import retry_after_s
+from sampling.backends.openai._errors import retry_after_s
 from sampling.errors import (
     BackendError,
     CertificateInvalid,
@@ -42,8 +42,8 @@ from sampling.errors import (
     ResponseTooLarge,
     ServerError,
 )
+from sampling.testing import run_virtual
 from sampling.testing.servers import Drip, HostileServer, OpenAIServer, Pause, Reply, Step
-from sampling.testing.virtual import run_virtual
 
 
 @pytest.fixture(params=["asyncio", "trio"])

@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from sampling import Generation, RejectionSamplingStrategy, Request, Requirement
-from sampling.backends.llama_server import LlamaServer
+from sampling.backends.llama._server import LlamaServer
 from sampling.backends.openai import OpenAIBackend
 
 pytestmark = pytest.mark.anyio

@@ -23,9 +23,9 @@ from sampling import (
     RejectionSamplingStrategy,
     Request,
 )
+from sampling._redaction import Redactor, Secret
+from sampling.backends.http._transport import WireRequest
 from sampling.backends.openai import OpenAIBackend
-from sampling.backends.redaction import Redactor, Secret
-from sampling.backends.transport import WireRequest
 from sampling.testing.servers import HostileServer, Pause, Step
 
 CANARY = "c?>y/7Zq+x/9'w\"%=Kp4~Lm2NbVtR8sYd"

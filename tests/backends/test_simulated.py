@@ -14,11 +14,7 @@ from sampling import (
     TransientError,
     Usage,
 )
-from sampling.backends.caching import Cached
-from sampling.backends.fallback import Fallback
-from sampling.backends.limited import Limited
-from sampling.backends.replay import Recorded
-from sampling.backends.retrying import Retrying
+from sampling.backends.layers import Cached, Fallback, Limited, Recorded, Retrying
 from sampling.backends.simulated import SimulatedBackend, lognormal
 from sampling.protocols import StreamingBackend
 from sampling.testing import cancel_at_every_step, run_virtual

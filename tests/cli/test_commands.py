@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from sampling.cli import main
-from sampling.cli.app import run
+from sampling.cli._app import run
 
 SIMULATED = ("sample", "How are you?", "--backend", "simulated")
 
@@ -110,7 +110,7 @@ def test_the_module_is_the_command():
 
 def test_a_missing_extra_is_one_line_that_says_what_to_install(capsys, monkeypatch):
     """Not a traceback: who installs a package without its extras still has its command."""
-    for module in ("sampling.cli.app", "sampling.cli.sample", "sampling.cli.demo"):
+    for module in ("sampling.cli._app", "sampling.cli.sample", "sampling.cli.demo"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "typer", None)
     with pytest.raises(SystemExit) as exited:
@@ -121,8 +121,8 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install(capsys, monkeypat
 
 def test_where_no_model_is_the_simulated_server_is_named(capsys, monkeypatch):
     """Without llama.cpp there is no embedded model: the line says what to install, and what works without."""
-    for module in ("llama", "llama_server", "llama_threads"):
-        monkeypatch.delitem(sys.modules, f"sampling.backends.{module}", raising=False)
+    for module in ("_backend", "_server", "_threads"):
+        monkeypatch.delitem(sys.modules, f"sampling.backends.llama.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
     assert run(["sample", "How are you?"]) == 1
     complaint = one_line(capsys.readouterr().err)

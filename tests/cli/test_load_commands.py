@@ -12,7 +12,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from sampling.cli import capacity, load, plan, report
-from sampling.cli.app import run
+from sampling.cli._app import run
 from sampling.load import CapacityAnswer, LoadReport, Plan, read_report
 from sampling.testing.servers import OpenAIServer, Reply
 

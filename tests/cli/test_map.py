@@ -15,9 +15,9 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from sampling import ItemFinished, ItemOutcome, Usage
-from sampling.cli.app import run
-from sampling.cli.plain import PlainProgress
-from sampling.journal import export
+from sampling.cli._app import run
+from sampling.cli._plain_progress import PlainProgress
+from sampling.fanout.journal import export
 from sampling.testing.servers import OpenAIServer, Reply
 
 KEY = "sk-canary-0123456789"

@@ -17,7 +17,7 @@ from sampling import (
 from sampling.backends.llama import LlamaBackend
 from sampling.backends.openai import OpenAIBackend
 from sampling.backends.simulated import SimulatedBackend
-from sampling.cli.specs import REQUIREMENTS, STRATEGIES, backend_of, requirements_of, strategy_of
+from sampling.cli._specs import REQUIREMENTS, STRATEGIES, backend_of, requirements_of, strategy_of
 
 QUESTION = "What is 47 + 38?"
 

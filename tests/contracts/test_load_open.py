@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from sampling.load import Answered, Arrival, LoadReport, LoadRun, OpenLoop, Slo, Summary, run_load
-from sampling.load.arrivals import instants
+from sampling.load.traffic._arrivals import instants
 from sampling.testing import BOTH_LOOPS, cancel_at_every_step, run_virtual
 from tests.load.clocks import jump_clock
 

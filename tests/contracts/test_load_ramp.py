@@ -33,7 +33,7 @@ from sampling.load import (
     run_load,
     strategy_workload,
 )
-from sampling.load.answer import CSV_COLUMNS
+from sampling.load.capacity._answer import CSV_COLUMNS
 from sampling.testing import run_virtual
 from tests.load.seeded import LOOPS, run_seeded
 

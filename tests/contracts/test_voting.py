@@ -19,7 +19,7 @@ from sampling import (
     RateLimited,
     Slice,
 )
-from sampling.similarity import rouge_l
+from sampling._similarity import rouge_l
 from sampling.testing import After, ScriptedBackend
 from tests.contracts.kinds import sample
 

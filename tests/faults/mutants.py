@@ -7,8 +7,8 @@ A harness that does not find them proves nothing.
 import anyio
 from anyio.lowlevel import checkpoint
 
-from sampling.choice import is_enough
-from sampling.engine import Run
+from sampling._engine.decisions import is_enough
+from sampling._engine.run import Run
 
 
 class RacyDone(Run):

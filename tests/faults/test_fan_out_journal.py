@@ -23,7 +23,7 @@ from sampling import (
     fan_out,
     open_fan_out,
 )
-from sampling.journal import store
+from sampling.fanout.journal import _store as store
 from sampling.testing import After, ScriptedBackend, cancel_at_every_step, explore, run_virtual
 from tests.faults.journals import InlineJournal, answering, asked, is_whole, numbers, rows, stored
 

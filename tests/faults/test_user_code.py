@@ -23,7 +23,7 @@ from sampling import (
     Validation,
     WrongThread,
 )
-from sampling.engine import Run
+from sampling._engine.run import Run
 from sampling.testing import After, CapturedEvents, ScriptedBackend, Watch
 
 

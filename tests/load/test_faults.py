@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sampling.load import Arrival, ClosedLoop, LoadReport, OpenLoop, Slo, find_capacity, run_load
-from sampling.load.search import Trial, bracket_of, next_trial
+from sampling.load.capacity._search import Trial, bracket_of, next_trial
 from sampling.testing import run_virtual
 from tests.load.clocks import jump_clock
 from tests.load.seeded import LOOPS, run_seeded
@@ -202,9 +202,9 @@ def test_the_closed_loop_keeps_its_concurrency(run):
 
 def test_a_million_requests_keep_exact_percentiles_in_little_memory():
     """O6: about 60 bytes a request, and Python's own; percentiles are those of a full sort."""
-    from sampling.load.reckoning import report_of
-    from sampling.load.recording import Recording
-    from sampling.load.workload import Answered
+    from sampling.load.model._aggregation import report_of
+    from sampling.load.model._recording import Recording
+    from sampling.load.model._workload import Answered
 
     recording = Recording(1.0)
     count = 20_000

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sampling.strategies.arithmetic import NotArithmetic, evaluate
+from sampling.strategies._arithmetic import NotArithmetic, evaluate
 from sampling.strategies.keys import exact, expression, json_field, number
 
 any_text = st.text(max_size=200) | st.text("0123456789+-*/^(){}\\frac boxed.,=%[]\"'", max_size=200)

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from sampling.strategies.tally import chance_of_change, draws_needed
+from sampling.strategies._tally import chance_of_change, draws_needed
 
 
 def by_all_ways(leader, rivals, still_open):

@@ -7,7 +7,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from sampling.testing import virtual
+from sampling import _virtual_time as virtual
+from sampling._virtual_time import Deadlocked, LoopName
 from sampling.testing.schedules import (
     LATENCIES_S,
     Exploration,
@@ -18,7 +19,6 @@ from sampling.testing.schedules import (
     cancel_at_every_step,
     explore,
 )
-from sampling.testing.virtual import Deadlocked, LoopName
 
 LOOPS: tuple[LoopName, ...] = ("asyncio", "trio")
 

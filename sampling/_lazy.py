@@ -1,0 +1,19 @@
+"""Resolve names of a package on first use, so that it imports without the extras behind them (PEP 562)."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+__all__ = ["lazy_attributes"]
+
+
+def lazy_attributes(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a module-level `__getattr__` that imports each name from its home module when it is first used."""
+
+    def __getattr__(name: str) -> Any:  # noqa: N807 - it becomes the package's own
+        home = homes.get(name)
+        if home is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(home), name)
+
+    return __getattr__

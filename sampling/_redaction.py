@@ -1,0 +1,99 @@
+"""Keys that do not show, and text from strangers made fit to be shown."""
+
+import re
+from base64 import b64encode
+from collections.abc import Iterable
+from typing import NoReturn
+from urllib.parse import quote
+
+from sampling._text import quoted
+
+__all__ = ["Redactor", "Secret"]
+
+SAMPLE_BYTES = 200
+"""How much of a server's answer an error may quote."""
+
+_LOOKED_AT_BYTES = 4096
+_SHORTEST_SECRET = 4
+_PREFIX = 8
+_BASE64_PREFIX = 10
+_MASK = "***"
+
+# Whoever's key it is: what looks like one is not repeated.
+_LOOKS_LIKE_A_KEY = r"(?i:\bbearer\s+)[\w\-.~+/=]+|\b(?:sk|pk|key|api)-[\w\-*.]{8,}"
+
+
+class Secret:
+    """A value that is neither printed nor pickled, only asked for."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """Return the value."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return f"Secret({_MASK})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Secret can't be pickled or copied: it would leave the process with whatever holds it")
+
+
+class Redactor:
+    """Takes secrets out of text, however they are written: as they are, %-encoded, in base64, or only begun."""
+
+    __slots__ = ("_pattern",)
+
+    def __init__(self, secrets: Iterable[Secret] = ()) -> None:
+        forms = {form for secret in secrets for form in _forms(secret.reveal())}
+        ordered = sorted(forms, key=len, reverse=True)
+        self._pattern = re.compile("|".join([*ordered, _LOOKS_LIKE_A_KEY]))
+
+    def redact(self, text: str) -> str:
+        """Return text with every secret masked."""
+        return self._pattern.sub(_MASK, text)
+
+    def sample(self, data: bytes | str) -> str:
+        """Return the beginning of what a stranger sent: redacted, on one line, harmless to a terminal, and short."""
+        text = data[:_LOOKED_AT_BYTES]
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "backslashreplace")
+        shown = quoted(self.redact(text), SAMPLE_BYTES)[1:-1]
+        encoded = shown.encode()
+        if len(encoded) <= SAMPLE_BYTES:
+            return shown
+        return encoded[: SAMPLE_BYTES - 3].decode("utf-8", "ignore") + "…"
+
+    def __repr__(self) -> str:
+        return "Redactor()"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Redactor can't be pickled or copied: it knows the secrets that it hides")
+
+
+def _forms(secret: str) -> Iterable[str]:
+    """Return patterns for the ways in which a secret may be written."""
+    if len(secret) < _SHORTEST_SECRET:
+        return
+    yield re.escape(secret)
+    yield re.escape(quote(secret, safe=""))
+    yield re.escape(repr(secret)[1:-1])
+    if len(secret) > _PREFIX:
+        # Servers quote a refused key by its beginning: "Incorrect API key provided: sk-abc12***".
+        yield re.escape(secret[:_PREFIX]) + r"[\w\-*.%]*"
+        for offset in range(3):
+            begun = _inside_base64(secret, offset)[:_BASE64_PREFIX]
+            yield re.escape(begun) + r"[\w+/=-]*"
+            yield re.escape(begun.replace("+", "-").replace("/", "_")) + r"[\w+/=-]*"
+
+
+def _inside_base64(secret: str, offset: int) -> str:
+    """Return what base64 makes of a secret that begins `offset` bytes after a multiple of three."""
+    data = secret.encode()
+    whole = (len(data) + offset) // 3 * 3 - offset
+    encoded = b64encode(b"\0" * offset + data[:whole]).decode()
+    # The first characters mix with what stands before.
+    return encoded[(0, 2, 3)[offset] :]

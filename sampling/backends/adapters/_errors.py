@@ -1,0 +1,119 @@
+"""What other libraries raise, as errors of ours: by the status that they carry, or by the name of their type."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sampling._redaction import Redactor
+from sampling.backends.openai._errors import Refusal, retry_after_s
+from sampling.errors import (
+    AuthenticationFailed,
+    BackendError,
+    BadRequest,
+    ConnectFailed,
+    ConnectionLost,
+    MalformedResponse,
+    ModelNotFound,
+    RateLimited,
+    ServerError,
+    Timeout,
+)
+
+__all__ = ["translated"]
+
+# By name, so that no library needs to be there: those of openai, litellm, LangChain, pydantic-ai, anthropic, httpx.
+_NOT_REACHED = frozenset(
+    {"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "ClientConnectorError", "gaierror"}
+)
+_TRANSPORT_KINDS: Mapping[str, type[BackendError]] = {
+    "APITimeoutError": Timeout,
+    "ModelTimeoutError": Timeout,
+    "ModelRequestTimeout": Timeout,
+    "TimeoutException": Timeout,
+    "TimeoutError": Timeout,
+    "APIConnectionError": ConnectionLost,
+    "ModelConnectionError": ConnectionLost,
+    "TransportError": ConnectionLost,
+    "ClientError": ConnectionLost,
+    "OSError": ConnectionLost,
+}
+_KINDS: Mapping[str, type[BackendError]] = {
+    "RateLimitError": RateLimited,
+    "ModelRateLimitError": RateLimited,
+    "AuthenticationError": AuthenticationFailed,
+    "ModelAuthenticationError": AuthenticationFailed,
+    "PermissionDeniedError": AuthenticationFailed,
+    "NotFoundError": ModelNotFound,
+    "ModelNotFoundError": ModelNotFound,
+    "BadRequestError": BadRequest,
+    "ModelRequestRejectedError": BadRequest,
+    "UserError": BadRequest,
+    "InternalServerError": ServerError,
+    "ModelServerError": ServerError,
+    "ModelUnavailableError": ServerError,
+    "APIResponseValidationError": MalformedResponse,
+    "UnexpectedModelBehavior": MalformedResponse,
+    "OutputParserException": MalformedResponse,
+    # An error in the middle of a stream, of which the library tells no more.
+    "APIError": ServerError,
+    "ModelAPIError": ServerError,
+    # How libraries refuse what they were asked: a role, an option, a model they don't know.
+    "ValueError": BadRequest,
+    "TypeError": BadRequest,
+    "NotImplementedError": BadRequest,
+}
+
+
+def translated(error: Exception, library: str) -> BackendError | None:
+    """Return the error of ours that says the same, or None for one that says nothing that we know."""
+    status = _status(error)
+    said = f"{library} raised {type(error).__name__}: {Redactor().sample(str(error))}"
+    if status is None or status >= 500:
+        # Some libraries make a status of 500 of every failure, but in the chain of causes the true one is left.
+        kind = next((kind for link in _chain(error) if (kind := _kind(_TRANSPORT_KINDS, link)) is not None), None)
+        if kind is not None:
+            return ConnectFailed(said) if kind is ConnectionLost and _was_not_reached(error) else kind(said)
+    if status is not None:
+        return _refusal(error, status)
+    kind = _kind(_KINDS, error)
+    return None if kind is None else kind(said)
+
+
+def _status(error: Exception) -> int | None:
+    status = getattr(error, "status_code", None)
+    return status if type(status) is int and 300 <= status <= 599 else None
+
+
+def _kind(kinds: Mapping[str, type[BackendError]], error: BaseException) -> type[BackendError] | None:
+    return next((kinds[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in kinds), None)
+
+
+def _was_not_reached(error: BaseException) -> bool:
+    return any(kind.__name__ in _NOT_REACHED for link in _chain(error) for kind in type(link).__mro__)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    link: BaseException | None = error
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _refusal(error: Exception, status: int) -> BackendError:
+    said = str(error)
+    refusal = Refusal(
+        status,
+        Redactor().sample(said),
+        names_the_model="model" in said.lower(),
+        retry_after_s=retry_after_s(_headers(error)),
+    )
+    return refusal.as_error()
+
+
+def _headers(error: Exception) -> dict[str, str]:
+    """Return the headers of the response, which every library keeps somewhere else."""
+    of_litellm = getattr(error, "litellm_response_headers", None)
+    of_response = getattr(getattr(error, "response", None), "headers", None)
+    headers: Any = of_litellm or of_response or getattr(error, "headers", None) or {}
+    return {str(name).lower(): str(value) for name, value in headers.items()}

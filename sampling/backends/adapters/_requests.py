@@ -1,0 +1,62 @@
+"""A `Request` as other libraries take it: most of them know the form that OpenAI gave it."""
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any, TypeAlias, cast
+
+import anyio
+
+from sampling.backends.openai._request import body_of
+from sampling.errors import BadRequest, FatalError
+from sampling.messages import Message, Request
+
+__all__ = ["as_dicts", "body_for", "check_loop", "check_roles", "known_and_extra", "options_of"]
+
+Json: TypeAlias = dict[str, Any]
+
+_MAX_REQUEST_BYTES = 32 * 1024 * 1024
+_NO_MODEL = "-"
+
+
+def body_for(request: Request, model: str | None, max_tokens_name: str) -> Json:
+    """Return a request as OpenAI's API takes it: all of these libraries know that form."""
+    body = body_of(
+        request,
+        model=model,
+        endpoint="chat",
+        max_tokens_name=max_tokens_name,
+        include_usage=True,
+        max_bytes=_MAX_REQUEST_BYTES,
+    )
+    return cast("Json", json.loads(body))
+
+
+def options_of(request: Request) -> Json:
+    """Return the options alone, for libraries whose models are objects; a model is there only if it was asked for."""
+    body = body_for(request, _NO_MODEL, "max_tokens")
+    left_out = {"messages", "stream", "stream_options", *(["model"] if body["model"] == _NO_MODEL else [])}
+    return {name: value for name, value in body.items() if name not in left_out}
+
+
+def known_and_extra(options: Json, known: Collection[str]) -> Json:
+    """Move what a library has no argument for to where it takes what only the server knows."""
+    arguments = {name: value for name, value in options.items() if name in known}
+    extra = {name: value for name, value in options.items() if name not in known}
+    if extra:
+        arguments["extra_body"] = {**(arguments.get("extra_body") or {}), **extra}
+    return arguments
+
+
+def check_roles(messages: Sequence[Message], library: str) -> None:
+    if any(message.role == "tool" for message in messages):
+        raise BadRequest(f"a message of role 'tool' can't be passed on to {library}, which wants to know its call")
+
+
+def as_dicts(messages: Sequence[Message]) -> list[Json]:
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+def check_loop(library: str) -> None:
+    """Say clearly what would otherwise fail somewhere inside of a library that is made for asyncio."""
+    if anyio.get_cancelled_exc_class().__module__.partition(".")[0] == "trio":
+        raise FatalError(f"{library} runs on asyncio only, and this is trio", hint="Run it with asyncio.")

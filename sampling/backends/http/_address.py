@@ -1,0 +1,147 @@
+"""Where requests go, and which key goes there: decided once, when a backend is made."""
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from ipaddress import ip_address
+from urllib.parse import SplitResult, urlsplit
+
+import attrs
+
+from sampling._arguments import check_items, check_str
+from sampling._redaction import Secret
+
+__all__ = ["Address", "address_from"]
+
+DEFAULT_BASE_URL = "https://api.openai.com/v1"
+
+_ENDPOINT_PATHS = ("/chat/completions", "/completions")
+_HOST_NAME = re.compile(r"(?i)[a-z\d_-]{1,63}(\.[a-z\d_-]{1,63})*\.?")
+_NUMBERS_AND_DOTS = re.compile(r"(?i)[\d.]+|0x[\da-f.x]+")
+
+
+@attrs.frozen
+class Address:
+    """A base_url that was found to be sound, and the key for it."""
+
+    base_url: str
+    key: Secret | None
+    key_source: str
+    """Where the key is from, in words; it is what a repr shows of it."""
+
+    @property
+    def is_openai(self) -> bool:
+        """Whether this is OpenAI's own API, which is ahead of the servers that are compatible with it."""
+        return urlsplit(self.base_url).hostname == "api.openai.com"
+
+
+def address_from(
+    base_url: object,
+    api_key: object,
+    *,
+    send_env_key: bool,
+    allow_http: bool,
+    allowed_hosts: Collection[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Address:
+    """
+    Find the address and the key from what the caller gave and the environment has.
+
+    The environment's key belongs to the environment's address. An address that the caller gives is another matter,
+    above all when it comes from configuration or from a user: whoever names it would be handed the key.
+    """
+    environment = os.environ if environment is None else environment
+    name, url = "base_url", base_url
+    if url is None and environment.get("OPENAI_BASE_URL"):
+        name, url = "OPENAI_BASE_URL", environment["OPENAI_BASE_URL"]
+    address = check_base_url(name, DEFAULT_BASE_URL if url is None else url, allow_http=allow_http)
+    if allowed_hosts is not None:
+        _check_allowed(name, address, allowed_hosts)
+    if api_key is not None:
+        return Address(address, _key("api_key", api_key), "given")
+    found = environment.get("OPENAI_API_KEY", "").strip()
+    if found and (base_url is None or send_env_key):
+        return Address(address, _key("OPENAI_API_KEY", found), "from the environment")
+    if url is None:
+        raise ValueError(
+            "no key for OpenAI's API: pass api_key=…, set OPENAI_API_KEY, or pass the base_url of another server"
+        )
+    return Address(address, None, "withheld: OPENAI_API_KEY is not sent to a given base_url" if found else "none")
+
+
+def _check_allowed(name: str, address: str, allowed_hosts: Collection[str]) -> None:
+    hosts = check_items("allowed_hosts", allowed_hosts, "a list of host names")
+    host = urlsplit(address).hostname or ""
+    if host.rstrip(".") not in {check_str("an item of allowed_hosts", one).lower().rstrip(".") for one in hosts}:
+        raise ValueError(f"{name} must be on one of the allowed_hosts ({', '.join(hosts) or 'none'}), got {host!r}")
+
+
+def _key(name: str, value: object) -> Secret:
+    """Check that a key can stand in a header; whatever is wrong with it, it is not shown."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, got a {type(value).__name__}")
+    key = value.strip()
+    if not key:
+        raise ValueError(f"{name} must not be empty; leave it out for a server that needs no key")
+    for position, character in enumerate(key):
+        if not "!" <= character <= "~":
+            raise ValueError(
+                f"{name} holds a character that no key has, U+{ord(character):04X} at position {position}: "
+                "was something else pasted with it?"
+            )
+    return Secret(key)
+
+
+def check_base_url(name: str, value: object, *, allow_http: bool) -> str:
+    """Return a base_url without the slash at its end, if it is one that a key may be sent to."""
+    # The value is not shown before it is known to hold no password.
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, got a {type(value).__name__}")
+    check_str(name, value, empty=False)
+    if not value.isascii() or not value.isprintable() or " " in value or "\\" in value:
+        raise ValueError(f"{name} must hold printable ASCII without blanks (write a foreign host name as xn--…)")
+    try:
+        parts = urlsplit(value)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"{name} is not a URL: {error}") from None
+    if "@" in parts.netloc:
+        raise ValueError(f"{name} must not hold a user name or password; pass the key as api_key=…")
+    if parts.query or parts.fragment or "?" in value or "#" in value:
+        raise ValueError(f"{name} must not have a query or a fragment; pass parameters in Options(extra=…)")
+    if parts.scheme not in {"http", "https"}:
+        raise ValueError(f"{name} must begin with https:// (or http://, for a server on this machine), got {value!r}")
+    if not parts.hostname or port == 0:
+        raise ValueError(f"{name} must name a host, such as 'https://api.example.com/v1', got {value!r}")
+    _check_host(name, parts, allow_http=allow_http)
+    return _without_slash(name, value)
+
+
+def _check_host(name: str, parts: SplitResult, *, allow_http: bool) -> None:
+    host = parts.hostname or ""
+    try:
+        ip = ip_address(host)
+    except ValueError:
+        if _NUMBERS_AND_DOTS.fullmatch(host):
+            raise ValueError(f"{name} must name a host or a whole IP address, got the number {host!r}") from None
+        if not _HOST_NAME.fullmatch(host):
+            raise ValueError(f"{name} must name a host, such as 'https://api.example.com/v1', got {host!r}") from None
+        is_loopback = host == "localhost"
+    else:
+        is_loopback = ip.is_loopback
+        if ip.is_link_local or ip.is_multicast:
+            # 169.254.169.254 hands out the credentials of cloud machines.
+            raise ValueError(f"{name} must not be a link-local or multicast address, got {host!r}")
+    if parts.scheme == "http" and not is_loopback and not allow_http:
+        raise ValueError(
+            f"{name} must be https://, except on 127.0.0.1: over http the key and the messages can be read by others, "
+            f"got http://{host}. Pass allow_http=True if the network is your own"
+        )
+
+
+def _without_slash(name: str, url: str) -> str:
+    url = url.rstrip("/")
+    for path in _ENDPOINT_PATHS:
+        if url.endswith(path):
+            raise ValueError(f"{name} must end before {path!r}, which is added to it, got {url!r}")
+    return url

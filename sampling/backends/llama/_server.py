@@ -1,0 +1,288 @@
+"""A llama.cpp server on loopback, in a process of its own."""
+
+import importlib.util
+import json
+import secrets
+import subprocess
+import sys
+import threading
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryFile
+from types import TracebackType
+from typing import IO, Any, Self, cast
+
+import attrs
+
+from sampling._arguments import check_int, check_number, wrong_type
+from sampling._redaction import Secret
+from sampling.backends.llama import _process
+from sampling.backends.llama.models import EMBEDDED_MODEL
+from sampling.errors import FatalError, MissingExtra
+
+__all__ = ["LlamaHost", "LlamaServer", "LlamaSettings", "cant_load"]
+
+if importlib.util.find_spec("xllamacpp") is None:
+    raise MissingExtra("LlamaBackend", "xllamacpp", "llama")
+
+
+def _gguf_path(path: object) -> Path:
+    if path is None:
+        return EMBEDDED_MODEL
+    if not isinstance(path, str | PathLike):
+        raise wrong_type("model_path", path, "the path of a GGUF file")
+    checked = Path(cast("str | PathLike[str]", path))
+    if not checked.is_file():
+        raise ValueError(f"model_path must be the path of a GGUF file, got {str(checked)!r}: there is no such file")
+    return checked
+
+
+def _new_key() -> Secret:
+    return Secret(secrets.token_urlsafe(32))
+
+
+@attrs.frozen(kw_only=True)
+class LlamaSettings:
+    """What to load, and how."""
+
+    model_path: Path = attrs.field(converter=_gguf_path)
+    slots: int = 8
+    context_tokens: int = 4_096
+    threads: int | None = None
+    gpu_layers: int | None = None
+    api_key: Secret = attrs.field(factory=_new_key, init=False)
+    """The port is open to every user and every web page on this machine: only who has the key gets an answer."""
+
+    def __attrs_post_init__(self) -> None:
+        check_int("slots", self.slots, least=1)
+        check_int("context_tokens", self.context_tokens, least=1)
+        if self.threads is not None:
+            check_int("threads", self.threads, least=1)
+        if self.gpu_layers is not None:
+            check_int("gpu_layers", self.gpu_layers, least=0)
+
+    @property
+    def model(self) -> str:
+        """What the model is called: its file's name, without the ending."""
+        return self.model_path.stem
+
+    def _threads_to_use(self) -> int | None:
+        # Threads that share so little work mostly wait for each other, on a busy machine a hundred times as long.
+        return 1 if self.threads is None and self.model_path == EMBEDDED_MODEL else self.threads
+
+    def for_process(self) -> dict[str, Any]:
+        """Return what `load_server` takes, the key included."""
+        return {
+            "model_path": str(self.model_path),
+            "model": self.model,
+            "api_key": self.api_key.reveal(),
+            "slots": self.slots,
+            "context_tokens": self.context_tokens,
+            "threads": self._threads_to_use(),
+            "gpu_layers": self.gpu_layers,
+        }
+
+
+class LlamaHost(ABC):
+    """Where a model is loaded from the start of a `with` block to its end."""
+
+    @abstractmethod
+    def launch(self) -> None:
+        """Begin; this does not wait for the model to be loaded."""
+
+    @abstractmethod
+    def wait_until_ready(self) -> None:
+        """Block until the model is loaded; one that can't be is a `FatalError`."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Unload the model, or give up loading it."""
+
+    def __enter__(self) -> Self:
+        self.launch()
+        try:
+            self.wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class LlamaServer(LlamaHost):
+    """
+    A llama.cpp server that speaks OpenAI's protocol, on a free port of the loopback interface.
+
+    It runs from the start of a `with` block to its end, and ends with this process even if that is killed.
+    In a process of its own it can take nothing down with it, and loading a model does not stop an event loop.
+    No event loop is needed here; `LlamaBackend` is the one to use in async code.
+    """
+
+    def __init__(
+        self,
+        model_path: str | PathLike[str] | None = None,
+        *,
+        slots: int = 8,
+        context_tokens: int = 4_096,
+        threads: int | None = None,
+        gpu_layers: int | None = None,
+        startup_timeout_s: float = 300.0,
+    ) -> None:
+        """
+        Check what to serve; nothing is loaded before the server is started.
+
+        Args:
+            model_path: A GGUF file; None for the embedded model.
+
+            slots: How many requests are answered at once.
+
+            context_tokens: How long each conversation may get, its answer included.
+
+            threads: How many threads compute; None leaves it to llama.cpp, which takes about one per core,
+                but for the embedded model, for which one is best.
+
+            gpu_layers: How many layers go to the GPU; None leaves it to llama.cpp, which takes as many as fit.
+
+            startup_timeout_s: How long loading may take.
+        """
+        self.settings = LlamaSettings(
+            model_path=model_path, slots=slots, context_tokens=context_tokens, threads=threads, gpu_layers=gpu_layers
+        )
+        self._startup_timeout_s = check_number("startup_timeout_s", startup_timeout_s, above=0)
+        self._process: subprocess.Popen[str] | None = None
+        self._messages: IO[str] | None = None
+        self._address: str | None = None
+        self._timed_out = False
+        # Held while the pipes are in use, so that they are not closed under the reader.
+        self._talking = threading.Lock()
+
+    @property
+    def address(self) -> str:
+        """Where the server listens, such as `http://127.0.0.1:40001`."""
+        if self._address is None:
+            raise RuntimeError("the llama.cpp server is not running: start it with `with LlamaServer(…) as server:`")
+        return self._address
+
+    @property
+    def base_url(self) -> str:
+        """Where clients of OpenAI's protocol find it."""
+        return f"{self.address}/v1"
+
+    @property
+    def api_key(self) -> Secret:
+        """What clients must show."""
+        return self.settings.api_key
+
+    @property
+    def transport(self) -> None:
+        """Requests go there by HTTP."""
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    def launch(self) -> None:
+        """Start the process; this does not wait for the model to be loaded."""
+        if self._process is not None:
+            raise RuntimeError("this llama.cpp server has been started already")
+        self._timed_out = False
+        self._messages = TemporaryFile("w+", errors="replace")  # noqa: SIM115 - open for as long as the process is
+        self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and a program of our own
+            [sys.executable, "-P", _process.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._messages,
+            text=True,
+            # Out of the terminal's process group: a Ctrl-C is for the program that uses the server to handle.
+            start_new_session=True,
+        )
+
+    def wait_until_ready(self) -> None:
+        """Hand the settings over and block until the model is loaded; a model that can't be is a `FatalError`."""
+        process = self._started()
+        watchdog = threading.Timer(self._startup_timeout_s, self._give_up)
+        watchdog.start()
+        try:
+            self._address = self._exchange_settings_for_address(process)
+        finally:
+            watchdog.cancel()
+        if self._address is None:
+            raise self._startup_failure()
+
+    def stop(self) -> None:
+        """Kill the process and wait for its end; it holds nothing that could get lost."""
+        process, self._process = self._process, None
+        messages, self._messages = self._messages, None
+        self._address = None
+        if process is not None:
+            process.kill()
+            process.wait()
+            with self._talking:
+                for pipe in _pipes(process):
+                    # Settings that were never read may still be in a buffer, and closing tries to write them.
+                    with suppress(BrokenPipeError):
+                        pipe.close()
+        if messages is not None:
+            messages.close()
+
+    def __repr__(self) -> str:
+        where = f"at {self._address}" if self._address is not None else "not running"
+        return f"LlamaServer({self.settings.model!r}, {self.settings.slots} slots, {where})"
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            raise RuntimeError("launch() the llama.cpp server first")
+        return self._process
+
+    def _exchange_settings_for_address(self, process: subprocess.Popen[str]) -> str | None:
+        """Give the process its settings, by a pipe that no one else can read, and wait for it to say where it is."""
+        stdin, stdout = _pipes(process)
+        with self._talking:
+            # A process that died before it could read them says why in its messages.
+            with suppress(BrokenPipeError):
+                stdin.write(f"{json.dumps(self.settings.for_process())}\n")
+                stdin.flush()
+            return stdout.readline().strip() or None
+
+    def _give_up(self) -> None:
+        self._timed_out = True
+        self._started().kill()
+
+    def _startup_failure(self) -> FatalError:
+        if self._timed_out:
+            what = f"the llama.cpp server did not load {self.settings.model!r} within {self._startup_timeout_s:g} s"
+            return FatalError(what, hint="Raise startup_timeout_s, or take a smaller model.")
+        return cant_load(self.settings, self._reasons())
+
+    def _reasons(self) -> str:
+        """Return the first things that went wrong: what follows them are consequences."""
+        if self._messages is None:
+            return ""
+        self._messages.seek(0)
+        lines = self._messages.read().splitlines()
+        # Lines look like "0.00.005.102 E source: message", and most of them come twice.
+        errors = [text.strip() for _, mark, text in (line.partition(" E ") for line in lines) if mark]
+        return "; ".join(list(dict.fromkeys(errors))[:3] or lines[-1:])
+
+
+def cant_load(settings: LlamaSettings, reasons: str) -> FatalError:
+    """Build the error for a model that can't be loaded."""
+    failure = FatalError(
+        f"llama.cpp can't load {str(settings.model_path)!r}",
+        hint="Is it a GGUF file, complete, of an architecture that this version of llama.cpp knows?",
+    )
+    failure.add_note(f"llama.cpp says: {reasons}")
+    return failure
+
+
+def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
+    if process.stdin is None or process.stdout is None:
+        raise RuntimeError("the llama.cpp server was started without pipes")
+    return process.stdin, process.stdout

@@ -1,0 +1,172 @@
+"""llama.cpp loaded into this process: a thread for each request, and nothing goes over a socket."""
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+import anyio
+import anyio.from_thread
+from anyio.lowlevel import checkpoint, current_token
+
+from sampling.backends.http._transport import Transport, WireRequest, WireResponse
+from sampling.backends.llama._process import load_server
+from sampling.backends.llama._server import LlamaHost, LlamaSettings, cant_load
+from sampling.errors import FatalError
+
+__all__ = ["LlamaInProcess", "ThreadTransport"]
+
+_Handler: TypeAlias = Callable[[bytes, Callable[[bytes], bool]], object]
+"""Takes the body of a request, and a callback that takes each chunk of the answer and says whether to stop."""
+
+
+class LlamaInProcess(LlamaHost):
+    """A model in this process; it does what a `LlamaServer` does, and is used in its stead."""
+
+    def __init__(self, settings: LlamaSettings) -> None:
+        self.settings = settings
+        self._server: Any = None
+        # Loading can't be interrupted: who wants to stop waits for its end.
+        self._loading = threading.Lock()
+        self._wanted = False
+        """Whether to load at all: who wants to stop may come before the thread that would load has begun."""
+
+    @property
+    def base_url(self) -> str:
+        """Where the server that xllamacpp starts beside it listens; nothing is sent there."""
+        return f"{self._server.listening_address}/v1"
+
+    @property
+    def running(self) -> bool:
+        """Whether the model is loaded."""
+        return self._server is not None
+
+    @property
+    def transport(self) -> Callable[[], Transport]:
+        """Makes what carries requests to it."""
+        # The host is handed on and not the server: only who holds the one reference to it can unload it.
+        return partial(ThreadTransport, self)
+
+    def handler(self) -> _Handler:
+        """Return what answers a request."""
+        if self._server is None:
+            raise FatalError(f"{self.settings.model!r} is not loaded any more")
+        return cast("_Handler", self._server.handle_chat_completions)
+
+    def launch(self) -> None:
+        """Check that there is nothing yet."""
+        if self._wanted:
+            raise RuntimeError("this model is loaded already")
+        self._wanted = True
+
+    def wait_until_ready(self) -> None:
+        """Block until the model is loaded, or is not wanted any more; one that can't be loaded is a `FatalError`."""
+        with self._loading:
+            if not self._wanted or self._server is not None:
+                return
+            try:
+                self._server = load_server(self.settings.for_process(), quiet=True)
+            except RuntimeError as error:
+                raise cant_load(self.settings, "nothing here; without in_process=True it says why") from error
+
+    def stop(self) -> None:
+        """Unload the model; no request may be running."""
+        self._wanted = False
+        with self._loading:
+            self._server = None
+
+
+class ThreadTransport:
+    """Hands what would go over the wire to llama.cpp itself."""
+
+    def __init__(self, host: LlamaInProcess) -> None:
+        self._host = host
+
+    async def open(self, request: WireRequest) -> WireResponse:
+        """Start a thread that generates, and wait for the first thing that it has to say."""
+        answer = _ThreadAnswer(self._host.handler(), request.body)
+        try:
+            await answer.wait_for_head()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await answer.aclose()
+            raise
+        return answer
+
+    async def aclose(self) -> None:
+        """Do nothing: nothing is kept between requests."""
+        await checkpoint()
+
+
+class _ThreadAnswer:
+    """One answer while a thread generates it. What the thread has to say, it says in the event loop."""
+
+    def __init__(self, handle: _Handler, body: bytes) -> None:
+        self.status = 200
+        self.headers: Mapping[str, str] = {"content-type": "text/event-stream"}
+        self._loop = current_token()
+        self._chunks: list[bytes] = []
+        self._news = anyio.Event()
+        self._unwanted = False
+        self._ended = False
+        self._thread = threading.Thread(target=self._generate, args=(handle, body), name="llama.cpp", daemon=True)
+        self._thread.start()
+
+    async def wait_for_head(self) -> None:
+        """Wait for the first chunk: an error there is the status of the whole answer."""
+        await self._wait_for_chunks()
+        status = _error_status(self._chunks[0]) if self._chunks else None
+        if status is not None:
+            self.status = status
+            self.headers = {"content-type": "application/json"}
+
+    async def read(self) -> bytes:
+        """Return all that has come since the last time, as the events of a stream."""
+        # A checkpoint even where there is nothing to wait for: a fast model must not keep the loop from cancelling.
+        await checkpoint()
+        await self._wait_for_chunks()
+        chunks, self._chunks = self._chunks, []
+        return b"".join(chunks if self.status != 200 else [b"data: %b\n\n" % chunk for chunk in chunks])
+
+    async def aclose(self) -> None:
+        """Tell the thread to stop, and wait until it has: it asks after every token and every piece of a prompt."""
+        self._unwanted = True
+        while not self._ended:
+            await self._next_news()
+        self._thread.join()
+
+    async def _wait_for_chunks(self) -> None:
+        while not self._chunks and not self._ended:
+            await self._next_news()
+
+    async def _next_news(self) -> None:
+        await self._news.wait()
+        self._news = anyio.Event()
+
+    def _take(self, chunk: bytes) -> bool:
+        self._chunks.append(chunk)
+        self._news.set()
+        return self._unwanted
+
+    def _end(self) -> None:
+        self._ended = True
+        self._news.set()
+
+    def _generate(self, handle: _Handler, body: bytes) -> None:
+        """Run in the thread. What a callback answers tells llama.cpp whether to stop."""
+
+        def is_unwanted(chunk: bytes) -> bool:
+            return self._unwanted or anyio.from_thread.run_sync(self._take, chunk, token=self._loop)
+
+        try:
+            handle(body, is_unwanted)
+        finally:
+            anyio.from_thread.run_sync(self._end, token=self._loop)
+
+
+def _error_status(chunk: bytes) -> int | None:
+    """Return the status that an error object carries, or None for a chunk that is none."""
+    if not chunk.startswith(b'{"error"'):
+        return None
+    return int(json.loads(chunk)["error"].get("code", 500))

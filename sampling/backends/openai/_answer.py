@@ -1,0 +1,271 @@
+"""What came over the wire: the chunks of a stream put together into a `Generation`, or a typed error."""
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias, TypeVar, cast
+
+import attrs
+
+from sampling._engine.scope import report_usage
+from sampling._json.bounded import loads
+from sampling._openai_generation import OpenAIGeneration, ToolCall
+from sampling._redaction import Redactor
+from sampling.backends.openai._errors import Refusal
+from sampling.errors import Incomplete, MalformedResponse
+from sampling.usage import Usage
+
+__all__ = ["Answer"]
+
+T = TypeVar("T")
+Json: TypeAlias = dict[str, Any]
+
+MAX_TOKENS = 1_000_000_000
+"""A count of tokens above this is nonsense, and ignored."""
+
+UNKNOWN_FINISH = "unknown"
+"""The finish_reason of an answer whose server gives none, where that is allowed."""
+
+
+class _Text:
+    """Text that grows by pieces."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._half = ""
+
+    def add(self, piece: str) -> str:
+        """Take a piece; return it with surrogate pairs whole, also such that the server cut in two."""
+        if not piece or (piece.isascii() and not self._half):
+            self._pieces.append(piece)
+            return piece
+        piece = self._half + piece
+        self._half = piece[-1] if "\ud800" <= piece[-1] <= "\udbff" else ""
+        if self._half:
+            piece = piece[:-1]
+        whole = piece.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        self._pieces.append(whole)
+        return whole
+
+    def __str__(self) -> str:
+        return "".join(self._pieces) + ("\ufffd" if self._half else "")
+
+    def __bool__(self) -> bool:
+        return any(self._pieces)
+
+
+class _Choice:
+    """One of the answers that were asked for."""
+
+    def __init__(self) -> None:
+        self.text = _Text()
+        self.reasoning = _Text()
+        self.refusal = _Text()
+        self.tool_calls: dict[int, ToolCall] = {}
+        self.logprobs: list[Any] = []
+        self.finish_reason: str | None = None
+
+
+class Answer:
+    """An answer while it comes in. Whatever the server sends, only typed errors are raised."""
+
+    def __init__(
+        self, redactor: Redactor, *, expected_choices: int = 1, input_tokens_guess: int = 0, check_ids: bool = True
+    ) -> None:
+        self._redactor = redactor
+        self._expected_choices = expected_choices
+        self._input_tokens_guess = input_tokens_guess
+        self._check_ids = check_ids
+        self._choices: dict[int, _Choice] = {}
+        self._usage: Usage | None = None
+        self._pieces = 0
+        self._id: str | None = None
+        self._model: str | None = None
+        self.done = False
+        """Whether the server said that nothing more comes."""
+
+        self.expected = False
+        """Whether the question was sent."""
+
+    def expect(self) -> None:
+        """Say that the question is on its way: should nothing come back, at least this much was spent."""
+        self.expected = True
+        report_usage(self.spent)
+
+    @property
+    def started(self) -> bool:
+        """Whether anything of the answer has come."""
+        return bool(self._choices)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice came to its end."""
+        return self.started and all(choice.finish_reason is not None for choice in self._choices.values())
+
+    @property
+    def text(self) -> str:
+        """The text of the first choice so far."""
+        first = self._choices.get(0)
+        return "" if first is None else str(first.text)
+
+    @property
+    def spent(self) -> Usage:
+        """What this took: as the server said, else a guess, at a token for every piece that came."""
+        guess = Usage(self._input_tokens_guess, self._pieces)
+        if self._usage is None:
+            return guess
+        if self._expected_choices > 1 and self._usage.output_tokens < guess.output_tokens:
+            # llama.cpp counts each choice by itself.
+            return attrs.evolve(self._usage, output_tokens=guess.output_tokens)
+        return self._usage
+
+    def add(self, data: str) -> str:
+        """Take the data of one event; return what it adds to the text of the first choice."""
+        if data == "[DONE]" or data.strip() in {"[DONE]", ""}:
+            self.done = self.done or "[DONE]" in data
+            return ""
+        chunk = self._parsed(data)
+        if chunk.get("error") is not None:
+            error = Refusal.from_error_object(chunk["error"], self._redactor).as_error()
+            error.maybe_billed = self.started
+            raise error
+        self._take_id(_optional(chunk, "id", str))
+        self._model = _optional(chunk, "model", str) or self._model
+        self._take_usage(_object(chunk, "usage"))
+        piece = ""
+        for choice in _objects(chunk, "choices"):
+            piece += self._take_choice(choice)
+        return piece
+
+    def _parsed(self, data: str) -> Json:
+        try:
+            chunk = loads(data)
+        except ValueError as error:
+            problem = f"a chunk that can't be read ({error})"
+        else:
+            if isinstance(chunk, dict):
+                return cast("Json", chunk)
+            problem = "a chunk that is no JSON object"
+        raise MalformedResponse(f"{problem}: {self._redactor.sample(data)}")
+
+    def _take_id(self, given: str | None) -> None:
+        if not given or not self._check_ids:
+            return
+        if self._id is None:
+            self._id = given
+        elif given != self._id:
+            raise MalformedResponse(
+                "a chunk of another answer in the stream: its id differs from that of the first",
+                hint="If this server gives every chunk an id of its own, pass check_ids=False to the backend.",
+            )
+
+    def _take_usage(self, usage: Json | None) -> None:
+        if usage is None:
+            return
+        given = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens", 0))
+        if given[0] is not None and given[1] is not None:
+            self._usage = Usage(given[0], given[1], _price(usage.get("cost")))
+
+    def _take_choice(self, given: Json) -> str:
+        index = _optional(given, "index", int) or 0
+        if not 0 <= index < self._expected_choices:
+            raise MalformedResponse(f"a choice with index {index}, of {self._expected_choices} asked for")
+        choice = self._choices.setdefault(index, _Choice())
+        finished_before = choice.finish_reason is not None
+        piece, is_more = self._take_delta(choice, given)
+        if is_more and finished_before:
+            raise MalformedResponse("more text after its finish_reason: two answers in one stream?")
+        self._pieces += is_more
+        choice.finish_reason = _optional(given, "finish_reason", str) or choice.finish_reason
+        return piece if index == 0 else ""
+
+    def _take_delta(self, choice: _Choice, given: Json) -> tuple[str, bool]:
+        """Add what came to a choice; return its text, and whether anything came at all."""
+        delta = _object(given, "delta") or {}
+        text = _optional(delta, "content", str) or _optional(given, "text", str) or ""
+        reasoning = _optional(delta, "reasoning_content", str) or _optional(delta, "reasoning", str) or ""
+        refusal = _optional(delta, "refusal", str) or ""
+        calls = _objects(delta, "tool_calls")
+        choice.reasoning.add(reasoning)
+        choice.refusal.add(refusal)
+        for call in calls:
+            _take_tool_call(choice.tool_calls, call)
+        choice.logprobs.extend(_logprobs(_object(given, "logprobs")))
+        return choice.text.add(text), bool(text or reasoning or refusal or calls)
+
+    def generation(self, *, allow_missing_finish: bool = False) -> OpenAIGeneration:
+        """Return the answer if it is one: with a choice, and with an end."""
+        if not self.started:
+            if self.done:
+                raise MalformedResponse("a stream without a single choice")
+            raise Incomplete("the stream ended before anything of the answer came")
+        if not self.finished and not allow_missing_finish:
+            raise Incomplete("the stream ended without a finish_reason: the answer may be cut off")
+        if 0 not in self._choices:
+            raise MalformedResponse("a stream without its first choice")
+        return self._generation(self._choices[0])
+
+    def _generation(self, first: _Choice) -> OpenAIGeneration:
+        choices = tuple(str(self._choices[index].text) for index in sorted(self._choices))
+        return OpenAIGeneration(
+            str(first.text),
+            self.spent,
+            first.finish_reason or UNKNOWN_FINISH,
+            self._model,
+            reasoning=str(first.reasoning) or None,
+            tool_calls=tuple(first.tool_calls[index] for index in sorted(first.tool_calls)),
+            refusal=str(first.refusal) or None,
+            logprobs=tuple(first.logprobs),
+            choices=choices if self._expected_choices > 1 else (),
+            response_id=self._id,
+        )
+
+
+def _optional(fields: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
+    """Return a field if it is there; one of the wrong type is an error that names it."""
+    value = fields.get(name)
+    return None if value is None else _required(name, value, kind)
+
+
+def _object(fields: Mapping[str, Any], name: str) -> Json | None:
+    return cast("Json | None", _optional(fields, name, dict))
+
+
+def _objects(fields: Mapping[str, Any], name: str) -> list[Json]:
+    items = cast("list[object]", _optional(fields, name, list) or [])
+    return [cast("Json", _required(f"an item of {name}", item, dict)) for item in items]
+
+
+def _required(name: str, value: object, kind: type[T]) -> T:
+    # type() and not isinstance: a bool is no index.
+    if type(value) is not kind:
+        raise MalformedResponse(f"{name} in a chunk is of type {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value <= MAX_TOKENS else None
+
+
+def _price(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TOKENS:
+        return 0.0
+    return float(value)
+
+
+def _take_tool_call(calls: dict[int, ToolCall], given: Json) -> None:
+    index = _optional(given, "index", int)
+    if index is None:
+        index = len(calls)
+    before = calls.get(index, ToolCall("", "", ""))
+    function = _object(given, "function") or {}
+    calls[index] = ToolCall(
+        before.id or _optional(given, "id", str) or "",
+        before.name + (_optional(function, "name", str) or ""),
+        before.arguments + (_optional(function, "arguments", str) or ""),
+    )
+
+
+def _logprobs(given: Json | None) -> list[Any]:
+    if given is None:
+        return []
+    # The chat API lists tokens; the older one gives parallel lists, which are passed on whole.
+    return _objects(given, "content") if "content" in given else [given]

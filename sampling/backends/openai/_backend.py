@@ -1,0 +1,456 @@
+"""`OpenAIBackend`: any server that speaks OpenAI's API: OpenAI itself, vLLM, llama.cpp, Ollama, TGI, OpenRouter, …"""
+
+import hashlib
+import os
+import ssl
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, NoReturn, Self, cast, final, get_args
+
+import anyio
+import structlog
+from anyio.lowlevel import checkpoint, current_token
+
+from sampling._arguments import check_bool, check_instance, check_int, check_number, check_str, wrong_type
+from sampling._engine.scope import report_usage
+from sampling._json.bounded import loads
+from sampling._openai_generation import OpenAIGeneration, ToolCall
+from sampling._redaction import Redactor, Secret
+from sampling._text import estimate_tokens
+from sampling.backends.http._address import address_from
+from sampling.backends.http._sse import EventParser
+from sampling.backends.http._transport import (
+    HttpcoreTransport,
+    Transport,
+    WireRequest,
+    WireResponse,
+    proxy_from_environment,
+    ssl_context_for,
+)
+from sampling.backends.openai._answer import Answer
+from sampling.backends.openai._errors import Refusal
+from sampling.backends.openai._request import Endpoint, body_of
+from sampling.errors import (
+    AuthenticationFailed,
+    BackendError,
+    ConnectionLost,
+    MalformedResponse,
+    ResponseTooLarge,
+    Timeout,
+)
+from sampling.messages import Request
+from sampling.usage import Usage
+
+__all__ = ["OpenAIBackend", "OpenAIGeneration", "ToolCall"]
+
+log = structlog.get_logger("sampling.backends.openai")
+
+MIB = 1024 * 1024
+
+CLOSE_GRACE_S = 1.0
+"""How long closing a connection may take, in a scope that a cancellation does not reach."""
+
+_PATHS = {"chat": "/chat/completions", "completions": "/completions"}
+_MAX_EVENT_BYTES = 4 * MIB
+_REFUSAL_BYTES = 64 * 1024
+_REFUSAL_GRACE_S = 5.0
+_DRAIN_GRACE_S = 0.1
+_NOT_A_STREAM = ("application/json", "text/html")
+
+
+@final
+class OpenAIBackend:
+    """
+    Asks a server that speaks OpenAI's API.
+
+        async with OpenAIBackend(model="gpt-5-mini") as backend:                        # OPENAI_API_KEY
+            result = await strategy.sample("A haiku about rain", None, backend)
+
+        async with OpenAIBackend("http://127.0.0.1:8000/v1", model="qwen3") as backend: # vLLM, no key
+
+    Inside `async with`, connections are kept and shared by all calls of that event loop. Elsewhere,
+    as under `sample_sync`, every request opens and closes a connection of its own: slower, but nothing is left open.
+
+    Every request is streamed, also when only the whole text is wanted: a server notices at once
+    that a streaming client has gone, and stops generating. It never retries by itself.
+    """
+
+    def __init__(  # noqa: PLR0913 - each of them is one thing that servers, networks or users differ in
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        model: str | None = None,
+        *,
+        endpoint: Endpoint = "chat",
+        timeout_s: float = 600.0,
+        connect_timeout_s: float = 10.0,
+        max_connections: int = 100,
+        max_request_bytes: int = 32 * MIB,
+        max_response_bytes: int = 32 * MIB,
+        headers: Mapping[str, str] | None = None,
+        send_env_key: bool = False,
+        allow_http: bool = False,
+        allowed_hosts: Collection[str] | None = None,
+        public_only: bool = False,
+        trust_env: bool = False,
+        ssl_context: ssl.SSLContext | None = None,
+        include_usage: bool = True,
+        allow_missing_finish: bool = False,
+        check_ids: bool = True,
+        transport: Callable[[], Transport] | None = None,
+    ) -> None:
+        """
+        Set up a backend; nothing is sent before the first request.
+
+        Args:
+            base_url: Where the API is, up to and with its /v1. By default OPENAI_BASE_URL, else OpenAI's own.
+                It must be https, except on this machine.
+
+            api_key: The key for it. By default OPENAI_API_KEY, but that is never sent to a base_url given here
+                unless `send_env_key` says so. A server of your own may need none.
+
+            model: Which model to ask where `Options` name none. By default OPENAI_MODEL.
+
+            endpoint: "chat" for conversations, "completions" for models that go on with a text;
+                the messages are then joined by empty lines.
+
+            timeout_s: How long a request may take in all: waiting for a connection, and every byte of the answer.
+
+            connect_timeout_s: How long connecting may take.
+
+            max_connections: How many there may be at once; further requests wait.
+
+            max_request_bytes: A longer request is refused before it is sent.
+
+            max_response_bytes: A longer answer is cut off, and is an error.
+
+            headers: Sent with every request. Their values are kept as secret as the key.
+
+            send_env_key: Send OPENAI_API_KEY to the given base_url.
+
+            allow_http: Accept http:// on other machines than this one.
+
+            allowed_hosts: The only hosts that base_url may name: for a base_url that is not your own.
+
+            public_only: Connect only to public addresses. The name is looked up, the addresses are checked, and one of
+                those is connected to: a name that points into your own network a moment later gets nowhere.
+
+            trust_env: Use the proxies and the certificate authorities that the environment names.
+
+            ssl_context: What to check an https server with, instead of the system's authorities.
+
+            include_usage: Ask for the token counts; turn it off for servers that reject `stream_options`.
+
+            allow_missing_finish: Take an answer for complete although it ends without a finish_reason.
+
+            check_ids: Reject a stream whose chunks carry different ids.
+
+            transport: Makes what carries the requests, instead of httpcore2.
+        """
+        flags = {
+            "send_env_key": send_env_key,
+            "allow_http": allow_http,
+            "public_only": public_only,
+            "trust_env": trust_env,
+            "include_usage": include_usage,
+            "allow_missing_finish": allow_missing_finish,
+            "check_ids": check_ids,
+        }
+        for name, flag in flags.items():
+            check_bool(name, flag)
+        if endpoint not in get_args(Endpoint):
+            raise ValueError(f"endpoint must be 'chat' or 'completions', got {endpoint!r}")
+        self._address = address_from(
+            base_url, api_key, send_env_key=send_env_key, allow_http=allow_http, allowed_hosts=allowed_hosts
+        )
+        self._headers = _secret_headers(headers)
+        self._redactor = Redactor([*([self._address.key] if self._address.key else []), *self._headers.values()])
+        self.model = _model(model)
+        self.endpoint: Endpoint = endpoint
+        self.timeout_s = check_number("timeout_s", timeout_s, above=0)
+        self.max_request_bytes = check_int("max_request_bytes", max_request_bytes, least=1)
+        self.max_response_bytes = check_int("max_response_bytes", max_response_bytes, least=1)
+        self.trust_env = trust_env
+        self._include_usage = include_usage
+        self._allow_missing_finish = allow_missing_finish
+        self._check_ids = check_ids
+        self._max_tokens_name = (
+            "max_completion_tokens" if self._address.is_openai and endpoint == "chat" else "max_tokens"
+        )
+        self._new_transport = transport or _default_transport(
+            self.base_url,
+            trust_env=trust_env,
+            public_only=public_only,
+            ssl_context=ssl_context,
+            max_connections=check_int("max_connections", max_connections, least=1),
+            connect_timeout_s=check_number("connect_timeout_s", connect_timeout_s, above=0),
+        )
+        self._transport: Transport | None = None
+        self._loop: object = None
+        self._warned = False
+
+    @property
+    def base_url(self) -> str:
+        """Where the API is."""
+        return self._address.base_url
+
+    # Life.
+
+    async def __aenter__(self) -> Self:
+        await checkpoint()
+        if self._transport is not None:
+            raise RuntimeError("this OpenAIBackend is open already: share it, or make another one")
+        self._transport = self._new_transport()
+        self._loop = current_token()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        transport, self._transport, self._loop = self._transport, None, None
+        if transport is None:
+            raise RuntimeError("this OpenAIBackend is not open")
+        with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
+            await transport.aclose()
+
+    def __repr__(self) -> str:
+        parts = [f"{self.base_url!r}", f"model={self.model!r}", f"endpoint={self.endpoint!r}"]
+        if self.trust_env:
+            parts.append("trust_env=True")
+        state = "open" if self._transport is not None else "not open"
+        return f"<OpenAIBackend {', '.join(parts)}, key {self._address.key_source}, {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an OpenAIBackend can't be pickled or copied: it holds a key and connections. Make one there")
+
+    # Requests.
+
+    async def generate(self, request: Request) -> OpenAIGeneration:
+        """Answer one request with the whole text; on the wire it is streamed all the same."""
+        return await self._answer(request, None)
+
+    async def stream(self, request: Request, receive: Callable[[str], None]) -> OpenAIGeneration:
+        """Answer one request, and give every new piece of text to `receive` as it comes; reasoning is not text."""
+        if not callable(receive):
+            raise wrong_type("receive", receive, "a callable that takes a str")
+        return await self._answer(request, receive)
+
+    async def _answer(self, request: Request, receive: Callable[[str], None] | None) -> OpenAIGeneration:
+        check_instance("request", request, Request, "a Request")
+        answer = self._new_answer(request)
+        wire = self._wire(request, answer)
+        transport = self._transport
+        if transport is not None and self._loop == current_token():
+            return await self._ask(transport, wire, answer, receive)
+        self._warn_once()
+        transport = self._new_transport()
+        try:
+            return await self._ask(transport, wire, answer, receive)
+        finally:
+            with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
+                await transport.aclose()
+
+    def _warn_once(self) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning("connections_not_reused", hint="use it inside `async with`, in the same event loop")
+
+    def _wire(self, request: Request, answer: Answer) -> WireRequest:
+        body = body_of(
+            request,
+            model=self.model,
+            endpoint=self.endpoint,
+            max_tokens_name=self._max_tokens_name,
+            include_usage=self._include_usage,
+            max_bytes=self.max_request_bytes,
+        )
+        headers = {
+            "accept": "text/event-stream",
+            # No compression: what a few bytes grow into could not be bounded.
+            "accept-encoding": "identity",
+            "content-type": "application/json",
+            "user-agent": "sampling",
+            **{name: value.reveal() for name, value in self._headers.items()},
+        }
+        if self._address.key is not None:
+            headers.setdefault("authorization", f"Bearer {self._address.key.reveal()}")
+        if request.idempotency_key is not None:
+            headers.setdefault("idempotency-key", _digest_of(request.idempotency_key, body))
+        return WireRequest(f"{self.base_url}{_PATHS[self.endpoint]}", headers, body, answer.expect)
+
+    def _new_answer(self, request: Request) -> Answer:
+        n = request.options.extra.get("n")
+        return Answer(
+            self._redactor,
+            expected_choices=n if type(n) is int and n > 0 else 1,
+            input_tokens_guess=1 + estimate_tokens(sum(len(message.content) for message in request.messages)),
+            check_ids=self._check_ids,
+        )
+
+    async def _ask(
+        self, transport: Transport, wire: WireRequest, answer: Answer, receive: Callable[[str], None] | None
+    ) -> OpenAIGeneration:
+        """Send a request and read its answer to the end, all within the deadline."""
+        try:
+            # One deadline around everything: a server that sends a byte now and then never trips a read timeout.
+            with anyio.move_on_after(self.timeout_s) as deadline:
+                await self._exchange(transport, wire, answer, receive)
+            if deadline.cancelled_caught:
+                raise self._too_late(answer)
+            return answer.generation(allow_missing_finish=self._allow_missing_finish)
+        except BackendError as error:
+            error.partial_text = answer.text or None
+            raise
+
+    def _too_late(self, answer: Answer) -> Timeout:
+        came = "some of it came" if answer.started else "nothing of it came"
+        error = Timeout(f"no whole answer within {self.timeout_s:g} s ({came})")
+        error.maybe_billed = answer.expected
+        return error
+
+    async def _exchange(
+        self, transport: Transport, wire: WireRequest, answer: Answer, receive: Callable[[str], None] | None
+    ) -> None:
+        response = await transport.open(wire)
+        try:
+            if response.status != 200:
+                raise await self._refused(response)
+            self._check_encoding(response)
+            if _content_type(response) in _NOT_A_STREAM:
+                raise await self._not_streamed(response)
+            await self._read(response, answer, receive)
+        except ConnectionLost:
+            # What breaks after the last word takes nothing of the answer away.
+            if not answer.finished:
+                raise
+        finally:
+            # Whether it ends well or not, and above all when it is cancelled; a refusal costs nothing.
+            report_usage(answer.spent if response.status == 200 else Usage())
+            with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
+                await response.aclose()
+
+    async def _read(self, response: WireResponse, answer: Answer, receive: Callable[[str], None] | None) -> None:
+        parser = EventParser(min(_MAX_EVENT_BYTES, self.max_response_bytes))
+        head = b""
+        size = 0
+        while not answer.done:
+            data = await response.read()
+            size += len(data)
+            if size > self.max_response_bytes:
+                raise ResponseTooLarge(f"an answer of more than {self.max_response_bytes:,} bytes")
+            head = head or data
+            for event in parser.feed(data) if data else parser.close():
+                piece = answer.add(event)
+                if piece and receive is not None:
+                    receive(piece)
+                if answer.done:
+                    break
+            if not data:
+                break
+        else:
+            await _drain(response)
+        if not answer.started and not answer.done and head:
+            raise self._error_in(head) or MalformedResponse(f"not a stream of events: {self._redactor.sample(head)}")
+
+    def _check_encoding(self, response: WireResponse) -> None:
+        encoding = response.headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in {"", "identity"}:
+            raise MalformedResponse(
+                f"the answer is compressed ({self._redactor.sample(encoding)}), although that was not asked for"
+            )
+
+    async def _not_streamed(self, response: WireResponse) -> BackendError:
+        body = await _read_some(response)
+        kind = _content_type(response)
+        return self._error_in(body) or MalformedResponse(
+            f"the server did not stream, but answered with {kind}: {self._redactor.sample(body)}"
+        )
+
+    def _error_in(self, body: bytes) -> BackendError | None:
+        """Return the error that a body is, if it is one: some servers send it with status 200."""
+        try:
+            parsed = loads(body.decode("utf-8", "replace"))
+        except ValueError:
+            return None
+        if not isinstance(parsed, dict) or "error" not in parsed:
+            return None
+        return Refusal.from_error_object(cast("dict[str, Any]", parsed)["error"], self._redactor).as_error()
+
+    async def _refused(self, response: WireResponse) -> BackendError:
+        body = await _read_some(response)
+        error = Refusal.from_response(response.status, response.headers, body, self._redactor).as_error()
+        if isinstance(error, AuthenticationFailed) and self._address.key is None:
+            error.hint = f"No key was sent ({self._address.key_source}): pass api_key=… or send_env_key=True."
+            error.add_note(f"hint: {error.hint}")
+        return error
+
+
+def _digest_of(key: str, body: bytes) -> str:
+    """Return what stands for this key in a header, whatever is in it; for another question it is another one."""
+    return hashlib.sha256(b"%b\n%b" % (key.encode("utf-8", "backslashreplace"), body)).hexdigest()
+
+
+def _secret_headers(headers: Mapping[str, str] | None) -> dict[str, Secret]:
+    if headers is None:
+        return {}
+    check_instance("headers", headers, Mapping, "a mapping of names to values")
+    checked: dict[str, Secret] = {}
+    for name, value in headers.items():
+        check_str("the name of a header", name, empty=False)
+        # As with the key, what is wrong is said, but not shown.
+        if not isinstance(value, str):
+            raise TypeError(f"header {name!r} must be a str, got a {type(value).__name__}")
+        if not value.isascii() or not value.isprintable():
+            raise ValueError(f"header {name!r} must hold printable ASCII only")
+        checked[name.lower()] = Secret(value)
+    return checked
+
+
+def _model(model: object) -> str | None:
+    if model is None:
+        return os.environ.get("OPENAI_MODEL") or None
+    return check_str("model", model, empty=False)
+
+
+def _default_transport(
+    base_url: str,
+    *,
+    trust_env: bool,
+    public_only: bool,
+    ssl_context: ssl.SSLContext | None,
+    max_connections: int,
+    connect_timeout_s: float,
+) -> Callable[[], Transport]:
+    if ssl_context is not None:
+        check_instance("ssl_context", ssl_context, ssl.SSLContext, "an ssl.SSLContext or None")
+    return partial(
+        HttpcoreTransport,
+        ssl_context=ssl_context or ssl_context_for(base_url, trust_env=trust_env),
+        max_connections=max_connections,
+        connect_timeout_s=connect_timeout_s,
+        proxy=proxy_from_environment(base_url) if trust_env else None,
+        public_only=public_only,
+    )
+
+
+def _content_type(response: WireResponse) -> str:
+    return response.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def _read_some(response: WireResponse) -> bytes:
+    """Return the beginning of a body that explains an error; neither a long nor a slow one is worth waiting for."""
+    body = b""
+    with anyio.move_on_after(_REFUSAL_GRACE_S):
+        while True:
+            data = await response.read()
+            body += data
+            if not data or len(body) >= _REFUSAL_BYTES:
+                break
+    return body
+
+
+async def _drain(response: WireResponse) -> None:
+    """Wait a moment for the end of a body that has nothing more to say, so that its connection can be used again."""
+    with anyio.move_on_after(_DRAIN_GRACE_S):
+        await response.read()

@@ -1,0 +1,105 @@
+"""`OpenAIEmbeddings`: vectors from any server that speaks OpenAI's API."""
+
+import json
+from functools import partial
+from typing import Any, NoReturn, final
+
+import anyio
+
+from sampling._arguments import check_bool, check_number, check_str
+from sampling._json.bounded import loads
+from sampling._redaction import Redactor
+from sampling.backends.http._address import address_from
+from sampling.backends.http._transport import HttpcoreTransport, WireRequest, WireResponse, ssl_context_for
+from sampling.backends.openai._errors import Refusal
+from sampling.errors import MalformedResponse, ResponseTooLarge, Timeout
+
+__all__ = ["OpenAIEmbeddings"]
+
+_MAX_BYTES = 4 * 1024 * 1024
+_CLOSE_GRACE_S = 1.0
+
+
+@final
+class OpenAIEmbeddings:
+    """
+    Turns a text into a vector: `MBRStrategy(EmbeddingSimilarity(OpenAIEmbeddings(model="text-embedding-3-small")))`.
+
+    What it raises is what `OpenAIBackend` raises. It keeps no connection open, so there is nothing to close.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        model: str,
+        timeout_s: float = 60.0,
+        send_env_key: bool = False,
+        allow_http: bool = False,
+    ) -> None:
+        """Take where the server is, its key and its model; all as `OpenAIBackend` does."""
+        check_bool("send_env_key", send_env_key)
+        check_bool("allow_http", allow_http)
+        self._address = address_from(
+            base_url, api_key, send_env_key=send_env_key, allow_http=allow_http, allowed_hosts=None
+        )
+        self.model = check_str("model", model, empty=False)
+        self.timeout_s = check_number("timeout_s", timeout_s, above=0)
+        self._redactor = Redactor([self._address.key] if self._address.key else [])
+        self._new_transport = partial(
+            HttpcoreTransport,
+            ssl_context=ssl_context_for(self._address.base_url, trust_env=False),
+            max_connections=1,
+            connect_timeout_s=min(10.0, self.timeout_s),
+        )
+
+    async def __call__(self, text: str) -> tuple[float, ...]:
+        """Return the vector of a text."""
+        body = json.dumps({"model": self.model, "input": check_str("text", text), "encoding_format": "float"}).encode()
+        transport = self._new_transport()
+        try:
+            with anyio.move_on_after(self.timeout_s):
+                return self._vector_in(await self._exchange(transport, body))
+            raise Timeout(f"no embedding within {self.timeout_s:g} s")
+        finally:
+            with anyio.move_on_after(_CLOSE_GRACE_S, shield=True):
+                await transport.aclose()
+
+    async def _exchange(self, transport: HttpcoreTransport, body: bytes) -> bytes:
+        headers = {"accept-encoding": "identity", "content-type": "application/json", "user-agent": "sampling"}
+        if self._address.key is not None:
+            headers["authorization"] = f"Bearer {self._address.key.reveal()}"
+        wire = WireRequest(f"{self._address.base_url}/embeddings", headers, body, lambda: None)
+        response = await transport.open(wire)
+        try:
+            answer = await _read(response)
+            if response.status != 200:
+                raise Refusal.from_response(response.status, response.headers, answer, self._redactor).as_error()
+            return answer
+        finally:
+            with anyio.move_on_after(_CLOSE_GRACE_S, shield=True):
+                await response.aclose()
+
+    def _vector_in(self, answer: bytes) -> tuple[float, ...]:
+        try:
+            data: Any = loads(answer.decode("utf-8", "replace"))
+            vector = data["data"][0]["embedding"]
+            return tuple([float(number) for number in vector])
+        except (ValueError, KeyError, IndexError, TypeError):
+            raise MalformedResponse(f"no embedding in the answer: {self._redactor.sample(answer)}") from None
+
+    def __repr__(self) -> str:
+        return f"<OpenAIEmbeddings {self._address.base_url!r}, model={self.model!r}, key {self._address.key_source}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an OpenAIEmbeddings can't be pickled or copied: it holds a key. Make one there")
+
+
+async def _read(response: WireResponse) -> bytes:
+    body = b""
+    while data := await response.read():
+        body += data
+        if len(body) > _MAX_BYTES:
+            raise ResponseTooLarge(f"an answer of more than {_MAX_BYTES:,} bytes")
+    return body

@@ -1,0 +1,60 @@
+"""Progress for logs and pipes: a plain line, now and then."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from sampling.fanout.items import ItemFinished, ItemStatus
+from sampling.hooks import Hooks
+from sampling.usage import NO_USAGE
+
+__all__ = ["PlainProgress"]
+
+
+class PlainProgress:
+    """Counts what is done, and says so every few seconds; nothing that a model wrote is in it."""
+
+    def __init__(self, total: int, say: Callable[[str], None], *, every_s: float = 10.0) -> None:
+        self._total = total
+        self._say = say
+        self._every_s = every_s
+        self._started_s = self._said_s = time.monotonic()
+        self._counts: Counter[ItemStatus] = Counter()
+        self._recorded = 0
+        self._usage = NO_USAGE
+
+    def hooks(self) -> Hooks:
+        """Return what to watch a run with."""
+        hooks = Hooks()
+        hooks.on(ItemFinished)(self._count)
+        return hooks
+
+    def _count(self, event: ItemFinished) -> None:
+        self._counts[event.outcome.status] += 1
+        self._recorded += event.recorded
+        self._usage += event.outcome.usage
+        now = time.monotonic()
+        if now - self._said_s >= self._every_s:
+            self._said_s = now
+            self._say(self.line(now - self._started_s))
+
+    def line(self, elapsed_s: float) -> str:
+        """Say how far it is."""
+        done = self._counts.total()
+        parts = [f"{done:,} of {self._total:,} done"]
+        parts += [f"{self._counts[status]:,} {status}" for status in ("failed", "errored") if self._counts[status]]
+        if self._usage.total_tokens:
+            parts.append(f"{self._usage.total_tokens:,} tokens")
+        if self._usage.cost:
+            parts.append(f"cost {self._usage.cost:.4g}")
+        asked = done - self._recorded
+        if asked and elapsed_s > 0:
+            rate = asked / elapsed_s
+            parts += [f"{rate:.3g} a second", f"about {_duration((self._total - done) / rate)} left"]
+        return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,167 @@
+"""A file of prompts: read twice, once to see that every line of it is good, and once to ask."""
+
+import io
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self, cast
+
+import attrs
+
+from sampling._json import bounded as bounded_json
+from sampling._text import quoted
+
+__all__ = ["BadLine", "Prompt", "Prompts"]
+
+MAX_LINE_BYTES = 32 * 1024 * 1024
+_MOST_SHOWN = 10
+
+
+@attrs.frozen
+class Prompt:
+    """One thing to ask."""
+
+    line: int
+    key: str
+    text: str
+
+
+@attrs.frozen
+class BadLine:
+    """A line that is no prompt."""
+
+    line: int
+    problem: str
+
+
+class Prompts:
+    """
+    The prompts of a file, in its order, as often as they are iterated over: pairs `(key, prompt)`.
+
+    A line is a JSON object with a prompt and perhaps a key, or a JSON string; with `text`, it is the prompt itself.
+    The key of a line that names none is its number. Lines with nothing on them are passed over.
+    """
+
+    def __init__(self, path: Path, *, text: bool = False, key_field: str = "key", prompt_field: str = "prompt") -> None:
+        self.name = "the standard input" if str(path) == "-" else str(path)
+        self._file = _opened(path)
+        self._text = text
+        self._key_field = key_field
+        self._prompt_field = prompt_field
+        self._count = 0
+        self.bad: list[BadLine] = []
+        """The first lines that are no prompts."""
+
+        self.bad_count = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def check(self) -> Iterator[Prompt]:
+        """Go through all lines once, count them, give the good ones, and remember the bad."""
+        self._count, self.bad_count = 0, 0
+        self.bad.clear()
+        for read in self._read():
+            if isinstance(read, Prompt):
+                self._count += 1
+                yield read
+                continue
+            self.bad_count += 1
+            if len(self.bad) < _MOST_SHOWN:
+                self.bad.append(read)
+
+    def __len__(self) -> int:
+        """Return how many there are: `check` counts them."""
+        return self._count
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return ((read.key, read.text) for read in self._read() if isinstance(read, Prompt))
+
+    def _read(self) -> Iterator[Prompt | BadLine]:
+        self._file.seek(0)
+        number = 0
+        while line := self._file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                yield BadLine(number, f"longer than {MAX_LINE_BYTES // 2**20} MiB")
+                self._pass_over_rest()
+                continue
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip("\r\n" if self._text else None)
+                if text.strip():
+                    yield self._prompt(number, text)
+            except UnicodeDecodeError as error:
+                yield BadLine(number, f"not UTF-8 at byte {error.start}")
+            except ValueError as error:
+                yield BadLine(number, str(error))
+
+    def _pass_over_rest(self) -> None:
+        while (more := self._file.readline(MAX_LINE_BYTES)) and not more.endswith(b"\n"):
+            pass
+
+    def _prompt(self, number: int, text: str) -> Prompt:
+        if self._text:
+            return Prompt(number, str(number), text)
+        try:
+            read = bounded_json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"not JSON: {error}") from None
+        if isinstance(read, str):
+            return Prompt(number, str(number), _prompt_text("the prompt", read))
+        if not isinstance(read, dict):
+            raise ValueError(f"neither an object nor a string, but {_kind(read)}")  # noqa: TRY004 - what is wrong is the file
+        return self._from_object(number, cast("dict[str, Any]", read))
+
+    def _from_object(self, number: int, read: dict[str, Any]) -> Prompt:
+        if self._prompt_field not in read:
+            there = ", ".join(quoted(name, 40) for name in list(read)[:5]) or "nothing"
+            raise ValueError(f'no field "{self._prompt_field}"; there is {there}')
+        key = read.get(self._key_field, number)
+        if isinstance(key, bool) or not isinstance(key, str | int):
+            raise ValueError(f'the field "{self._key_field}" must be a string or a whole number, and is {_kind(key)}')  # noqa: TRY004
+        if key == "":
+            raise ValueError(f'the field "{self._key_field}" is empty')
+        _check_encodable(f'the field "{self._key_field}"', str(key))
+        return Prompt(number, str(key), _prompt_text(f'the field "{self._prompt_field}"', read[self._prompt_field]))
+
+
+def _prompt_text(name: str, text: object) -> str:
+    if not isinstance(text, str):
+        raise ValueError(f"{name} must be a string, and is {_kind(text)}")  # noqa: TRY004
+    if not text.strip():
+        raise ValueError(f"{name} is empty")
+    _check_encodable(name, text)
+    return text
+
+
+def _check_encodable(name: str, text: str) -> None:
+    """See that there are no halves of characters in it, which JSON can spell and nobody can send."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} has half a character in it, at {error.start}") from None
+
+
+def _kind(value: object) -> str:
+    kinds: dict[type, str] = {dict: "an object", list: "an array", str: "a string", type(None): "null"}
+    return kinds.get(type(value), "true or false" if isinstance(value, bool) else "a number")
+
+
+def _opened(path: Path) -> IO[bytes]:
+    if str(path) != "-":
+        try:
+            return path.open("rb")
+        except OSError as error:
+            raise ValueError(f"can't read {path}: {error.strerror}") from None
+    # It is read twice, so it is kept meanwhile; in a file, for it may be long.
+    spool: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the prompts
+    shutil.copyfileobj(cast("io.BufferedReader", sys.stdin.buffer), spool)
+    return spool

@@ -1,0 +1,309 @@
+"""What a capacity search found: its steps, and the largest rate that holds among them."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import attrs
+
+from sampling._json.bounded import loads
+from sampling.load.capacity._confidence import wilson
+from sampling.load.capacity._search import Bracket, Trial, bracket_of
+from sampling.load.capacity._verdict import Verdict
+from sampling.load.model._report import LoadReport
+from sampling.load.model._slo import Slo
+from sampling.load.model._units import show_seconds, show_share
+
+__all__ = ["CSV_COLUMNS", "Axis", "CapacityAnswer", "Step", "csv_row"]
+
+Axis: TypeAlias = Literal["rate", "users"]
+"""What is raised from step to step: arrivals per second, or users."""
+
+
+@attrs.frozen(kw_only=True)
+class Step:
+    """One run of a capacity search."""
+
+    target_rate: float
+    """What was asked for: arrivals per second, or, with `axis="users"`, users."""
+
+    achieved_rate: float
+    """What was reached of it: requests per second that really left, or users that became active."""
+
+    verdict: Verdict
+    reasons: tuple[str, ...] = ()
+    """Why it is not a PASS; every broken limit of a TRIP."""
+
+    why: Literal["ramp", "refine", "repeat"] = "ramp"
+    """Why it was run: as a step of the ramp, to halve the bracket, or because a verdict was at the edge."""
+
+    edge: bool = False
+    """Whether another run might as well find the opposite."""
+
+    confidence: float | None = None
+    """How sure a PASS is that every limit holds; None where that can't be said."""
+
+    seed: int = 0
+    warnings: tuple[str, ...] = ()
+    report: LoadReport | None = None
+
+    def to_dict(self, *, samples: bool = False) -> dict[str, Any]:
+        """Return the step as JSON can hold it."""
+        found = {field.name: getattr(self, field.name) for field in attrs.fields(Step)}
+        found["reasons"], found["warnings"] = list(self.reasons), list(self.warnings)
+        found["report"] = None if self.report is None else self.report.to_dict(samples=samples)
+        return found
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> "Step":
+        """Make a step out of what `to_dict` gave."""
+        known = {field.name: found[field.name] for field in attrs.fields(cls)}
+        known["reasons"], known["warnings"] = tuple(found["reasons"]), tuple(found["warnings"])
+        known["report"] = None if found["report"] is None else LoadReport.from_dict(found["report"])
+        return cls(**known)
+
+    @property
+    def trial(self) -> Trial:
+        """What the search needs to know of it."""
+        return Trial(self.target_rate, self.verdict, self.edge)
+
+
+@attrs.frozen(kw_only=True)
+class CapacityAnswer:
+    """
+    The largest rate that holds, as far as it was tested: `max_rate` is always the target of a step that passed.
+
+    It is the largest below the first that tripped: what passes above that was luck.
+    """
+
+    schema: ClassVar[str] = "sampling.capacity/1"
+
+    slo: Slo
+    steps: tuple[Step, ...]
+    """In the order in which they were run; a rate may be there several times."""
+
+    axis: Axis = "rate"
+    refined: bool = False
+    interrupted: bool = False
+
+    @property
+    def _bracket(self) -> Bracket:
+        return bracket_of(step.trial for step in self.steps)
+
+    @property
+    def max_rate(self) -> float | None:
+        """The largest target that passed below the first that tripped; None if none passed."""
+        return self._bracket.passed
+
+    @property
+    def first_trip(self) -> float | None:
+        """The smallest target that tripped; None if none did."""
+        return self._bracket.tripped
+
+    @property
+    def next_limit(self) -> str | None:
+        """What breaks first above `max_rate`: the reasons of the first trip; None if nothing tripped."""
+        tripped = self.first_trip
+        reasons = [step.reasons for step in self.steps if step.target_rate == tripped and step.verdict == "TRIP"]
+        return "; ".join(reasons[0]) if reasons else None
+
+    @property
+    def best(self) -> Step | None:
+        """The last run at `max_rate` that passed."""
+        passed = [step for step in self.steps if step.target_rate == self.max_rate and step.verdict == "PASS"]
+        return passed[-1] if passed else None
+
+    @property
+    def confidence(self) -> float | None:
+        """
+        How sure it is that `max_rate` holds: that of its least sure limit; None if that can't be said.
+
+        See `sampling.load.capacity._confidence`: requests are taken for independent, which makes this an upper bound.
+        """
+        return None if self.best is None else self.best.confidence
+
+    @property
+    def passes(self) -> tuple[int, int]:
+        """How many of the conclusive runs at `max_rate` passed, and how many there were."""
+        runs = [step.verdict for step in self.steps if step.target_rate == self.max_rate]
+        return runs.count("PASS"), runs.count("PASS") + runs.count("TRIP")
+
+    @property
+    def repeatability(self) -> tuple[float, float]:
+        """Between which shares of runs at `max_rate` pass, with 95 % confidence, going by those that were made."""
+        return wilson(*self.passes)
+
+    @property
+    def suggested_in_flight(self) -> int | None:
+        """A limit for requests in flight at `max_rate`, by Little's law; see `LoadReport.suggested_in_flight`."""
+        return None if self.best is None or self.best.report is None else self.best.report.suggested_in_flight
+
+    @property
+    def exit_code(self) -> int:
+        """0 if any step passed below the first trip, 1 otherwise."""
+        return 0 if self.max_rate is not None else 1
+
+    # Files.
+
+    def to_dict(self, *, samples: bool = False) -> dict[str, Any]:
+        """Return the answer as JSON can hold it."""
+        return {
+            "schema": self.schema,
+            "axis": self.axis,
+            "slo": self.slo.to_dict(),
+            "refined": self.refined,
+            "interrupted": self.interrupted,
+            "max_rate": self.max_rate,
+            "first_trip": self.first_trip,
+            "next_limit": self.next_limit,
+            "confidence": self.confidence,
+            "suggested_in_flight": self.suggested_in_flight,
+            "steps": [step.to_dict(samples=samples) for step in self.steps],
+        }
+
+    def to_json(self, *, samples: bool = False) -> str:
+        """Return the answer as JSON, which `from_json` reads; every single request only if wanted."""
+        return json.dumps(self.to_dict(samples=samples), allow_nan=False, separators=(",", ":"))
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> "CapacityAnswer":
+        """Make an answer out of what `to_dict` gave. What follows from its steps is computed anew."""
+        if found.get("schema") != cls.schema:
+            raise ValueError(
+                f"this is no capacity answer that can be read: schema must be {cls.schema!r}, "
+                f"got {found.get('schema')!r}"
+            )
+        return cls(
+            slo=Slo.from_dict(found["slo"]),
+            steps=tuple(Step.from_dict(step) for step in found["steps"]),
+            axis=found["axis"],
+            refined=found["refined"],
+            interrupted=found["interrupted"],
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "CapacityAnswer":
+        """Read an answer."""
+        return cls.from_dict(loads(text))
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write one row a step."""
+        Path(path).write_text(csv_text(self.steps), encoding="utf-8")
+
+    def render(self) -> str:
+        """Return a table of the steps, and the answer below it, for a terminal."""
+        header = [_unit(self.axis), "reached", "verdict", "p50", "p95", "p99", "errors", "valid", "dropped", "lag p99"]
+        lines = [header, *(_cells(step) for step in self.steps)]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+        table = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+        notes = ["", *("  ".join(["", *step.reasons[:1]]).rstrip() for step in self.steps)]
+        rows = [f"{row}{note}" for row, note in zip(table, notes, strict=True)]
+        return "\n".join([*rows, "", str(self)])
+
+    def __str__(self) -> str:
+        cut = "interrupted: " if self.interrupted else ""
+        unit = "users" if self.axis == "users" else "per second"
+        if self.max_rate is None:
+            return f"{cut}none passed{f': {self.next_limit}' if self.next_limit else ''}"
+        sure = "" if self.confidence is None else f" (confidence {show_share(self.confidence)})"
+        limit = f"; at {self.first_trip:g}: {self.next_limit}" if self.first_trip is not None else "; nothing tripped"
+        return f"{cut}holds {self.max_rate:g} {unit}{sure}{limit}"
+
+
+def _unit(axis: Axis) -> str:
+    return "users" if axis == "users" else "rate"
+
+
+def _cells(step: Step) -> list[str]:
+    report = step.report
+    numbers = ["—"] * 7
+    if report is not None:
+        times = [report.latency.p50, report.latency.p95, report.latency.p99]
+        shares = [report.error_rate, report.validity_rate]
+        numbers = [
+            *("—" if time is None else show_seconds(time) for time in times),
+            *("—" if share is None else show_share(share) for share in shares),
+            str(report.dropped),
+            "—" if report.schedule_lag.p99 is None else show_seconds(report.schedule_lag.p99),
+        ]
+    return [f"{step.target_rate:g}", f"{step.achieved_rate:.4g}", step.verdict, *numbers]
+
+
+# CSV: a stable order, for those who compare runs with a spreadsheet.
+
+CSV_COLUMNS = (
+    "target_rate",
+    "achieved_rate",
+    "verdict",
+    "reasons",
+    "why",
+    "confidence",
+    "scheduled",
+    "admitted",
+    "dropped",
+    "missed",
+    "succeeded",
+    "failed",
+    "cancelled",
+    "valid",
+    "invalid",
+    *(
+        f"{series}_{number}_s"
+        for series in ("latency", "service_time")
+        for number in ("mean", "p50", "p90", "p95", "p99", "max")
+    ),
+    "time_to_first_token_p50_s",
+    "time_to_first_token_p95_s",
+    "time_to_first_token_p99_s",
+    "schedule_lag_p99_s",
+    "backlog_growth",
+    "backlog_slope",
+    "peak_in_flight",
+    "operations",
+)
+_SERIES = ("latency", "service_time", "time_to_first_token", "schedule_lag")
+
+
+def csv_row(step: Step) -> list[str]:
+    """Return one step as a row; what was not measured is empty."""
+    found: dict[str, object] = {
+        "target_rate": step.target_rate,
+        "achieved_rate": step.achieved_rate,
+        "verdict": step.verdict,
+        "reasons": "; ".join(step.reasons),
+        "why": step.why,
+        "confidence": step.confidence,
+    }
+    if step.report is not None:
+        found |= {name: getattr(step.report, name) for name in CSV_COLUMNS if hasattr(step.report, name)}
+        for series in _SERIES:
+            numbers = attrs.asdict(getattr(step.report, series))
+            found |= {f"{series}_{name}_s": value for name, value in numbers.items()}
+        found["achieved_rate"] = step.achieved_rate
+        found["operations"] = "; ".join(
+            f"{name} p50={_seconds(operation.latency.p50)} p95={_seconds(operation.latency.p95)} "
+            f"p99={_seconds(operation.latency.p99)} n={operation.sent}"
+            for name, operation in step.report.operations.items()
+        )
+    return ["" if found.get(name) is None else _field(found[name]) for name in CSV_COLUMNS]
+
+
+def _seconds(time: float | None) -> str:
+    return "—" if time is None else show_seconds(time)
+
+
+def _field(value: object) -> str:
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def csv_text(steps: Sequence[Step], *, header: bool = True) -> str:
+    """Return rows as text, with the names of the columns before them."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    if header:
+        writer.writerow(CSV_COLUMNS)
+    writer.writerows(csv_row(step) for step in steps)
+    return text.getvalue()

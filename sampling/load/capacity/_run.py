@@ -1,0 +1,433 @@
+"""`find_capacity`: raise the load step by step, and say what the service holds."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import anyio
+import attrs
+
+from sampling._arguments import check_bool, check_instance, check_int, check_number, shown
+from sampling.errors import PreflightFailed
+from sampling.load.capacity._answer import Axis, CapacityAnswer, Step
+from sampling.load.capacity._probe import BacklogProbe, ProbeWatch
+from sampling.load.capacity._search import StepsLike, next_trial, parse_steps
+from sampling.load.capacity._step_files import StepCsv, StepJournal
+from sampling.load.capacity._verdict import Backlog, judge
+from sampling.load.model._imported_workload import ImportedWorkload
+from sampling.load.model._profiles import ArrivalModel, ClosedLoop, OpenLoop, Profile, Shape
+from sampling.load.model._report import LoadReport
+from sampling.load.model._seeds import derive_seed
+from sampling.load.model._slo import Slo
+from sampling.load.model._workload import Workload
+from sampling.load.run import LoadRun
+
+__all__ = ["CapacityRun", "CapacitySettings", "find_capacity"]
+
+OnStep = Callable[[Step], object]
+
+
+@attrs.frozen(kw_only=True)
+class CapacitySettings:
+    """How a capacity search is made. `find_capacity` takes all of these."""
+
+    steps: tuple[float, ...] = attrs.field(converter=parse_steps)
+    """The rates, or numbers of users, to try; strictly ascending."""
+
+    slo: Slo
+    warmup_s: float = 10.0
+    """Traffic at the step's rate that is not measured, before each measurement."""
+
+    hold_s: float = 30.0
+    """How long each step is measured."""
+
+    cooldown_s: float = 5.0
+    """A pause after each step."""
+
+    drain_s: float | None = 60.0
+    """How long to wait for the last answers of a step; what is unanswered then counts as an error."""
+
+    rate_tolerance: float = 0.05
+    """A step that sent less than this share below its rate proves nothing."""
+
+    stop_on_trip: bool = True
+    """Whether the ramp ends at the first step that trips."""
+
+    max_in_flight: int = 1024
+    refine: bool = False
+    """Whether to go on between the last rate that passed and the first that tripped, by halves."""
+
+    precision: float = 0.02
+    """How narrow the bracket is made, as a share of its upper end."""
+
+    most_steps: int = 40
+    axis: Axis = "rate"
+    arrivals: ArrivalModel = "constant"
+    shape: Shape | None = None
+    """A curve over the measured time that the rate follows, anew at each step."""
+
+    think_time_s: float = 0.0
+    """With `axis="users"`: from an answer to the next request of the same user."""
+
+    activate_per_s: float | None = None
+    """With `axis="users"`: how many users may start per second."""
+
+    seed: int = 0
+    workers: int = 1
+    preflight: bool = False
+    """Whether to send one request first, and to give up with advice if it fails."""
+
+    probe: BacklogProbe | None = None
+    """Looks at the server's own queue; without it, requests in flight are the backlog."""
+
+    probe_timeout_s: float = 5.0
+
+    def __attrs_post_init__(self) -> None:
+        check_instance("slo", self.slo, Slo, "a Slo")
+        if self.slo.is_empty:
+            raise ValueError("slo needs at least one limit, such as Slo(p95_s=2.0): without one nothing can trip")
+        for name in ("warmup_s", "cooldown_s", "think_time_s"):
+            check_number(name, getattr(self, name), least=0)
+        for name in ("hold_s", "precision", "probe_timeout_s"):
+            check_number(name, getattr(self, name), above=0)
+        if check_number("rate_tolerance", self.rate_tolerance, least=0) >= 1:
+            raise ValueError(f"rate_tolerance is a share and must be < 1, got {self.rate_tolerance}")
+        for name in ("stop_on_trip", "refine", "preflight"):
+            check_bool(name, getattr(self, name))
+        for name in ("max_in_flight", "most_steps", "workers"):
+            check_int(name, getattr(self, name), least=1)
+        check_int("seed", self.seed)
+        self._check_axis()
+        self.profile(self.steps[0])
+
+    def _check_axis(self) -> None:
+        if self.axis not in get_args(Axis):
+            raise ValueError(f"axis must be 'rate' or 'users', got {shown(self.axis)}")
+        if self.axis == "users" and (self.arrivals != "constant" or self.shape is not None):
+            raise ValueError("with axis='users' arrivals follow from the answers: leave arrivals and shape out")
+        if self.axis == "rate" and (self.think_time_s or self.activate_per_s is not None):
+            raise ValueError("think_time_s and activate_per_s are for axis='users': leave them out, or change the axis")
+        parse_steps(self.steps, whole=self.axis == "users")
+
+    def profile(self, target: float) -> Profile:
+        """Return the traffic of one step."""
+        if self.axis == "users":
+            return ClosedLoop(
+                users=int(target),
+                horizon_s=self.warmup_s + self.hold_s,
+                think_time_s=self.think_time_s,
+                warmup_s=self.warmup_s,
+                activate_per_s=self.activate_per_s,
+                drain_s=self.drain_s,
+            )
+        return OpenLoop(
+            rate=target,
+            duration_s=self.hold_s,
+            max_in_flight=self.max_in_flight,
+            arrivals=self.arrivals,
+            shape=self.shape,
+            warmup_s=self.warmup_s,
+            drain_s=self.drain_s,
+        )
+
+    def measured_how(self) -> dict[str, Any]:
+        """Return what must be the same for steps of two searches to be put together."""
+        names = ("warmup_s", "hold_s", "drain_s", "rate_tolerance", "max_in_flight", "axis", "arrivals")
+        found: dict[str, Any] = {
+            name: getattr(self, name) for name in (*names, "think_time_s", "activate_per_s", "seed")
+        }
+        return {**found, "slo": self.slo.to_dict(), "shape": None if self.shape is None else repr(self.shape)}
+
+
+class CapacityRun:
+    """
+    A capacity search that can be watched and stopped. `find_capacity` is all that most need.
+
+    When it is cancelled it raises, as everything that is cancelled does, and `answer()` still tells what was found.
+    """
+
+    def __init__(
+        self,
+        workload: Workload | ImportedWorkload,
+        settings: CapacitySettings,
+        *,
+        journal: str | Path | None = None,
+        csv: str | Path | None = None,
+        on_step: OnStep | None = None,
+    ) -> None:
+        self._workload = workload
+        self._settings = settings
+        self._journal = None if journal is None else StepJournal(journal, settings.measured_how())
+        self._csv = None if csv is None else StepCsv(csv)
+        self._on_step = on_step
+        self._steps: list[Step] = []
+        self._done = False
+        self._stopped = False
+        self.running: LoadRun | None = None
+        """The step that is being run, to watch its progress."""
+
+        self.target: float | None = None
+        """What it is aimed at."""
+
+    async def run(self) -> CapacityAnswer:
+        """Run the steps that are not in the journal yet, and answer."""
+        self._restore()
+        if self._settings.preflight:
+            await self._check_target()
+        await self._ramp()
+        if self._settings.refine and not self._stopped:
+            await self._refine()
+        self._done = not self._stopped
+        return self.answer()
+
+    def stop(self) -> None:
+        """End the search now; the step that is being measured is given up, and `run()` returns what was found."""
+        self._stopped = True
+        if self.running is not None:
+            self.running.stop()
+
+    def answer(self) -> CapacityAnswer:
+        """Return what was found so far."""
+        settings = self._settings
+        return CapacityAnswer(
+            slo=settings.slo,
+            steps=tuple(self._steps),
+            axis=settings.axis,
+            refined=settings.refine,
+            interrupted=not self._done,
+        )
+
+    def _restore(self) -> None:
+        self._steps = list(self._journal.read()) if self._journal is not None else []
+        if self._csv is not None:
+            self._csv.start(self._steps)
+
+    async def _check_target(self) -> None:
+        """Send one request: better to fail now than after an hour."""
+        profile = OpenLoop(rate=1, requests=1, max_in_flight=1, drain_s=self._settings.probe_timeout_s)
+        report = await LoadRun(self._workload, profile, seed=derive_seed(self._settings.seed, "preflight")).run()
+        if report.succeeded:
+            return
+        if report.failed:
+            ((name, message), *_) = report.error_messages.items()
+            raise PreflightFailed(f"the first request failed with {name}: {message}")
+        limit = f"{self._settings.probe_timeout_s:g} s"
+        raise PreflightFailed(
+            f"the first request was not answered within {limit}" if report.admitted else "the workload is empty"
+        )
+
+    # Steps.
+
+    async def _ramp(self) -> None:
+        known = {step.target_rate: step for step in self._steps if step.verdict != "INCONCLUSIVE"}
+        for target in self._settings.steps:
+            step = known.get(target) or await self._step(target, "ramp")
+            if step is None or (step.verdict == "TRIP" and self._settings.stop_on_trip):
+                return
+
+    async def _refine(self) -> None:
+        settings = self._settings
+        while not self._stopped:
+            trials = [step.trial for step in self._steps]
+            following = next_trial(
+                trials, precision=settings.precision, most_trials=settings.most_steps, whole=settings.axis == "users"
+            )
+            if following is None:
+                return
+            await self._step(following.rate, following.why)
+
+    async def _step(self, target: float, why: Literal["ramp", "refine", "repeat"]) -> Step | None:
+        """Warm up, measure, judge, write down, cool down; None if it was stopped before it was measured."""
+        runs = sum(step.target_rate == target for step in self._steps)
+        seed = derive_seed(self._settings.seed, "step", repr(target), runs)
+        report, backlog = await self._measure(target, seed)
+        if self._stopped:
+            return None
+        step = self._judged(target, why, seed, report, backlog)
+        self._steps.append(step)
+        if self._journal is not None:
+            self._journal.add(step)
+        if self._csv is not None:
+            self._csv.add(step)
+        if self._on_step is not None:
+            self._on_step(step)
+        await anyio.sleep(self._settings.cooldown_s)
+        return step
+
+    async def _measure(self, target: float, seed: int) -> tuple[LoadReport | None, Backlog | None]:
+        settings = self._settings
+        profile = settings.profile(target)
+        self.target = target
+        self.running = LoadRun(self._workload, profile, seed=seed, slo=settings.slo, workers=settings.workers)
+        try:
+            if settings.probe is None:
+                return await self.running.run(), None
+            watch = ProbeWatch(settings.probe, timeout_s=settings.probe_timeout_s)
+            return await _beside(watch, settings, self.running), watch.backlog
+        finally:
+            self.running = None
+
+    def _judged(
+        self,
+        target: float,
+        why: Literal["ramp", "refine", "repeat"],
+        seed: int,
+        report: LoadReport | None,
+        backlog: Backlog | None,
+    ) -> Step:
+        settings = self._settings
+        judgement = judge(report, settings.slo, rate_tolerance=settings.rate_tolerance, backlog=backlog)
+        return Step(
+            target_rate=target,
+            achieved_rate=_achieved(report, settings.axis),
+            verdict=judgement.verdict,
+            reasons=judgement.reasons,
+            why=why,
+            edge=judgement.edge,
+            confidence=judgement.confidence,
+            seed=seed,
+            warnings=tuple(_warnings(target, report, backlog)),
+            # The single requests have been judged; a long ramp must not keep them all.
+            report=None if report is None else attrs.evolve(report, samples=None),
+        )
+
+
+def _warnings(target: float, report: LoadReport | None, backlog: Backlog | None) -> Iterator[str]:
+    if backlog is not None and backlog.warning is not None:
+        yield backlog.warning
+    if report is not None and report.blocked is not None:
+        yield f"{target:g}: {report.blocked}"
+
+
+def _achieved(report: LoadReport | None, axis: Axis) -> float:
+    if report is None:
+        return 0.0
+    return report.achieved_rate if axis == "rate" else float(report.active_users or 0)
+
+
+async def _beside(watch: ProbeWatch, settings: CapacitySettings, run: LoadRun) -> LoadReport | None:
+    """Run a step while its queue is watched; what the run raises comes through bare, not in a group."""
+    report: LoadReport | None = None
+    failure: Exception | None = None
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch.watch, settings.warmup_s, settings.hold_s)
+        try:
+            report = await run.run()
+        except Exception as error:  # noqa: BLE001 - raised again below
+            failure = error
+        group.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return report
+
+
+async def find_capacity(  # noqa: PLR0913 - a search has many settings, and nearly all have a default
+    workload: Workload | ImportedWorkload,
+    steps: StepsLike,
+    slo: Slo,
+    *,
+    warmup_s: float = 10.0,
+    hold_s: float = 30.0,
+    cooldown_s: float = 5.0,
+    drain_s: float | None = 60.0,
+    rate_tolerance: float = 0.05,
+    stop_on_trip: bool = True,
+    max_in_flight: int = 1024,
+    refine: bool = False,
+    precision: float = 0.02,
+    most_steps: int = 40,
+    axis: Axis = "rate",
+    arrivals: ArrivalModel = "constant",
+    shape: Shape | None = None,
+    think_time_s: float = 0.0,
+    activate_per_s: float | None = None,
+    seed: int = 0,
+    workers: int = 1,
+    preflight: bool = False,
+    probe: BacklogProbe | None = None,
+    probe_timeout_s: float = 5.0,
+    journal: str | Path | None = None,
+    csv: str | Path | None = None,
+    on_step: OnStep | None = None,
+) -> CapacityAnswer:
+    """
+    Raise the load step by step until the service no longer holds, and say what it holds.
+
+    Args:
+        workload: Any `async def f(arrival)`, as for `run_load`.
+
+        steps: The rates to try, ascending: `"50,100,200,1k"`, or numbers. With `axis="users"`, numbers of users.
+
+        slo: What must hold.
+
+        warmup_s: Traffic at the step's rate that is not measured, before each measurement.
+
+        hold_s: How long each step is measured.
+
+        cooldown_s: A pause after each step.
+
+        drain_s: How long to wait for the last answers of a step; what is unanswered then counts as an error.
+
+        rate_tolerance: A step that sent less than this share below its rate proves nothing.
+
+        stop_on_trip: End the ramp at the first step that trips.
+
+        max_in_flight: How many requests may be unanswered before arrivals are dropped.
+
+        refine: Go on between the last rate that passed and the first that tripped, by halves, and repeat at the edge.
+
+        precision: How narrow that bracket is made, as a share of its upper end.
+
+        most_steps: How many steps are run at most.
+
+        axis: What is raised: the "rate" of an open loop, or the "users" of a closed one.
+
+        arrivals: How arrivals are spread: "constant", "poisson" or "burst".
+
+        shape: A curve over the measured time that the rate follows, anew at each step.
+
+        think_time_s: With axis="users": from an answer to the next request of the same user.
+
+        activate_per_s: With axis="users": how many users may start per second.
+
+        seed: The same seed makes the same traffic.
+
+        workers: How many processes send.
+
+        preflight: Send one request first, and raise `PreflightFailed` with advice if it fails.
+
+        probe: Looks at the server's own queue; without it, requests in flight are the backlog.
+
+        probe_timeout_s: How long a look at the queue, and the preflight, may take.
+
+        journal: A file that keeps the steps. The same search with the same file goes on where it was interrupted.
+
+        csv: A file that gets a row as soon as a step ends.
+
+        on_step: Called with every step that ends.
+    """
+    settings = CapacitySettings(
+        steps=steps,
+        slo=slo,
+        warmup_s=warmup_s,
+        hold_s=hold_s,
+        cooldown_s=cooldown_s,
+        drain_s=drain_s,
+        rate_tolerance=rate_tolerance,
+        stop_on_trip=stop_on_trip,
+        max_in_flight=max_in_flight,
+        refine=refine,
+        precision=precision,
+        most_steps=most_steps,
+        axis=axis,
+        arrivals=arrivals,
+        shape=shape,
+        think_time_s=think_time_s,
+        activate_per_s=activate_per_s,
+        seed=seed,
+        workers=workers,
+        preflight=preflight,
+        probe=probe,
+        probe_timeout_s=probe_timeout_s,
+    )
+    return await CapacityRun(workload, settings, journal=journal, csv=csv, on_step=on_step).run()

@@ -1,0 +1,152 @@
+"""
+Which rate to try next, and what the tried ones say. Pure: a history in, a rate or an answer out.
+
+A rate is decided by the majority of its runs, and a tie counts as a trip. The bracket is the largest rate that passed
+below the smallest that tripped, and that one; it only ever shrinks or is corrected by a repeated run,
+and the answer is always a rate that was run and passed.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeAlias
+
+import attrs
+
+from sampling._arguments import check_number
+from sampling.load.capacity._verdict import Verdict
+
+__all__ = ["Bracket", "Next", "Trial", "bracket_of", "next_trial", "parse_steps"]
+
+_MOST_RUNS = 3
+"""How often one rate is run at most."""
+
+_MOST_HALVINGS = 6
+"""How far below the first step to look, when that trips already."""
+
+
+@attrs.frozen
+class Trial:
+    """One run at one rate."""
+
+    rate: float
+    verdict: Verdict
+    edge: bool = False
+
+
+@attrs.frozen
+class Bracket:
+    """Between which rates the truth lies; None where there is none."""
+
+    passed: float | None
+    tripped: float | None
+
+
+@attrs.frozen
+class Next:
+    """What to run next, and why."""
+
+    rate: float
+    why: Literal["refine", "repeat"]
+
+
+def bracket_of(trials: Iterable[Trial]) -> Bracket:
+    """Return the smallest rate that tripped, and the largest that passed below it."""
+    verdicts = _verdicts(trials)
+    tripped = min((rate for rate, verdict in verdicts.items() if verdict == "TRIP"), default=None)
+    below = math.inf if tripped is None else tripped
+    passed = max((rate for rate, verdict in verdicts.items() if verdict == "PASS" and rate < below), default=None)
+    return Bracket(passed, tripped)
+
+
+def next_trial(trials: Sequence[Trial], *, precision: float, most_trials: int = 40, whole: bool = False) -> Next | None:
+    """
+    Return the next run that makes the answer better, or None if nothing does.
+
+    First the bracket is halved until it is narrower than `precision` of its upper end. Then its two ends are run again,
+    if their verdicts are at the edge; should that overturn one of them, the halving goes on.
+    """
+    bracket = bracket_of(trials)
+    if bracket.tripped is None or len(trials) >= most_trials:
+        return None
+    return _halve(trials, bracket, precision, whole=whole) or _doubt(trials, bracket)
+
+
+def _halve(trials: Sequence[Trial], bracket: Bracket, precision: float, *, whole: bool) -> Next | None:
+    high = bracket.tripped or 0.0
+    low = bracket.passed or 0.0
+    if not low and high <= trials[0].rate / 2**_MOST_HALVINGS:
+        return None
+    if low and high - low <= precision * high:
+        return None
+    middle = _rounded(low, high, whole=whole)
+    runs = [trial for trial in trials if trial.rate == middle]
+    # Whatever was tried here was inconclusive: once more may help, but it never becomes a bound.
+    if middle in (low, high) or len(runs) >= _MOST_RUNS - 1:
+        return None
+    return Next(middle, "refine")
+
+
+def _rounded(low: float, high: float, *, whole: bool) -> float:
+    middle = (low + high) / 2
+    if whole:
+        return float(math.floor(middle))
+    rounded = float(f"{middle:.4g}")
+    return rounded if low < rounded < high else middle
+
+
+def _doubt(trials: Sequence[Trial], bracket: Bracket) -> Next | None:
+    """Return an end of the bracket that should be run again: one at the edge, until its majority can't change."""
+    for rate in (bracket.passed, bracket.tripped):
+        runs = [trial for trial in trials if trial.rate == rate and trial.verdict != "INCONCLUSIVE"]
+        tries = sum(trial.rate == rate for trial in trials)
+        trips = sum(trial.verdict == "TRIP" for trial in runs)
+        settled = len(runs) > 1 and 2 * trips != len(runs)
+        if rate is not None and runs[0].edge and not settled and tries < _MOST_RUNS:
+            return Next(rate, "repeat")
+    return None
+
+
+def _verdicts(trials: Iterable[Trial]) -> dict[float, Verdict]:
+    """Decide each rate by the majority of its runs that were conclusive."""
+    balance: dict[float, int] = {}
+    for trial in trials:
+        if trial.verdict != "INCONCLUSIVE":
+            balance[trial.rate] = balance.get(trial.rate, 0) + (1 if trial.verdict == "PASS" else -1)
+    return {rate: "PASS" if votes > 0 else "TRIP" for rate, votes in balance.items()}
+
+
+StepsLike: TypeAlias = str | Sequence[float]
+
+
+def parse_steps(steps: StepsLike, *, whole: bool = False) -> tuple[float, ...]:
+    """Read steps: `50,100,200,1k`, or numbers; strictly ascending and positive. `whole` for a number of users."""
+    if isinstance(steps, str):
+        parts = [part.strip() for part in steps.split(",")]
+        numbers = [_step(part) for part in parts] if steps.strip() else []
+    else:
+        numbers = [_number(step) for step in steps]
+    if not numbers:
+        raise ValueError("steps must name at least one rate, such as 50,100,200,1k; got none")
+    for earlier, later in zip([0.0, *numbers], numbers, strict=False):
+        if not 0 < later < math.inf:
+            raise ValueError(f"every step must be finite and > 0, got {later:g}")
+        if later <= earlier:
+            raise ValueError(f"steps must ascend: {later:g} comes after {earlier:g}")
+        if whole and later != int(later):
+            raise ValueError(f"a step is a number of users here and must be whole, got {later:g}")
+    return tuple(numbers)
+
+
+def _step(text: str) -> float:
+    digits, factor = (text[:-1], 1000.0) if text[-1:] in ("k", "K") else (text, 1.0)
+    try:
+        number = float(digits) * factor
+    except ValueError:
+        raise ValueError(f"a step must be a number, such as 50 or 1.5k, got {text!r}") from None
+    if not math.isfinite(number):
+        raise ValueError(f"a step must be finite, got {text!r}")
+    return number
+
+
+def _number(step: object) -> float:
+    return float(check_number("a step", step))

@@ -1,0 +1,85 @@
+"""The steps of a ramp on disk, each as soon as it ends: an interrupted ramp loses nothing and can go on."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sampling._json.bounded import loads
+from sampling.load.capacity._answer import Step, csv_text
+
+__all__ = ["StepCsv", "StepJournal"]
+
+_SCHEMA = "sampling.capacity-journal/1"
+
+
+class StepJournal:
+    """
+    One line of JSON for each step, after a line that says what was measured how.
+
+    A line that a crash cut short is not a step, and is removed before anything is added.
+    """
+
+    def __init__(self, path: str | Path, settings: Mapping[str, Any]) -> None:
+        self._path = Path(path)
+        self._settings = json.loads(json.dumps(settings))
+
+    def read(self) -> tuple[Step, ...]:
+        """Return the steps that are there already; refuse those of another kind of ramp."""
+        if not self._path.exists() or not (text := self._path.read_text(encoding="utf-8")):
+            _append(self._path, json.dumps({"schema": _SCHEMA, "settings": self._settings}) + "\n")
+            return ()
+        whole = text[: text.rfind("\n") + 1]
+        header, *lines = (loads(line) for line in whole.splitlines() or ["{}"])
+        self._check(header)
+        if whole != text:
+            _replace(self._path, whole)
+        return tuple(Step.from_dict(line) for line in lines)
+
+    def _check(self, header: Mapping[str, Any]) -> None:
+        if header.get("schema") != _SCHEMA:
+            raise ValueError(f"journal {self._path.name} is not the journal of a capacity search: use another file")
+        theirs: Mapping[str, Any] = header["settings"]
+        differences = [
+            f"{name} was {theirs.get(name)!r} and is {self._settings.get(name)!r}"
+            for name in sorted({*theirs, *self._settings})
+            if theirs.get(name) != self._settings.get(name)
+        ]
+        if differences:
+            raise ValueError(
+                f"journal {self._path.name} is of another search: {'; '.join(differences)}; use another file"
+            )
+
+    def add(self, step: Step) -> None:
+        """Write a step down, for good."""
+        _append(self._path, json.dumps(step.to_dict(), allow_nan=False) + "\n")
+
+
+class StepCsv:
+    """One row for each step, after a row of names."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+
+    def start(self, steps: Sequence[Step]) -> None:
+        """Begin the file anew, with the steps that are there already."""
+        _replace(self._path, csv_text(steps))
+
+    def add(self, step: Step) -> None:
+        """Write a step down, for good."""
+        _append(self._path, csv_text([step], header=False))
+
+
+def _append(path: Path, text: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _replace(path: Path, text: str) -> None:
+    beside = path.with_name(f"{path.name}.new")
+    beside.unlink(missing_ok=True)
+    _append(beside, text)
+    beside.replace(path)

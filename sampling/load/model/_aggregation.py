@@ -1,0 +1,190 @@
+"""From a recording to a report: the counts the generator kept, and exact percentiles of every series."""
+
+import math
+from array import array
+from collections.abc import Callable, Iterable
+
+import attrs
+
+from sampling.load.model._profiles import ClosedLoop, Profile
+from sampling.load.model._recording import OUTCOMES, USER_ENDS, Outcome, Recording
+from sampling.load.model._report import Bin, LoadReport, Operation
+from sampling.load.model._series import Summary, cumulative, slope
+from sampling.load.model._slo import Slo
+
+__all__ = ["report_of"]
+
+_SUCCEEDED: tuple[Outcome, ...] = ("valid", "invalid")
+
+
+def report_of(
+    recording: Recording, profile: Profile, *, seed: int, workers: int = 1, slo: Slo | None = None
+) -> LoadReport:
+    """Sum a recording up. The counts are those that the generator kept, checked against the samples themselves."""
+    tally, outcomes = recording.tally, recording.outcomes()
+    warmup_s = profile.warmup_s
+    duration_s = max(0.0, recording.ended_s - warmup_s)
+    if profile.measured_s is not None and not recording.interrupted and not recording.exhausted:
+        duration_s = profile.measured_s
+    levels, times = _levels(recording, warmup_s, duration_s)
+    return LoadReport(
+        profile=profile,
+        seed=seed,
+        workers=workers,
+        scheduled=tally.scheduled,
+        admitted=tally.admitted,
+        dropped=tally.dropped,
+        missed=sum(1 for instant in recording.missed_s if instant >= warmup_s),
+        succeeded=tally.succeeded,
+        failed=tally.failed,
+        cancelled=tally.cancelled,
+        valid=outcomes["valid"],
+        invalid=outcomes["invalid"],
+        good=None if slo is None else _good(recording, slo),
+        slo=slo,
+        warmup_sent=recording.warmup.admitted,
+        user_ends=_user_ends(recording, profile) if isinstance(profile, ClosedLoop) else None,
+        active_users=recording.active_users if isinstance(profile, ClosedLoop) else None,
+        duration_s=duration_s,
+        elapsed_s=recording.drained_s,
+        last_sent_s=max(0.0, max(recording.columns["sent_s"], default=0.0) - warmup_s),
+        **_summaries(recording, None),
+        schedule_lag=Summary.of(recording.times("intended_s", "sent_s")),
+        error_latency=Summary.of(recording.times("intended_s", "done_s", outcomes=("failed",))),
+        peak_in_flight=recording.levels.peak,
+        mean_in_flight=sum(levels) / len(levels) if levels else 0.0,
+        backlog_growth=float(levels[-1] - levels[0]) if levels else 0.0,
+        backlog_slope=slope(times, levels),
+        errors=dict(sorted(recording.errors.items())),
+        error_messages=dict(sorted(recording.error_messages.items())),
+        operations={name: _operation_of(recording, name) for name in sorted(recording.operations)},
+        requests=sum(recording.columns["requests"]),
+        input_tokens=sum(recording.columns["input_tokens"]),
+        output_tokens=sum(recording.columns["output_tokens"]),
+        cost=recording.cost,
+        timeline=_timeline(recording, warmup_s),
+        latency_distribution=tuple(cumulative(recording.times("intended_s", "done_s", outcomes=_SUCCEEDED))),
+        service_distribution=tuple(cumulative(recording.times("sent_s", "done_s", outcomes=_SUCCEEDED))),
+        stalls=tuple(attrs.evolve(stall, at_s=stall.at_s - warmup_s) for stall in recording.stalls),
+        interrupted=recording.interrupted,
+        exhausted=recording.exhausted,
+        samples=recording,
+    )
+
+
+def _user_ends(recording: Recording, profile: ClosedLoop) -> dict[str, int]:
+    ends: dict[str, int] = {end: recording.user_ends[end] for end in USER_ENDS}
+    if recording.interrupted:
+        # Those who were stopped before their first step could not say so themselves.
+        ends["cancelled"] += profile.users - sum(ends.values())
+    return ends
+
+
+def _summaries(recording: Recording, operation: str | None) -> dict[str, Summary]:
+    stamps: dict[str, tuple[str, str, tuple[Outcome, ...]]] = {
+        "latency": ("intended_s", "done_s", _SUCCEEDED),
+        "service_time": ("sent_s", "done_s", _SUCCEEDED),
+        "time_to_first_token": ("intended_s", "first_token_s", _SUCCEEDED),
+        "time_to_valid": ("intended_s", "done_s", ("valid",)),
+    }
+    return {
+        name: Summary.of(recording.times(start, end, outcomes=outcomes, operation=operation))
+        for name, (start, end, outcomes) in stamps.items()
+    }
+
+
+def _operation_of(recording: Recording, name: str) -> Operation:
+    number = recording.operations.index(name)
+    kinds = zip(recording.columns["operation"], recording.columns["outcome"], strict=True)
+    counts = dict.fromkeys(OUTCOMES, 0)
+    for kind, code in kinds:
+        if kind == number:
+            counts[OUTCOMES[code]] += 1
+    return Operation(
+        sent=sum(counts.values()),
+        succeeded=counts["valid"] + counts["invalid"],
+        failed=counts["failed"],
+        cancelled=counts["cancelled"],
+        valid=counts["valid"],
+        **_summaries(recording, name),
+    )
+
+
+def _good(recording: Recording, slo: Slo) -> int:
+    """Count the valid answers that are within the limits that a single request can be held to."""
+    limits = slo.request_limits
+    latency_s = min(limits.get("latency", math.inf), limits.get("time_to_valid", math.inf))
+    first_s = limits.get("time_to_first_token", math.inf)
+    names = ("outcome", "intended_s", "first_token_s", "done_s")
+    valid = OUTCOMES.index("valid")
+    good = 0
+    for code, due, first, done in zip(*(recording.columns[name] for name in names), strict=True):
+        good += code == valid and done - due <= latency_s and not first - due > first_s
+    return good
+
+
+def _levels(recording: Recording, warmup_s: float, duration_s: float) -> tuple[list[int], list[float]]:
+    """Return how many requests were in flight during the measurement, and when."""
+    every_s = recording.levels.every_s
+    inside = [
+        (level, number * every_s)
+        for number, level in enumerate(recording.levels.values)
+        if warmup_s <= number * every_s <= warmup_s + duration_s
+    ]
+    return [level for level, _ in inside], [time for _, time in inside]
+
+
+def _timeline(recording: Recording, warmup_s: float) -> tuple[Bin, ...]:
+    """Cut the measurement into stretches, by the instants at which requests were due."""
+    every_s = recording.levels.every_s
+    due = (recording.columns["intended_s"], recording.dropped_s, recording.missed_s)
+    last_s = max((max(instants) for instants in due if instants), default=None)
+    if last_s is None:
+        return ()
+    count = max(1, math.floor((last_s - warmup_s) / every_s) + 1)
+
+    def place(instant: float) -> int:
+        return min(int((instant - warmup_s) / every_s), count - 1)
+
+    times = _times_by_place(recording, place, count)
+    dropped, missed = (_histogram(each, warmup_s, place, count) for each in (recording.dropped_s, recording.missed_s))
+    first = round(warmup_s / every_s)
+    levels = [*recording.levels.values[first : first + count], *[0] * count]
+    return tuple(
+        Bin(
+            at_s=number * every_s,
+            sent=sent,
+            dropped=dropped[number],
+            missed=missed[number],
+            failed=failed,
+            in_flight=levels[number],
+            latency=Summary.of(latencies),
+            service_time=Summary.of(services),
+        )
+        for number, (sent, failed, latencies, services) in enumerate(times)
+    )
+
+
+def _times_by_place(
+    recording: Recording, place: Callable[[float], int], count: int
+) -> "Iterable[tuple[int, int, array[float], array[float]]]":
+    """Go through the stretches: how many were sent and failed, and the latencies and service times of answers."""
+    sent, failed = [0] * count, [0] * count
+    latencies, services = [array("d") for _ in range(count)], [array("d") for _ in range(count)]
+    names = ("outcome", "intended_s", "sent_s", "done_s")
+    for code, due, started, done in zip(*(recording.columns[name] for name in names), strict=True):
+        number = place(due)
+        sent[number] += 1
+        failed[number] += OUTCOMES[code] == "failed"
+        if OUTCOMES[code] in _SUCCEEDED:
+            latencies[number].append(max(done - due, 0.0))
+            services[number].append(done - started)
+    return zip(sent, failed, latencies, services, strict=True)
+
+
+def _histogram(instants: Iterable[float], from_s: float, place: Callable[[float], int], count: int) -> list[int]:
+    counts = [0] * count
+    for instant in instants:
+        if instant >= from_s:
+            counts[place(instant)] += 1
+    return counts

@@ -1,0 +1,46 @@
+"""A workload of several named operations, each with its weight."""
+
+import bisect
+import math
+from collections.abc import Mapping
+from itertools import accumulate
+
+from sampling._arguments import check_instance, check_items, check_number, check_str
+from sampling.load.model._workload import Arrival, Draw, Send, Workload, draw_of
+
+__all__ = ["Mix", "mix"]
+
+
+class Mix:
+    """Draws one of several workloads for each request, as often as its weight says; `mix` makes one."""
+
+    def __init__(self, operations: Mapping[str, tuple[float, Workload]]) -> None:
+        check_instance("operations", operations, Mapping, "a mapping of names to (weight, workload)")
+        if not operations:
+            raise ValueError("operations must not be empty: there is nothing to send")
+        weights: list[float] = []
+        self._draws: list[tuple[str, Draw]] = []
+        for name, pair in operations.items():
+            check_str("the name of an operation", name, empty=False)
+            weight, workload = check_items(f"operations[{name!r}]", pair, "a pair of a weight and a workload")
+            weights.append(check_number(f"the weight of {name!r}", weight, least=0))
+            self._draws.append((name, draw_of(workload)))
+        self._bounds = list(accumulate(weights))
+        if not self._bounds[-1] > 0 or not math.isfinite(self._bounds[-1]):
+            raise ValueError(f"the weights of a mix must add up to something positive, got {self._bounds[-1]:g}")
+
+    def draw(self, arrival: Arrival) -> Send | None:
+        """Choose an operation by the arrival's own chance, and draw from that."""
+        place = bisect.bisect_right(self._bounds, arrival.rng.random() * self._bounds[-1])
+        name, draw = self._draws[min(place, len(self._draws) - 1)]
+        arrival.operation = name
+        return draw(arrival)
+
+
+def mix(operations: Mapping[str, tuple[float, Workload]]) -> Mix:
+    """
+    Make one workload of several: `mix({"chat": (3, chat), "search": (1, search)})` is three chats to a search.
+
+    Each operation has its own latencies in the report, and may have its own limits in `Slo(operations=…)`.
+    """
+    return Mix(operations)

@@ -1,0 +1,262 @@
+"""
+What happened to every request of a run, in columns: about 60 bytes each, so that a million fit into memory.
+
+The generator writes it, workers send theirs over, and the report is made of nothing else.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import attrs
+
+from sampling.load.model._stall import Stall
+from sampling.load.model._workload import Answered, Arrival
+
+__all__ = ["ANSWERED", "COLUMNS", "OUTCOMES", "Levels", "Outcome", "Recording", "Tally", "UserEnd"]
+
+Outcome: TypeAlias = Literal["valid", "invalid", "failed", "cancelled"]
+"""How a request ended. Valid and invalid ones succeeded: an answer came."""
+
+UserEnd: TypeAlias = Literal["completed", "cancelled", "horizon", "budget"]
+"""How a user of a closed loop ended: nothing left to ask, cancelled, out of time, or out of requests."""
+
+USER_ENDS: tuple[UserEnd, ...] = ("completed", "cancelled", "horizon", "budget")
+OUTCOMES: tuple[Outcome, ...] = ("valid", "invalid", "failed", "cancelled")
+ANSWERED: tuple[Outcome, ...] = ("valid", "invalid")
+_CODES: dict[Outcome, int] = {outcome: code for code, outcome in enumerate(OUTCOMES)}
+
+COLUMNS: Mapping[str, str] = {
+    "index": "q",
+    "user": "i",
+    "operation": "h",
+    "outcome": "b",
+    "requests": "i",
+    "input_tokens": "i",
+    "output_tokens": "i",
+    "intended_s": "d",
+    "sent_s": "d",
+    "first_token_s": "d",
+    "done_s": "d",
+}
+"""The columns of the samples, and how `array` stores each. Instants are seconds from the start of the run."""
+
+_PLAIN = (
+    "error_messages",
+    "operations",
+    "active_users",
+    "cost",
+    "ended_s",
+    "drained_s",
+    "exhausted",
+    "interrupted",
+)
+_NANOSECOND = 1e-9
+NO_USER = -1
+_MOST_TOKENS = 2**31 - 1
+
+
+@attrs.define
+class Tally:
+    """Counts that always add up: scheduled = dropped + admitted, admitted = succeeded + failed + cancelled."""
+
+    scheduled: int = 0
+    dropped: int = 0
+    admitted: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that were sent and not yet answered."""
+        return self.admitted - self.succeeded - self.failed - self.cancelled
+
+    def add(self, other: "Tally") -> None:
+        """Add the counts of another one."""
+        for field in attrs.fields(Tally):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+@attrs.define
+class Levels:
+    """How many requests were in flight at instants that are `every_s` apart: what a backlog looks like over time."""
+
+    every_s: float
+    values: "array[int]" = attrs.field(factory=lambda: array("i"))
+    peak: int = 0
+    _level: int = 0
+
+    def change(self, now_s: float, by: int) -> None:
+        """Note that the level changes now; it was what it was at all instants that have passed by then."""
+        self.advance(now_s)
+        self._level += by
+        self.peak = max(self.peak, self._level)
+
+    def advance(self, now_s: float) -> None:
+        """Write down the level at all instants up to now."""
+        while len(self.values) * self.every_s < now_s:
+            self.values.append(self._level)
+
+    def add(self, other: "Levels") -> None:
+        """Add the levels of another worker, who had the same instants."""
+        shorter, longer = sorted((self.values, other.values), key=len)
+        self.values = array("i", longer)
+        for number, value in enumerate(shorter):
+            self.values[number] += value
+        self.peak += other.peak
+
+
+class Recording:
+    """Everything that a run leaves behind."""
+
+    def __init__(self, levels_every_s: float) -> None:
+        self.columns: dict[str, array[Any]] = {name: array(code) for name, code in COLUMNS.items()}
+        self.dropped_s = array("d")
+        """The instants of ticks that found no permit."""
+
+        self.missed_s = array("d")
+        """The instants of ticks that were slept through."""
+
+        self.stalls: list[Stall] = []
+        """When code blocked the event loop, and which; from the start of the run, those of the warm-up included."""
+
+        self.tally = Tally()
+        self.warmup = Tally()
+        self.levels = Levels(levels_every_s)
+        self.errors: Counter[str] = Counter()
+        self.error_messages: dict[str, str] = {}
+        self.operations: list[str] = []
+        self.user_ends: Counter[str] = Counter()
+        self.active_users = 0
+        """How many users had made a request when the measurement began."""
+
+        self.cost = 0.0
+        self.ended_s = 0.0
+        """When the last arrival was due or the run was stopped; the drain comes after."""
+
+        self.drained_s = 0.0
+        self.exhausted = False
+        """Whether the workload ran out before its time."""
+
+        self.interrupted = False
+
+    def __len__(self) -> int:
+        return len(self.columns["done_s"])
+
+    def add(
+        self, arrival: Arrival, *, sent_s: float, first_s: float, done_s: float, outcome: Outcome, answer: Answered
+    ) -> None:
+        """Write one request down."""
+        columns = self.columns
+        columns["index"].append(arrival.index)
+        columns["user"].append(NO_USER if arrival.user is None else arrival.user)
+        columns["operation"].append(self._operation(arrival.operation))
+        columns["outcome"].append(_CODES[outcome])
+        columns["requests"].append(answer.requests)
+        columns["input_tokens"].append(min(answer.input_tokens, _MOST_TOKENS))
+        columns["output_tokens"].append(min(answer.output_tokens, _MOST_TOKENS))
+        columns["intended_s"].append(arrival.intended_s)
+        columns["sent_s"].append(sent_s)
+        columns["first_token_s"].append(first_s)
+        columns["done_s"].append(done_s)
+        self.cost += answer.cost
+
+    def _operation(self, name: str | None) -> int:
+        if name is None:
+            return -1
+        if name not in self.operations:
+            self.operations.append(name)
+        return self.operations.index(name)
+
+    def count_error(self, error: Exception, message: str) -> None:
+        """Count a failure by its type, and keep the first message of each type."""
+        name = type(error).__name__
+        self.errors[name] += 1
+        self.error_messages.setdefault(name, message)
+
+    # Reading.
+
+    def times(
+        self, start: str, end: str, *, outcomes: Sequence[Outcome] = OUTCOMES, operation: str | None = None
+    ) -> Iterator[float]:
+        """Go through the times from one stamp to another, of requests that ended so, where both stamps are there."""
+        wanted = {_CODES[outcome] for outcome in outcomes}
+        number = None if operation is None else self.operations.index(operation)
+        names = ("outcome", "operation", start, end)
+        for code, kind, started, ended in zip(*(self.columns[name] for name in names), strict=True):
+            if code in wanted and (number is None or kind == number) and ended == ended:  # noqa: PLR0124 - not NaN
+                took = ended - started
+                # The event loop may wake a hair before or after the instant: less than a nanosecond is nothing.
+                yield took if took > _NANOSECOND else 0.0
+
+    def outcomes(self) -> dict[Outcome, int]:
+        """Count how requests ended."""
+        counts = Counter(self.columns["outcome"])
+        return {outcome: counts[code] for outcome, code in _CODES.items()}
+
+    # Joining.
+
+    def merge(self, other: "Recording") -> None:
+        """Add all that another worker has recorded."""
+        names = [self._operation(name) for name in other.operations]
+        for name, column in other.columns.items():
+            if name != "operation":
+                self.columns[name].extend(column)
+        for number in other.columns["operation"]:
+            self.columns["operation"].append(number if number < 0 else names[number])
+        self.dropped_s.extend(other.dropped_s)
+        self.missed_s.extend(other.missed_s)
+        self.stalls = sorted([*self.stalls, *other.stalls], key=lambda stall: stall.at_s)
+        self.tally.add(other.tally)
+        self.warmup.add(other.warmup)
+        self.levels.add(other.levels)
+        self.errors.update(other.errors)
+        for name, message in other.error_messages.items():
+            self.error_messages.setdefault(name, message)
+        self.user_ends.update(other.user_ends)
+        self.active_users += other.active_users
+        self.cost += other.cost
+        self.ended_s = max(self.ended_s, other.ended_s)
+        self.drained_s = max(self.drained_s, other.drained_s)
+        self.exhausted |= other.exhausted
+        self.interrupted |= other.interrupted
+
+    # Going to another process.
+
+    def pack(self) -> tuple[dict[str, Any], bytes]:
+        """Return all of it as what JSON can hold, and the numbers as they are in memory."""
+        arrays = self._arrays()
+        head = {
+            "sizes": [len(column) * column.itemsize for column in arrays],
+            "stalls": [attrs.asdict(stall) for stall in self.stalls],
+            "tally": attrs.asdict(self.tally),
+            "warmup": attrs.asdict(self.warmup),
+            "levels": {"every_s": self.levels.every_s, "peak": self.levels.peak},
+            "errors": dict(self.errors),
+            "user_ends": dict(self.user_ends),
+            **{name: getattr(self, name) for name in _PLAIN},
+        }
+        return head, b"".join(column.tobytes() for column in arrays)
+
+    @classmethod
+    def unpack(cls, head: Mapping[str, Any], body: bytes) -> "Recording":
+        """Make a recording out of what `pack` gave, on the same machine."""
+        recording = cls(head["levels"]["every_s"])
+        recording.levels.peak = head["levels"]["peak"]
+        recording.stalls = [Stall.from_dict(stall) for stall in head["stalls"]]
+        recording.tally = Tally(**head["tally"])
+        recording.warmup = Tally(**head["warmup"])
+        recording.errors = Counter(head["errors"])
+        recording.user_ends = Counter(head["user_ends"])
+        for name in _PLAIN:
+            setattr(recording, name, head[name])
+        start = 0
+        for column, size in zip(recording._arrays(), head["sizes"], strict=True):
+            column.frombytes(body[start : start + size])
+            start += size
+        return recording
+
+    def _arrays(self) -> "list[array[Any]]":
+        return [*self.columns.values(), self.dropped_s, self.missed_s, self.levels.values]

@@ -1,0 +1,427 @@
+"""What a load run found: counts that add up, exact percentiles, and what to make of them."""
+
+import json
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+import attrs
+
+from sampling._json.bounded import loads
+from sampling.load.model._profiles import ClosedLoop, OpenLoop, Profile, profile_from_dict
+from sampling.load.model._recording import COLUMNS, Recording
+from sampling.load.model._series import NOTHING, Summary
+from sampling.load.model._slo import Slo
+from sampling.load.model._stall import Stall
+from sampling.load.model._units import show_seconds, show_share
+
+__all__ = ["Bin", "LoadReport", "Operation", "in_flight_at"]
+
+_SUMMARIES = ("latency", "service_time", "schedule_lag", "time_to_first_token", "time_to_valid", "error_latency")
+_LAG_SHARE = 0.1
+"""A run is limited by its client when the client's own lateness is a larger part than this of what was measured …"""
+
+_LAG_FLOOR_S = 0.01
+"""… and is more than a timer's precision."""
+
+
+@attrs.frozen(kw_only=True)
+class Operation:
+    """What one operation of a mix came to."""
+
+    sent: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    valid: int
+    latency: Summary
+    service_time: Summary
+    time_to_first_token: Summary = NOTHING
+    time_to_valid: Summary = NOTHING
+
+    @property
+    def error_rate(self) -> float | None:
+        """The share of sent requests that failed or stayed unanswered; None if nothing was sent."""
+        return (self.failed + self.cancelled) / self.sent if self.sent else None
+
+    @property
+    def validity_rate(self) -> float | None:
+        """The share of answers that were valid; None if there were none."""
+        return self.valid / self.succeeded if self.succeeded else None
+
+
+@attrs.frozen(kw_only=True)
+class Bin:
+    """A stretch of the measurement: what was due in it, and what became of that."""
+
+    at_s: float
+    """Where it begins, in seconds from the start of the measurement."""
+
+    sent: int
+    dropped: int
+    missed: int
+    failed: int
+    in_flight: int
+    """Requests in flight at its beginning."""
+
+    latency: Summary
+    service_time: Summary
+
+
+@attrs.frozen(kw_only=True)
+class LoadReport:
+    """
+    What a load run found. Times are in seconds.
+
+    Latency is from the instant a request was due, service time from when it was really sent;
+    the difference is the schedule lag, which is the load generator's own fault.
+    Latencies are those of answered requests; what failed is in `error_latency`.
+    """
+
+    schema: ClassVar[str] = "sampling.load/1"
+
+    profile: Profile
+    seed: int
+    workers: int = 1
+
+    scheduled: int
+    """Arrivals that were due: dropped + admitted."""
+
+    admitted: int
+    """Arrivals that were sent: succeeded + failed + cancelled."""
+
+    dropped: int
+    """Arrivals that were not sent: they found no permit, or were missed."""
+
+    missed: int = 0
+    """Of those dropped, the ones that were due while the machine stood still."""
+
+    succeeded: int
+    """Requests that were answered: valid + invalid."""
+
+    failed: int
+    cancelled: int
+    """Requests that were unanswered when the drain, or the run, ended."""
+
+    valid: int
+    invalid: int
+    good: int | None = None
+    """Valid answers within the SLO, if the run was given one."""
+
+    slo: Slo | None = None
+    warmup_sent: int = 0
+    user_ends: Mapping[str, int] | None = None
+    """In a closed loop: how many users ended as completed, cancelled, horizon and budget."""
+
+    active_users: int | None = None
+    """In a closed loop: how many users had started when the measurement began."""
+
+    duration_s: float
+    """How long was measured, from the end of the warm-up on; the drain is not part of it."""
+
+    elapsed_s: float
+    """How long the whole run took, warm-up and drain included."""
+
+    last_sent_s: float
+    """When the last request really left, from the start of the measurement."""
+
+    latency: Summary
+    service_time: Summary
+    schedule_lag: Summary
+    time_to_first_token: Summary = NOTHING
+    """From the instant it was due to the first token, where the workload told."""
+
+    time_to_valid: Summary = NOTHING
+    """Latency of valid answers."""
+
+    error_latency: Summary = NOTHING
+    """From the instant they were due to the failure, of failed requests."""
+
+    peak_in_flight: int
+    mean_in_flight: float
+    backlog_growth: float
+    """How many more requests were in flight at the end of the measurement than at its start."""
+
+    backlog_slope: float | None
+    """By how many requests in flight the backlog grew per second, by least squares."""
+
+    errors: Mapping[str, int] = attrs.field(factory=dict[str, int])
+    """How many requests failed, by the type of the error."""
+
+    error_messages: Mapping[str, str] = attrs.field(factory=dict[str, str])
+    """The first message of each type, escaped and cut."""
+
+    operations: Mapping[str, Operation] = attrs.field(factory=dict[str, Operation])
+    requests: int = 0
+    """Requests to the backend, as the workload told: several for one arrival, with repairs and breadth."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+    timeline: tuple[Bin, ...] = ()
+    latency_distribution: tuple[tuple[float, float], ...] = ()
+    """(seconds, share of answers that took no longer), at even shares."""
+
+    service_distribution: tuple[tuple[float, float], ...] = ()
+    stalls: tuple[Stall, ...] = ()
+    """When code blocked the event loop of the load generator, and which."""
+
+    interrupted: bool = False
+    exhausted: bool = False
+    """Whether the workload ran out of requests before its time."""
+
+    samples: Recording | None = attrs.field(default=None, eq=False, repr=False)
+    """Every single request, in columns; None in a report that was read from a file without them."""
+
+    def __attrs_post_init__(self) -> None:
+        broken = [f"{left} = {right}" for left, right, holds in self._laws() if not holds]
+        if broken:
+            raise ValueError(f"the counts of this report do not add up: {' and '.join(broken)} must hold")
+
+    def _laws(self) -> list[tuple[str, str, bool]]:
+        return [
+            ("scheduled", "dropped + admitted", self.scheduled == self.dropped + self.admitted),
+            (
+                "admitted",
+                "succeeded + failed + cancelled",
+                self.admitted == self.succeeded + self.failed + self.cancelled,
+            ),
+            ("succeeded", "valid + invalid", self.succeeded == self.valid + self.invalid),
+            ("latency.count", "succeeded", self.latency.count == self.succeeded),
+            ("missed", "at most dropped", self.missed <= self.dropped),
+            (
+                "user_ends",
+                "users",
+                self.user_ends is None
+                or not isinstance(self.profile, ClosedLoop)
+                or sum(self.user_ends.values()) == self.profile.users,
+            ),
+        ]
+
+    # What follows from the counts.
+
+    @property
+    def model(self) -> str:
+        """`open` or `closed`: numbers of the one say nothing about the other."""
+        return self.profile.model
+
+    @property
+    def target_rate(self) -> float | None:
+        """The rate that was asked for, where there is one."""
+        return self.profile.rate
+
+    @property
+    def scheduled_rate(self) -> float:
+        """Arrivals that were due per second: what chance made of the target."""
+        return self.scheduled / self.duration_s if self.duration_s else 0.0
+
+    @property
+    def achieved_rate(self) -> float:
+        """Requests per second that really left, over the time that it took to send them."""
+        span_s = max(self.duration_s, self.last_sent_s)
+        return self.admitted / span_s if span_s else 0.0
+
+    @property
+    def delivered_share(self) -> float | None:
+        """How much of what was due was sent; None if nothing was due."""
+        return self.admitted / self.scheduled if self.scheduled else None
+
+    @property
+    def answered_rate(self) -> float:
+        """Answers per second, over the whole run after the warm-up, the drain included."""
+        span_s = max(self.duration_s, self.elapsed_s - self.profile.warmup_s)
+        return self.succeeded / span_s if span_s else 0.0
+
+    @property
+    def success_rate(self) -> float | None:
+        """The share of sent requests that were answered; None if nothing was sent."""
+        return self.succeeded / self.admitted if self.admitted else None
+
+    @property
+    def error_rate(self) -> float | None:
+        """The share of sent requests that failed or stayed unanswered; None if nothing was sent."""
+        return (self.failed + self.cancelled) / self.admitted if self.admitted else None
+
+    @property
+    def validity_rate(self) -> float | None:
+        """The share of answers that were valid; None if there were none."""
+        return self.valid / self.succeeded if self.succeeded else None
+
+    @property
+    def goodput(self) -> float | None:
+        """Valid answers within the SLO per second; None without an SLO."""
+        return None if self.good is None or not self.duration_s else self.good / self.duration_s
+
+    @property
+    def good_share(self) -> float | None:
+        """The share of sent requests that got a valid answer within the SLO: of what was sent, not of what was due."""
+        return None if self.good is None or not self.admitted else self.good / self.admitted
+
+    @property
+    def suggested_in_flight(self) -> int | None:
+        """
+        A limit for requests in flight at this rate, by Little's law; None if nothing was answered.
+
+        On the average `rate × mean service time` requests are in flight. A limit must leave room for slow ones,
+        so the 99th percentile stands in for the mean: enough even if all were as slow as the slowest in a hundred.
+        """
+        return in_flight_at(self.achieved_rate, self.service_time.p99)
+
+    @property
+    def client_limit(self) -> str | None:
+        """Say in what way the load generator itself, and not the server, was the limit; None if it was not."""
+        if self.missed:
+            return (
+                f"{self.missed} of {self.scheduled} ticks were slept through: the machine or the event loop stood still"
+            )
+        lag, latency = self.schedule_lag.p99, self.latency.p99
+        if lag is not None and lag > _LAG_FLOOR_S and (latency is None or lag > _LAG_SHARE * latency):
+            behind = "" if latency is None else f" of a p99 latency of {show_seconds(latency)}"
+            return (
+                f"the load generator was late by itself: p99 schedule lag {show_seconds(lag)}{behind}; "
+                "use more workers, or a lighter workload"
+            )
+        return None
+
+    @property
+    def client_limited(self) -> bool:
+        """Whether the load generator itself was the limit: then this says little about the server."""
+        return self.client_limit is not None
+
+    @property
+    def blocked(self) -> str | None:
+        """Say what blocked the event loop of the load generator, the longest time; None if nothing did."""
+        if not self.stalls:
+            return None
+        longest = max(self.stalls, key=lambda stall: stall.blocked_s)
+        times = "once, for" if len(self.stalls) == 1 else f"{len(self.stalls)} times, for up to"
+        when = "in the warm-up" if longest.at_s < 0 else f"at {show_seconds(longest.at_s)}"
+        by = ", called from ".join(dict.fromkeys((longest.where[0], longest.where[-1])))
+        return f"the event loop was blocked {times} {show_seconds(longest.blocked_s)} {when}, by {by}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know before believing the numbers."""
+        notes: list[str] = []
+        if self.interrupted:
+            notes.append("interrupted: this is what was gathered until then")
+        if self.exhausted:
+            notes.append("the workload ran out of requests before its time")
+        if self.client_limit is not None:
+            notes.append(f"client-limited: {self.client_limit}")
+        if self.blocked is not None:
+            notes.append(self.blocked)
+        if self.dropped - self.missed:
+            notes.append(
+                f"{self.dropped - self.missed} of {self.scheduled} arrivals were dropped, "
+                f"with {_in_flight_limit(self.profile)} requests in flight"
+            )
+        if not self.admitted:
+            notes.append("nothing was sent")
+        if self.model == "closed":
+            notes.append("closed loop: users wait for slow answers, so a stall hardly shows in these latencies")
+        return tuple(notes)
+
+    # Files.
+
+    def to_dict(self, *, samples: bool = False) -> dict[str, Any]:
+        """Return the report as JSON can hold it; every single request only if wanted."""
+        found: dict[str, Any] = {"schema": self.schema, "model": self.model}
+        for field in attrs.fields(LoadReport):
+            if field.name != "samples":
+                found[field.name] = _plain(getattr(self, field.name))
+        if samples and self.samples is not None:
+            found["samples"] = _columns(self.samples)
+        return found
+
+    def to_json(self, *, samples: bool = False) -> str:
+        """Return the report as JSON, which `from_json` reads; every single request only if wanted."""
+        return json.dumps(self.to_dict(samples=samples), allow_nan=False, separators=(",", ":"))
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> "LoadReport":
+        """Make a report out of what `to_dict` gave."""
+        if found.get("schema") != cls.schema:
+            raise ValueError(
+                f"this is no load report that can be read: schema must be {cls.schema!r}, got {found.get('schema')!r}"
+            )
+        known = {field.name: found[field.name] for field in attrs.fields(cls) if field.name in found}
+        known["profile"] = profile_from_dict(found["profile"])
+        known["slo"] = None if found.get("slo") is None else Slo.from_dict(found["slo"])
+        for name in _SUMMARIES:
+            known[name] = Summary.from_dict(found[name])
+        known["operations"] = {
+            name: Operation(**_with_summaries(numbers)) for name, numbers in found["operations"].items()
+        }
+        known["timeline"] = tuple(Bin(**_with_summaries(numbers)) for numbers in found["timeline"])
+        known["stalls"] = tuple(Stall.from_dict(stall) for stall in found.get("stalls", ()))
+        for name in ("latency_distribution", "service_distribution"):
+            known[name] = tuple((value, share) for value, share in found[name])
+        known["samples"] = _recording(found["samples"]) if "samples" in found else None
+        return cls(**known)
+
+    @classmethod
+    def from_json(cls, text: str) -> "LoadReport":
+        """Read a report."""
+        return cls.from_dict(loads(text))
+
+    def __str__(self) -> str:
+        rate = f" at {self.target_rate:g}/s" if self.target_rate is not None else ""
+        parts = [f"{self.model} loop{rate}: {self.admitted} of {self.scheduled} sent in {self.duration_s:g} s"]
+        counts = {"failed": self.failed, "cancelled": self.cancelled, "invalid": self.invalid}
+        parts += [f"{count} {name}" for name, count in counts.items() if count]
+        if self.latency.p50 is not None and self.latency.p99 is not None:
+            parts.append(f"latency p50 {show_seconds(self.latency.p50)}, p99 {show_seconds(self.latency.p99)}")
+        if self.good_share is not None:
+            parts.append(f"goodput {show_share(self.good_share)}")
+        return " · ".join([*parts, *self.notes[:2]])
+
+
+def in_flight_at(rate: float, service_s: float | None) -> int | None:
+    """Return how many requests are in flight at a rate when each takes so long: Little's law, rounded up."""
+    # Rounded first: 20 × 0.5 must not become 11 because of the last bit.
+    return None if service_s is None else max(1, math.ceil(round(rate * service_s, 6)))
+
+
+def _in_flight_limit(profile: Profile) -> int:
+    return profile.max_in_flight if isinstance(profile, OpenLoop) else profile.users
+
+
+# Reading and writing one.
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON can hold of a value of this report."""
+    if isinstance(value, OpenLoop | ClosedLoop | Slo):
+        return value.to_dict()
+    if isinstance(value, Summary | Bin | Operation | Stall):
+        return attrs.asdict(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in cast("Mapping[str, Any]", value).items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    return value
+
+
+def _with_summaries(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: Summary.from_dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else value
+        for key, value in numbers.items()
+    }
+
+
+def _columns(recording: Recording) -> dict[str, Any]:
+    """Return the samples as JSON can hold them: a first token that never came is null."""
+    return {
+        "operations": list(recording.operations),
+        **{name: [None if value != value else value for value in column] for name, column in recording.columns.items()},  # noqa: PLR0124
+    }
+
+
+def _recording(columns: Mapping[str, Sequence[Any]]) -> Recording:
+    recording = Recording(1.0)
+    recording.operations = [str(name) for name in columns["operations"]]
+    for name, code in COLUMNS.items():
+        recording.columns[name] = array(code, (math.nan if value is None else value for value in columns[name]))
+    return recording

@@ -1,0 +1,213 @@
+"""
+Correct a model of a server until a simulation of it shows the percentiles that were recorded. Pure.
+
+A line through single requests is a start and no more. A request that was slow for a reason of its own meets more
+others, and holds up more of them, so that cause and effect can't be told apart one by one. Played as a whole, the
+traffic either comes out as it was recorded or it does not.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from operator import mul
+
+import attrs
+
+from sampling.load.model._recording import ANSWERED, OUTCOMES, Recording
+from sampling.load.model._series import nearest_rank
+from sampling.load.planning._server_model import ServerModel
+from sampling.load.planning._simulation import replay
+
+__all__ = ["Match", "Traffic", "matched"]
+
+_MOST_REPLAYED = 2_000
+"""Of one run: so many give its percentiles, and each is played some fifty times."""
+
+_FIRST_TOKEN_PERCENTS = (50,)
+_WHOLE_PERCENTS = (25, 50, 75, 90, 95)
+_TIMES = ("time_to_first_token_s", "time_per_token_s")
+_SHARES = ("first_token_slowdown", "token_slowdown", "jitter")
+_NUDGE = 0.05
+"""How far a number is moved to see what that does: of a time so large a share, of a share so much."""
+
+_LEAST_TIME = 0.01
+"""A time never falls below so large a share of what it was at the start."""
+
+_MOST_ROUNDS = 8
+_GOOD_ENOUGH = 0.01
+"""A round that makes the error smaller by less than such a share of it was the last one."""
+
+
+@attrs.frozen
+class _Times:
+    """How long requests took, in any order."""
+
+    to_first_token_s: tuple[float, ...]
+    whole_s: tuple[float, ...]
+
+
+@attrs.frozen
+class _Run:
+    """One run: what was sent when, which of it was answered, by its place, and how long that took."""
+
+    sent_s: tuple[float, ...]
+    tokens: tuple[int, ...]
+    answered: frozenset[int]
+    times: _Times
+
+    @classmethod
+    def of(cls, recording: Recording) -> "_Run":
+        """Read a recording, or the first part of it if it is long."""
+        names = ("sent_s", "first_token_s", "done_s", "output_tokens", "outcome")
+        rows = sorted(zip(*(recording.columns[name] for name in names), strict=True))[:_MOST_REPLAYED]
+        stamps = [
+            (place, sent, first, done)
+            for place, (sent, first, done, _, code) in enumerate(rows)
+            if OUTCOMES[code] in ANSWERED and done > sent
+        ]
+        return cls(
+            sent_s=tuple(row[0] - rows[0][0] for row in rows),
+            tokens=tuple(max(1, row[3]) for row in rows),
+            answered=frozenset(place for place, *_ in stamps),
+            times=_times(stamps),
+        )
+
+    def times_on(self, server: ServerModel, *, seed: int) -> _Times:
+        """Return how long the same requests would have taken on a server like that."""
+        columns = replay(server, self.sent_s, self.tokens, seed=seed).columns
+        stamps = zip(*(columns[name] for name in ("index", "sent_s", "first_token_s", "done_s")), strict=True)
+        return _times(stamp for stamp in stamps if stamp[0] in self.answered)
+
+
+@attrs.frozen
+class Traffic:
+    """What was sent at one rate, in one run or several, and how long it took."""
+
+    runs: tuple[_Run, ...]
+
+    @classmethod
+    def of(cls, recordings: Iterable[Recording]) -> "Traffic":
+        """Read the recordings of runs at the same rate."""
+        return cls(tuple(map(_Run.of, recordings)))
+
+    def percentiles(self) -> list[float]:
+        """Return the percentiles that a model is to show."""
+        return _percentiles([run.times for run in self.runs])
+
+    def percentiles_on(self, server: ServerModel) -> list[float]:
+        """Return the percentiles that the same traffic would have on a server like that."""
+        return _percentiles([run.times_on(server, seed=number) for number, run in enumerate(self.runs)])
+
+
+@attrs.frozen
+class Match:
+    """A corrected server, and by which share its percentiles are off those that were recorded, on average."""
+
+    server: ServerModel
+    error: float
+
+
+def matched(server: ServerModel, traffic: Sequence[Traffic]) -> Match:
+    """
+    Correct times, slowdowns and jitter; each rate counts as much as the others, however many requests it has.
+
+    Args:
+        server: A first guess. Slots, lengths and pass rate stay what they are.
+
+        traffic: What was recorded, rate by rate.
+    """
+    recorded = [math.log(time) for part in traffic for time in part.percentiles()]
+
+    def off(numbers: Sequence[float]) -> list[float]:
+        changed = _with(server, numbers)
+        expected = [math.log(time) for part in traffic for time in part.percentiles_on(changed)]
+        return [simulated - seen for simulated, seen in zip(expected, recorded, strict=True)]
+
+    numbers = _least_squares(off, [1.0] * len(_TIMES) + [getattr(server, name) for name in _SHARES])
+    errors = off(numbers)
+    return Match(_with(server, numbers), sum(map(abs, errors)) / len(errors))
+
+
+def _with(server: ServerModel, numbers: Sequence[float]) -> ServerModel:
+    """Return the server with each time multiplied by its number, and each share replaced by its own."""
+    factors, shares = numbers[: len(_TIMES)], numbers[len(_TIMES) :]
+    changes = {
+        name: getattr(server, name) * max(factor, _LEAST_TIME) for name, factor in zip(_TIMES, factors, strict=True)
+    }
+    changes |= {name: max(share, 0.0) for name, share in zip(_SHARES, shares, strict=True)}
+    return attrs.evolve(server, **changes)
+
+
+def _times(stamps: Iterable[tuple[int, float, float, float]]) -> _Times:
+    """Make times of places and instants; a first token that was not seen has none."""
+    took = [(first - sent, done - sent) for _, sent, first, done in stamps]
+    return _Times(tuple(first_s for first_s, _ in took if first_s > 0), tuple(whole_s for _, whole_s in took))
+
+
+def _percentiles(runs: Sequence[_Times]) -> list[float]:
+    firsts = sorted(time for run in runs for time in run.to_first_token_s)
+    wholes = sorted(time for run in runs for time in run.whole_s)
+    return [
+        *(nearest_rank(firsts, percent) for percent in _FIRST_TOKEN_PERCENTS),
+        *(nearest_rank(wholes, percent) for percent in _WHOLE_PERCENTS),
+    ]
+
+
+# Least squares of a function that is known only by calling it (Levenberg and Marquardt's way).
+
+
+def _least_squares(off: Callable[[Sequence[float]], list[float]], start: Sequence[float]) -> list[float]:
+    """Return numbers for which the sum of squares of `off(numbers)` is smallest, near the start."""
+    numbers, errors, damping = list(start), off(start), 0.01
+    for _ in range(_MOST_ROUNDS):
+        slopes = [_slopes(off, numbers, errors, place) for place in range(len(numbers))]
+        before = _square(errors)
+        for _ in range(_MOST_ROUNDS):
+            step = _solve(_damped(slopes, damping), [-_dot(slope, errors) for slope in slopes])
+            tried = [max(0.0, number + change) for number, change in zip(numbers, step, strict=True)]
+            found = off(tried)
+            if _square(found) < before:
+                numbers, errors, damping = tried, found, damping / 10
+                break
+            damping *= 10
+        if _square(errors) >= before * (1 - _GOOD_ENOUGH):
+            break
+    return numbers
+
+
+def _slopes(
+    off: Callable[[Sequence[float]], list[float]], numbers: Sequence[float], errors: Sequence[float], place: int
+) -> list[float]:
+    """Return by how much each error grows with one of the numbers; not at all if it is 0 and should be even less."""
+    nudged = [number + _NUDGE * (place == here) for here, number in enumerate(numbers)]
+    slopes = [(after - before) / _NUDGE for after, before in zip(off(nudged), errors, strict=True)]
+    return [0.0] * len(slopes) if not numbers[place] and _dot(slopes, errors) > 0 else slopes
+
+
+def _damped(slopes: Sequence[Sequence[float]], damping: float) -> list[list[float]]:
+    """Return the matrix of the normal equations; the damping keeps steps short, and what has no effect."""
+    return [
+        [_dot(left, right) + damping * (row == column) for column, right in enumerate(slopes)]
+        for row, left in enumerate(slopes)
+    ]
+
+
+def _solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
+    """Solve linear equations by elimination; the matrix is positive definite, so there is no need for pivots."""
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    for place, pivot in enumerate(rows):
+        for row in rows[place + 1 :]:
+            factor = row[place] / pivot[place]
+            row[place:] = [value - factor * above for value, above in zip(row[place:], pivot[place:], strict=True)]
+    found = [0.0] * len(rows)
+    for place in reversed(range(len(rows))):
+        row = rows[place]
+        found[place] = (row[-1] - _dot(row[place + 1 : -1], found[place + 1 :])) / row[place]
+    return found
+
+
+def _dot(left: Iterable[float], right: Iterable[float]) -> float:
+    return math.fsum(map(mul, left, right))
+
+
+def _square(errors: Sequence[float]) -> float:
+    return _dot(errors, errors)

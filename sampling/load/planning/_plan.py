@@ -1,0 +1,274 @@
+"""`plan`: which depth × breadth meets an SLO, and what it will cost. Simulated, seeded, explained."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import attrs
+
+from sampling._arguments import check_instance, check_int, check_number
+from sampling._json.bounded import loads
+from sampling._text import aligned
+from sampling.load.capacity._verdict import Judgement, judge
+from sampling.load.model._profiles import OpenLoop
+from sampling.load.model._report import LoadReport
+from sampling.load.model._slo import Slo
+from sampling.load.model._units import show_seconds, show_share
+from sampling.load.planning._server_model import ServerModel
+from sampling.load.planning._simulation import simulate
+from sampling.usage import Price
+
+__all__ = ["Option", "Plan", "plan"]
+
+_NO_PRICE = Price(0.0, 0.0)
+
+
+@attrs.frozen(kw_only=True)
+class Option:
+    """One depth × breadth, and what comes of it."""
+
+    depth: int
+    breadth: int
+    judgement: Judgement
+    report: LoadReport
+
+    @property
+    def holds(self) -> bool:
+        """Whether it meets the SLO."""
+        return self.judgement.verdict == "PASS"
+
+    @property
+    def cost_per_call(self) -> float:
+        """What one call costs, on average."""
+        return self.report.cost / self.report.admitted if self.report.admitted else 0.0
+
+    @property
+    def cost_per_valid(self) -> float | None:
+        """What one valid answer costs: the invalid ones are paid too."""
+        return self.report.cost / self.report.valid if self.report.valid else None
+
+    @property
+    def tokens_per_call(self) -> float:
+        """How many tokens, in and out, one call takes, on average."""
+        tokens = self.report.input_tokens + self.report.output_tokens
+        return tokens / self.report.admitted if self.report.admitted else 0.0
+
+    @property
+    def requests_per_call(self) -> float:
+        """How many requests to the server one call makes, on average."""
+        return self.report.requests / self.report.admitted if self.report.admitted else 0.0
+
+    @property
+    def price(self) -> tuple[float, float, int]:
+        """What a call takes, and the less of it the better: money, then tokens, then breadth."""
+        return self.cost_per_call, self.tokens_per_call, self.breadth
+
+    def __str__(self) -> str:
+        return f"{self.depth} deep × {self.breadth} wide"
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """All that was looked at, and the best of it."""
+
+    schema: ClassVar[str] = "sampling.plan/1"
+    columns: ClassVar[tuple[str, ...]] = (
+        "depth", "breadth", "verdict", "valid_share", "p50_s", "p95_s", "p99_s", "requests_per_call",
+        "cost_per_call", "cost_per_valid", "tokens_per_call", "reasons",
+    )  # fmt: skip
+
+    server: ServerModel
+    rate: float
+    slo: Slo
+    price: Price | None
+    options: tuple[Option, ...]
+
+    @property
+    def best(self) -> Option | None:
+        """The option that meets the SLO at the least cost; None if none does."""
+        return min((option for option in self.options if option.holds), key=lambda option: option.price, default=None)
+
+    @property
+    def cost_per_hour(self) -> float | None:
+        """What the best option costs at this rate; None without a price, or if none holds."""
+        return None if self.best is None or self.price is None else self.best.cost_per_call * self.rate * 3600
+
+    @property
+    def exit_code(self) -> int:
+        """0 if an option meets the SLO, 1 otherwise."""
+        return 0 if self.best is not None else 1
+
+    def rows(self) -> list[list[object]]:
+        """Return one row an option, in the order of `columns`."""
+        return [
+            [
+                option.depth,
+                option.breadth,
+                option.judgement.verdict,
+                option.report.validity_rate,
+                option.report.latency.p50,
+                option.report.latency.p95,
+                option.report.latency.p99,
+                option.requests_per_call,
+                option.cost_per_call,
+                option.cost_per_valid,
+                option.tokens_per_call,
+                "; ".join(option.judgement.reasons),
+            ]
+            for option in self.options
+        ]
+
+    def render(self) -> str:
+        """Return a table of all options, and the best below it."""
+        money = self.price is not None
+        header = ["", "valid", "p50", "p95", "p99", "requests", "cost/call" if money else "tokens/call", "verdict"]
+        rows = [header, *(self._cells(option, money=money) for option in self.options)]
+        marks = ["", *(f"  {'; '.join(option.judgement.reasons)}" for option in self.options)]
+        lines = [f"{line}{mark}".rstrip() for line, mark in zip(aligned(rows), marks, strict=True)]
+        return "\n".join(
+            [f"server: {self.server}", f"at {self.rate:g} per second, {self.slo}", "", *lines, "", str(self)]
+        )
+
+    def _cells(self, option: Option, *, money: bool) -> list[str]:
+        report, latency = option.report, option.report.latency
+        star = "*" if option is self.best else " "
+        spent = option.cost_per_call if money else option.tokens_per_call
+        times = ["—" if time is None else show_seconds(time) for time in (latency.p50, latency.p95, latency.p99)]
+        return [
+            f"{star} {option.depth}×{option.breadth}",
+            "—" if report.validity_rate is None else show_share(report.validity_rate),
+            *times,
+            f"{option.requests_per_call:.2f}",
+            f"{spent:.4g}",
+            option.judgement.verdict,
+        ]
+
+    def __str__(self) -> str:
+        best = self.best
+        if best is None:
+            closest = max(self.options, key=lambda option: (option.report.good or 0, -option.price[0]))
+            why = "; ".join(closest.judgement.reasons)
+            return f"no depth × breadth meets the SLO at {self.rate:g} per second; the closest, {closest}: {why}"
+        report = best.report
+        parts = [f"{best}: {show_share(report.validity_rate or 0.0)} valid"]
+        if report.latency.p95 is not None:
+            parts.append(f"p95 {show_seconds(report.latency.p95)}")
+        parts.append(f"{best.requests_per_call:.3g} requests a call")
+        if best.cost_per_valid is not None and self.cost_per_hour is not None:
+            spent = f"{best.cost_per_call:.4g} a call, {best.cost_per_valid:.4g} a valid answer"
+            parts.append(f"{spent}, {self.cost_per_hour:.4g} an hour")
+        return ", ".join(parts)
+
+    # Files.
+
+    def to_json(self) -> str:
+        """Return the plan as JSON, which `from_dict` reads."""
+        found: dict[str, Any] = {
+            "schema": self.schema,
+            "server": self.server.to_dict(),
+            "rate": self.rate,
+            "slo": self.slo.to_dict(),
+            "price": None if self.price is None else attrs.asdict(self.price),
+            "best": None if self.best is None else {"depth": self.best.depth, "breadth": self.best.breadth},
+            "options": [
+                {
+                    "depth": option.depth,
+                    "breadth": option.breadth,
+                    **attrs.asdict(option.judgement),
+                    "report": option.report.to_dict(),
+                }
+                for option in self.options
+            ],
+        }
+        return json.dumps(found, allow_nan=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """Read a plan."""
+        return cls.from_dict(loads(text))
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> "Plan":
+        """Make a plan out of what was in its JSON."""
+        return cls(
+            server=ServerModel.from_dict(found["server"]),
+            rate=found["rate"],
+            slo=Slo.from_dict(found["slo"]),
+            price=None if found["price"] is None else Price(**found["price"]),
+            options=tuple(
+                Option(
+                    depth=option["depth"],
+                    breadth=option["breadth"],
+                    judgement=Judgement(
+                        option["verdict"], tuple(option["reasons"]), option["edge"], option["confidence"]
+                    ),
+                    report=LoadReport.from_dict(option["report"]),
+                )
+                for option in found["options"]
+            ),
+        )
+
+
+def plan(  # noqa: PLR0913 - each says something else about what is wanted
+    server: ServerModel,
+    *,
+    rate: float,
+    slo: Slo,
+    price: Price | None = None,
+    depths: Iterable[int] = (1, 2, 3, 4),
+    breadths: Iterable[int] = (1, 2, 3, 4),
+    requests: int = 1_000,
+    seed: int = 0,
+    on_option: Callable[[Option], object] = lambda _: None,
+) -> Plan:
+    """
+    Find the depth × breadth that meets an SLO at the least cost, by simulation.
+
+    Depth takes time, breadth takes slots: on a server that is nearly full, breadth makes everyone wait.
+    That is why each pair is simulated with its queue, and not computed from the pass rate alone.
+
+    Args:
+        server: What `calibrate` found, or what you suppose; its `pass_probability` is that of one attempt.
+
+        rate: Calls per second, arriving by chance.
+
+        slo: What must hold, such as `Slo(p95_s=4, validity_rate=0.95)`.
+
+        price: What tokens cost; without one, the fewest tokens win.
+
+        depths: How many attempts to try, one after the other.
+
+        breadths: How many subsamples to try, side by side.
+
+        requests: How many calls to simulate of each pair.
+
+        seed: The same seed gives the same plan. All pairs meet the same arrivals.
+
+        on_option: Called with each pair as soon as it is judged.
+    """
+    check_instance("server", server, ServerModel, "a ServerModel")
+    check_number("rate", rate, above=0)
+    check_instance("slo", slo, Slo, "a Slo")
+    if slo.is_empty:
+        raise ValueError("slo needs at least one limit, such as Slo(p95_s=4, validity_rate=0.95)")
+    check_int("requests", requests, least=100)
+    pairs = [(depth, breadth) for depth in depths for breadth in breadths]
+    if not pairs:
+        raise ValueError("depths and breadths must not be empty")
+    # Calls that wait are part of the picture: none is dropped, and all are waited for.
+    profile = OpenLoop(
+        rate=rate,
+        requests=requests,
+        arrivals="poisson",
+        warmup_s=min(requests / rate / 10, 60.0),
+        max_in_flight=1_000_000,
+        drain_s=None,
+    )
+    options: list[Option] = []
+    for depth, breadth in pairs:
+        report = simulate(server, profile, depth=depth, breadth=breadth, price=price or _NO_PRICE, seed=seed, slo=slo)
+        kept = attrs.evolve(report, samples=None)
+        option = Option(depth=depth, breadth=breadth, judgement=judge(report, slo), report=kept)
+        options.append(option)
+        on_option(option)
+    return Plan(server=server, rate=rate, slo=slo, price=price, options=tuple(options))

@@ -1,0 +1,1 @@
+"""Reports for people: tables, files, comparisons and HTML pages."""

@@ -1,0 +1,139 @@
+"""Reports as files: written as JSON, CSV or a page, by the file's name; read back from JSON."""
+
+import csv
+import io
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+from sampling._arguments import shown
+from sampling._json.bounded import loads
+from sampling.load.capacity._answer import CapacityAnswer, Step, csv_text
+from sampling.load.capacity._verdict import judge
+from sampling.load.model._report import LoadReport
+from sampling.load.planning._plan import Plan
+from sampling.load.report._page import page_of
+
+__all__ = ["FORMATS", "Report", "format_of", "load_csv", "read_report", "write_report"]
+
+Report: TypeAlias = LoadReport | CapacityAnswer | Plan
+"""What can be written to a file."""
+
+_KINDS: Mapping[str, type[LoadReport] | type[CapacityAnswer] | type[Plan]] = {
+    kind.schema.partition("/")[0]: kind for kind in (LoadReport, CapacityAnswer, Plan)
+}
+_SCHEMA = re.compile(r"(?P<kind>[a-z.-]+)/(?P<version>[0-9]{1,6})")
+
+
+def load_csv(report: LoadReport) -> str:
+    """Return a run as CSV: one row, in the very columns of a capacity search, so that both go into one sheet."""
+    judgement = None if report.slo is None else judge(report, report.slo)
+    step = Step(
+        target_rate=float(report.target_rate or report.profile.users or 0),
+        achieved_rate=report.achieved_rate,
+        verdict="INCONCLUSIVE" if judgement is None else judgement.verdict,
+        reasons=("no SLO was given",) if judgement is None else judgement.reasons,
+        confidence=None if judgement is None else judgement.confidence,
+        seed=report.seed,
+        report=report,
+    )
+    return csv_text([step])
+
+
+def _plan_csv(plan: Plan) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(plan.columns)
+    writer.writerows(plan.rows())
+    return text.getvalue()
+
+
+def _csv(report: Report) -> str:
+    if isinstance(report, LoadReport):
+        return load_csv(report)
+    return csv_text(report.steps) if isinstance(report, CapacityAnswer) else _plan_csv(report)
+
+
+def _page(report: Report) -> str:
+    if isinstance(report, Plan):
+        raise TypeError("a plan is written as .json or .csv, there is no page of it")
+    return page_of(report)
+
+
+FORMATS: Mapping[str, Callable[[Report], str]] = {
+    ".csv": _csv,
+    ".html": _page,
+    ".json": lambda report: report.to_json() + "\n",
+}
+"""How to write a report, by the ending of the file's name."""
+
+
+def format_of(path: str | Path) -> str:
+    """Return the ending of a file's name if a report can be written so; else say which endings there are."""
+    ending = Path(path).suffix.lower()
+    if ending not in FORMATS:
+        raise ValueError(f"a report is written as {', '.join(FORMATS)}, got the file name {shown(str(path))}")
+    return ending
+
+
+def write_report(report: Report, path: str | Path, *, samples: bool = False) -> None:
+    """
+    Write a report as JSON, CSV or a page, as the name of the file ends. The file is whole or as it was before.
+
+    Args:
+        report: A `LoadReport`, a `CapacityAnswer` or a `Plan`.
+
+        path: Where to; an ending of .json, .csv or .html.
+
+        samples: Whether JSON is to hold every single request, which `calibrate` needs.
+    """
+    target = Path(path)
+    ending = format_of(target)
+    text = FORMATS[ending](report)
+    if samples and ending == ".json" and not isinstance(report, Plan):
+        text = f"{report.to_json(samples=True)}\n"
+    beside = target.with_name(f".{target.name}.{os.getpid()}.new")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(target)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def read_report(path: str | Path) -> Report:
+    """
+    Read a report that was written as JSON: a `LoadReport`, a `CapacityAnswer` or a `Plan`.
+
+    What is no report, or one of a version that this one does not know, is a `ValueError` that says so.
+    """
+    name = Path(path).name
+    try:
+        found: Any = loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"can't read {str(path)!r}: {error.strerror}") from None
+    except ValueError:
+        raise ValueError(f"{name} is no JSON: give the .json of a report, not its page or its CSV") from None
+    kind = _kind_of(found, name)
+    try:
+        return kind.from_dict(found)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{name} says it is a {kind.schema} but is damaged: {type(error).__name__}: {error}") from None
+
+
+def _kind_of(found: Any, name: str) -> type[LoadReport] | type[CapacityAnswer] | type[Plan]:
+    schema: Any = cast("Mapping[str, Any]", found).get("schema") if isinstance(found, Mapping) else None
+    parts = _SCHEMA.fullmatch(schema) if isinstance(schema, str) else None
+    if parts is None or parts["kind"] not in _KINDS:
+        known = ", ".join(kind.schema for kind in _KINDS.values())
+        raise ValueError(f"{name} is no report of sampling: its schema must be one of {known}, got {shown(schema)}")
+    kind = _KINDS[parts["kind"]]
+    ours, theirs = int(kind.schema.partition("/")[2]), int(parts["version"])
+    if theirs > ours:
+        raise ValueError(
+            f"{name} is of a newer version ({schema}) than this one reads ({kind.schema}): upgrade sampling"
+        )
+    if theirs < ours:
+        raise ValueError(f"{name} is of an older version ({schema}) than this one reads ({kind.schema}): run it again")
+    return kind

@@ -1,0 +1,266 @@
+"""Put a page together: the answer first, then the pictures, then how it was measured."""
+
+import base64
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+from sampling.load.capacity._answer import CapacityAnswer, Step
+from sampling.load.model._profiles import Profile
+from sampling.load.model._report import LoadReport
+from sampling.load.model._units import show_seconds
+from sampling.load.report._page.chart import Size, draw
+from sampling.load.report._page.markup import Markup, element, joined, raw
+from sampling.load.report._page.pictures import (
+    Picture,
+    pictures_of_load,
+    pictures_of_steps,
+    shown_number,
+    shown_seconds,
+    shown_share,
+)
+from sampling.load.report._page.style import STYLE
+
+__all__ = ["page_of", "whole_page"]
+
+_NARROW, _MIDDLE, _WIDE = Size(350, 270), Size(560, 300), Size(1120, 400)
+_VERDICT_TONES = {"PASS": "good", "TRIP": "bad", "INCONCLUSIVE": "limit"}
+_WORDS = frozenset({"why", "value"})
+"""Columns of text, not of numbers."""
+
+
+def page_of(report: LoadReport | CapacityAnswer) -> str:
+    """
+    Return a report as one HTML page that needs nothing else: it can be mailed, kept, and opened from disk.
+
+    There is no script in it, and its security policy allows none. Whatever came from the run is escaped.
+    """
+    if isinstance(report, CapacityAnswer):
+        return whole_page(_headline(report), "capacity", *_capacity(report))
+    return whole_page(_title(report.profile), "load", *_load(report))
+
+
+def whole_page(title: str, kind: str, *content: Markup) -> str:
+    """Return a page with a title, the style and this content."""
+    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="referrer", content="no-referrer"),
+        element("title", title),
+        raw(f"<style>{STYLE}</style>"),
+    )
+    header = element("header", element("p", f"sampling {kind}", class_="kind"), element("h1", title), *content[:1])
+    body = element("body", element("main", header, *content[1:]))
+    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
+
+
+# One run.
+
+
+def _load(report: LoadReport) -> Iterator[Markup]:
+    yield element("p", f"{_how(report)}.", class_="lead")
+    yield _notes(report.notes)
+    yield _tiles(_load_tiles(report))
+    yield _figures(pictures_of_load(report), "load")
+    yield from _errors(report)
+    yield from _stalls(report)
+    yield from _settings(report)
+
+
+def _title(profile: Profile) -> str:
+    if profile.users is not None:
+        return f"{profile.users:,} users, each waiting for answers"
+    if profile.rate is None:
+        return "Recorded traffic, played back"
+    ramp = getattr(profile, "to_rate", None)
+    return f"{profile.rate:g} to {ramp:g} requests per second" if ramp else f"{profile.rate:g} requests per second"
+
+
+def _how(report: LoadReport) -> str:
+    lost = f" {report.dropped:,} of {report.scheduled:,} arrivals were not sent." if report.dropped else ""
+    return (
+        f"{report.model.capitalize()} loop over {show_seconds(report.duration_s)}: {report.admitted:,} requests sent, "
+        f"{report.succeeded:,} answered, {report.valid:,} of these valid.{lost}".removesuffix(".")
+    )
+
+
+def _load_tiles(report: LoadReport) -> Iterator[tuple[str, str, str]]:
+    latency = report.latency
+    yield "p50", shown_seconds(latency.p50), "latency, from due"
+    yield "p95", shown_seconds(latency.p95), f"mean {shown_seconds(latency.mean)}"
+    yield "p99", shown_seconds(latency.p99), f"max {shown_seconds(latency.max)}"
+    if report.time_to_first_token.count:
+        first = report.time_to_first_token
+        yield "first token", shown_seconds(first.p50), f"p99 {shown_seconds(first.p99)}"
+    yield "sent", f"{shown_number(report.achieved_rate)}/s", f"{shown_share(report.delivered_share)} of what was due"
+    yield "errors", shown_share(report.error_rate), f"{report.failed:,} failed, {report.cancelled:,} unanswered"
+    yield "valid", shown_share(report.validity_rate), f"{report.valid:,} of {report.succeeded:,} answers"
+    if report.good is not None:
+        yield "goodput", f"{shown_number(report.goodput)}/s", f"{shown_share(report.good_share)} of what was sent"
+    if report.cost:
+        each = report.cost / report.valid if report.valid else None
+        yield "cost", shown_number(report.cost), f"{shown_number(each)} per valid answer"
+
+
+def _errors(report: LoadReport) -> Iterator[Markup]:
+    if report.errors:
+        rows = [
+            [name, f"{times:,}", report.error_messages.get(name, "")] for name, times in sorted(report.errors.items())
+        ]
+        yield element("h2", "What failed")
+        yield _table(("error", "times", "why"), rows, "Errors by type")
+
+
+def _stalls(report: LoadReport) -> Iterator[Markup]:
+    if report.stalls:
+        rows = [
+            [f"{stall.at_s:.3f} s", show_seconds(stall.blocked_s), ", called from ".join(stall.where)]
+            for stall in report.stalls
+        ]
+        yield element("h2", "What blocked the load generator")
+        yield _table(("at", "for", "why"), rows, "Times when the event loop stood still")
+
+
+def _settings(report: LoadReport) -> Iterator[Markup]:
+    """Say how it was run, so that it can be run again."""
+    given = [
+        [name.removesuffix("_s").replace("_", " "), _setting(name, value)]
+        for name, value in report.profile.to_dict().items()
+        if value is not None
+    ]
+    rows = [*given, ["seed", str(report.seed)], ["workers", str(report.workers)]]
+    if report.slo is not None:
+        rows.append(["slo", str(report.slo).replace(",", ", ")])
+    yield element("h2", "How it was run")
+    yield _table(("setting", "value"), rows, "Settings")
+
+
+def _setting(name: str, value: object) -> str:
+    if isinstance(value, list | tuple):
+        return f"{len(value):,} instants"  # pyright: ignore[reportUnknownArgumentType]
+    if name.endswith("_s") and isinstance(value, int | float):
+        return show_seconds(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# A capacity search.
+
+
+def _capacity(answer: CapacityAnswer) -> Iterator[Markup]:
+    yield element("p", _lead(answer), class_="lead")
+    yield _notes(_capacity_notes(answer))
+    yield _tiles(_capacity_tiles(answer))
+    yield _figures(pictures_of_steps(answer), "steps", shown=True)
+    for name, step in _shown_steps(answer):
+        if step.report is not None:
+            yield element("h2", name)
+            yield element("p", f"{_how(step.report)}.", class_="lead")
+            yield _figures(pictures_of_load(step.report), f"step-{step.target_rate:g}")
+    if answer.best is not None and answer.best.report is not None:
+        yield from _settings(answer.best.report)
+
+
+def _unit(answer: CapacityAnswer) -> str:
+    return "users" if answer.axis == "users" else "requests per second"
+
+
+def _headline(answer: CapacityAnswer) -> str:
+    if answer.max_rate is None:
+        return "No step passed"
+    return f"Holds {answer.max_rate:g} {_unit(answer)}"
+
+
+def _lead(answer: CapacityAnswer) -> str:
+    kept = f"The limits are {str(answer.slo).replace(',', ', ')}."
+    if answer.first_trip is None:
+        return f"{kept} Nothing tripped: the limit is higher than what was tried."
+    return f"{kept} At {answer.first_trip:g} it broke: {answer.next_limit}."
+
+
+def _capacity_notes(answer: CapacityAnswer) -> list[str]:
+    notes = ["interrupted: this is what was found until then"] if answer.interrupted else []
+    unproven = [step for step in answer.steps if step.verdict == "INCONCLUSIVE"]
+    notes += [f"{step.target_rate:g} proved nothing: {'; '.join(step.reasons)}" for step in unproven]
+    return notes + [warning for step in answer.steps for warning in step.warnings]
+
+
+def _capacity_tiles(answer: CapacityAnswer) -> Iterator[tuple[str, str, str]]:
+    yield "holds", shown_number(answer.max_rate), _unit(answer)
+    yield "breaks at", shown_number(answer.first_trip), "the first step that tripped"
+    if answer.confidence is not None:
+        passed, runs = answer.passes
+        yield "confidence", shown_share(answer.confidence), f"{passed} of {runs} runs passed"
+    if answer.best is not None and answer.best.report is not None:
+        report = answer.best.report
+        yield "p50", shown_seconds(report.latency.p50), "at the rate that holds"
+        yield "p95", shown_seconds(report.latency.p95), f"p99 {shown_seconds(report.latency.p99)}"
+        yield "valid", shown_share(report.validity_rate), f"errors {shown_share(report.error_rate)}"
+        yield "in-flight limit", shown_number(report.suggested_in_flight), "suggested, by Little's law"
+
+
+def _shown_steps(answer: CapacityAnswer) -> Iterator[tuple[str, Step]]:
+    if answer.best is not None:
+        yield f"At {answer.best.target_rate:g}, which holds", answer.best
+    tripped = [step for step in answer.steps if step.target_rate == answer.first_trip and step.verdict == "TRIP"]
+    if tripped:
+        yield f"At {tripped[0].target_rate:g}, which trips", tripped[0]
+
+
+# Pieces.
+
+
+def _notes(notes: Sequence[str]) -> Markup:
+    return element("ul", *(element("li", note) for note in notes), class_="notes") if notes else raw("")
+
+
+def _tiles(tiles: Iterator[tuple[str, str, str]]) -> Markup:
+    return element(
+        "dl",
+        *(
+            element("div", element("dt", name), element("dd", value, element("small", more)))
+            for name, value, more in tiles
+        ),
+        class_="tiles",
+    )
+
+
+def _figures(pictures: Sequence[Picture], place: str, *, shown: bool = False) -> Markup:
+    numbers = count(1)
+    figures = [_figure(picture, f"{place}-{next(numbers)}", shown=shown) for picture in pictures]
+    return element("div", *figures, class_="pictures") if figures else raw("")
+
+
+def _figure(picture: Picture, number: str, *, shown: bool) -> Markup:
+    """Draw a picture in the sizes that a page may have; the style shows one of them."""
+    sizes = [("narrow", _NARROW), ("middle", _MIDDLE), *([("wide", _WIDE)] if picture.full else [])]
+    drawings = [draw(picture.chart, size, class_=name, number=f"{number}-{name}") for name, size in sizes]
+    table = _table(picture.columns, picture.rows, picture.chart.title)
+    numbers = table if shown else element("details", element("summary", "The numbers"), table)
+    return element(
+        "figure",
+        element("h3", picture.chart.title),
+        *drawings,
+        element("figcaption", picture.caption),
+        numbers if picture.rows else raw(""),
+        class_="full" if picture.full else None,
+    )
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> Markup:
+    head = element("tr", *(element("th", column, scope="col", class_=_kind(column)) for column in columns))
+    body = [element("tr", *(_cell(column, value) for column, value in zip(columns, row, strict=True))) for row in rows]
+    table = element("table", element("thead", head), joined(element("tbody", *body)))
+    # What scrolls must be reachable with a keyboard, and what is reachable must have a name.
+    return element("div", table, class_="scroll", tabindex=0, role="region", aria_label=f"{name}: numbers")
+
+
+def _cell(column: str, value: str) -> Markup:
+    return element("td", value, class_=_VERDICT_TONES.get(value) or _kind(column))
+
+
+def _kind(column: str) -> str | None:
+    return "words" if column in _WORDS else None

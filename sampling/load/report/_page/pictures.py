@@ -1,0 +1,307 @@
+"""Which pictures a report is worth, and the numbers that go beside each."""
+
+import statistics
+from collections.abc import Sequence
+
+import attrs
+
+from sampling.load.capacity._answer import CapacityAnswer, Step
+from sampling.load.model._report import LoadReport
+from sampling.load.model._series import Summary
+from sampling.load.model._slo import Slo
+from sampling.load.model._units import show_seconds, show_share
+from sampling.load.report._page.chart import Axis, Bars, Chart, Dot, Line, Rule, Tone
+
+__all__ = [
+    "Picture",
+    "knee_of",
+    "pictures_of_load",
+    "pictures_of_steps",
+    "shown_number",
+    "shown_seconds",
+    "shown_share",
+]
+
+_PERCENTS: tuple[tuple[int, Tone], ...] = ((50, "first"), (95, "second"), (99, "third"))
+_WIDE_RANGE = 10.0
+"""Values that differ by more than this factor are drawn on a logarithmic axis."""
+
+_MOST_ROWS = 30
+
+
+@attrs.frozen
+class Picture:
+    """A chart, what to see in it, and its numbers."""
+
+    chart: Chart
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    full: bool = False
+    """Whether it is worth the whole width of a page."""
+
+
+def shown_seconds(seconds: float | None) -> str:
+    """Write a time, or a dash where there is none."""
+    return "—" if seconds is None else show_seconds(seconds)
+
+
+def shown_share(share: float | None) -> str:
+    """Write a share, or a dash where there is none."""
+    return "—" if share is None else show_share(share)
+
+
+def shown_number(number: float | None) -> str:
+    """Write a number as short as it can be read, or a dash where there is none."""
+    return "—" if number is None else f"{number:,.4g}" if abs(number) < 1_000 else f"{number:,.0f}"
+
+
+def _tick_seconds(seconds: float) -> str:
+    return "0" if not seconds else show_seconds(seconds)
+
+
+def _time_axis(name: str, values: Sequence[float | None]) -> Axis:
+    positive = [value for value in values if value]
+    log = bool(positive) and max(positive) > _WIDE_RANGE * min(positive)
+    return Axis(f"{name}, logarithmic" if log else name, _tick_seconds, least=None if log else 0.0, log=log)
+
+
+# A capacity search.
+
+
+def pictures_of_steps(answer: CapacityAnswer) -> list[Picture]:
+    """Rate against latency, with the limits, what holds, and the knee."""
+    measured = [step for step in answer.steps if step.report is not None and step.report.latency.count]
+    return [_rates(answer, measured)] if measured else []
+
+
+def knee_of(points: Sequence[tuple[float, float]]) -> float | None:
+    """
+    Return the rate at which a curve begins to rise steeply; None for fewer than four points, or a curve without one.
+
+    It is the point that lies farthest below the straight line from the first point to the last,
+    with both axes scaled to that line.
+    """
+    ordered = sorted(points)
+    if len(ordered) < 4:
+        return None
+    (x0, y0), (x1, y1) = ordered[0], ordered[-1]
+    if x1 == x0 or y1 <= 2 * y0:
+        return None
+    depth, rate = max(((x - x0) / (x1 - x0) - (y - y0) / (y1 - y0), x) for x, y in ordered)
+    return rate if depth > 0.2 else None
+
+
+def _rates(answer: CapacityAnswer, steps: Sequence[Step]) -> Picture:
+    unit = "users" if answer.axis == "users" else "requests per second"
+    lines = [
+        Line(f"p{percent}", [(rate, value) for rate, value in _by_rate(steps, percent)], tone)
+        for percent, tone in _PERCENTS
+    ]
+    values = [value for line in lines for _, value in line.points]
+    limits = [limit.limit_s for limit in answer.slo.latency_limits]
+    return Picture(
+        Chart(
+            title=f"{unit.capitalize()} against latency",
+            says=f"Latency percentiles at each step. {answer}.",
+            x=Axis(unit, lambda rate: f"{rate:g}", least=0.0),
+            y=_time_axis("latency", [*values, *limits]),
+            lines=lines,
+            dots=[dot for step in steps for dot in _step_dots(step)],
+            rules=[*_limits(answer.slo), *_marks(answer, steps)],
+        ),
+        "Filled: passed. Hollow: tripped, or proved nothing. The dashed lines are the limits.",
+        (unit, "reached", "verdict", "p50", "p95", "p99", "errors", "valid", "dropped", "why"),
+        [_step_row(step) for step in answer.steps],
+        full=True,
+    )
+
+
+def _by_rate(steps: Sequence[Step], percent: int) -> list[tuple[float, float]]:
+    """Return the middle of all runs at each rate."""
+    found: dict[float, list[float]] = {}
+    for step in steps:
+        value = None if step.report is None else step.report.latency.at(percent)
+        if value is not None:
+            found.setdefault(step.target_rate, []).append(value)
+    return [(rate, statistics.median(values)) for rate, values in sorted(found.items())]
+
+
+def _step_dots(step: Step) -> list[Dot]:
+    latency = Summary() if step.report is None else step.report.latency
+    return [
+        Dot(step.target_rate, value, tone, f"{step.target_rate:g}: p{percent} {show_seconds(value)}, {step.verdict}",
+            hollow=step.verdict != "PASS")
+        for percent, tone in _PERCENTS
+        if (value := latency.at(percent)) is not None
+    ]  # fmt: skip
+
+
+def _limits(slo: Slo) -> list[Rule]:
+    """Return the limits on latencies as levels; those with the same level have one line."""
+    names: dict[float, list[str]] = {}
+    for limit in slo.latency_limits:
+        names.setdefault(limit.limit_s, []).append(limit.name)
+    return [Rule(limit_s, f"{', '.join(of)} ≤ {show_seconds(limit_s)}", "limit") for limit_s, of in names.items()]
+
+
+def _marks(answer: CapacityAnswer, steps: Sequence[Step]) -> list[Rule]:
+    knee = knee_of(_by_rate(steps, 95))
+    marks = [Rule(knee, f"knee at {knee:g}", "quiet", upright=True)] if knee is not None else []
+    if knee is not None and answer.max_rate == knee:
+        return [Rule(knee, f"holds {knee:g}, the knee", "good", upright=True)]
+    if answer.max_rate is not None:
+        marks.append(Rule(answer.max_rate, f"holds {answer.max_rate:g}", "good", upright=True))
+    return marks
+
+
+def _step_row(step: Step) -> list[str]:
+    report = step.report
+    numbers = ["—"] * 6
+    if report is not None:
+        latency = report.latency
+        numbers = [
+            *(shown_seconds(time) for time in (latency.p50, latency.p95, latency.p99)),
+            shown_share(report.error_rate),
+            shown_share(report.validity_rate),
+            shown_number(report.dropped),
+        ]
+    why = "; ".join([*step.reasons, *step.warnings])
+    return [f"{step.target_rate:g}", f"{step.achieved_rate:.4g}", step.verdict, *numbers, why]
+
+
+# One run.
+
+
+def pictures_of_load(report: LoadReport) -> list[Picture]:
+    """Latency over time, requests in flight and those that were dropped, and how latencies are spread."""
+    pictures = [_over_time(report), _in_flight(report), _spread(report)]
+    return [picture for picture in pictures if picture is not None]
+
+
+def _bin_s(report: LoadReport) -> float:
+    return report.timeline[1].at_s - report.timeline[0].at_s if len(report.timeline) > 1 else report.duration_s or 1.0
+
+
+def _every(rows: list[list[str]]) -> list[list[str]]:
+    """Keep a table short: every second row, or third, evenly."""
+    return rows[:: -(-len(rows) // _MOST_ROWS)] if rows else rows
+
+
+def _over_time(report: LoadReport) -> Picture | None:
+    bins = [part for part in report.timeline if part.latency.count]
+    if not bins:
+        return None
+    lines = [
+        Line("p99, from sent", [(part.at_s, part.service_time.p99) for part in report.timeline], "quiet", broad=True),
+        Line("p50", [(part.at_s, part.latency.p50) for part in report.timeline], "first"),
+        Line("p99", [(part.at_s, part.latency.p99) for part in report.timeline], "third"),
+    ]
+    values = [value for line in lines for _, value in line.points]
+    return Picture(
+        Chart(
+            title="Latency over time",
+            says="Latency from when each request was due, p50 and p99, and p99 from when it was really sent.",
+            x=Axis("seconds", lambda s: f"{s:g}", least=0.0),
+            y=_time_axis("latency", values),
+            lines=lines,
+        ),
+        "By the second at which requests were due. p50 and p99 count from then: that is how long a user waits. "
+        "The broad line counts from when they were really sent; where the two part, the load generator ran late.",
+        ("from, s", "sent", "p50", "p99", "p99, from sent"),
+        _every(
+            [
+                [
+                    f"{part.at_s:.4g}",
+                    str(part.sent),
+                    *(shown_seconds(time) for time in (part.latency.p50, part.latency.p99, part.service_time.p99)),
+                ]
+                for part in bins
+            ]
+        ),
+        full=True,
+    )
+
+
+def _in_flight(report: LoadReport) -> Picture | None:
+    if not report.timeline:
+        return None
+    every_s = _bin_s(report)
+    bars = [
+        Bars([(part.at_s, float(part.dropped + part.failed)) for part in report.timeline], every_s, "limit"),
+        Bars([(part.at_s, float(part.dropped)) for part in report.timeline], every_s, "bad"),
+    ] * bool(report.dropped or report.failed)
+    lost = f"{report.dropped:,} arrivals were dropped and {report.failed:,} requests failed"
+    return Picture(
+        Chart(
+            title="In flight, dropped and failed",
+            says=f"{report.mean_in_flight:.3g} requests in flight on average, {report.peak_in_flight} at most; {lost}.",
+            x=Axis("seconds", lambda s: f"{s:g}", least=0.0),
+            y=Axis("requests", lambda count: f"{count:g}", least=0.0),
+            lines=[
+                Line("in flight", [(part.at_s, part.in_flight) for part in report.timeline], "second", stepped=True)
+            ],
+            bars=bars,
+        ),
+        "The line: sent and not yet answered. If it keeps rising, a queue keeps growing."
+        + (f" Bars, for each {shown_seconds(every_s)}: {lost} (the lighter part)." if bars else " Nothing was lost."),
+        ("from, s", "in flight", "sent", "dropped", "of these missed", "failed"),
+        _every(
+            [
+                [f"{part.at_s:.4g}", *map(str, (part.in_flight, part.sent, part.dropped, part.missed, part.failed))]
+                for part in report.timeline
+            ]
+        ),
+    )
+
+
+def _spread(report: LoadReport) -> Picture | None:
+    if not report.latency_distribution:
+        return None
+    values = [seconds for seconds, _ in (*report.latency_distribution, *report.service_distribution)]
+    limits = [limit for limit in report.slo.latency_limits if limit.series == "latency"] if report.slo else []
+    axis = _time_axis("latency", [*values, *(limit.limit_s for limit in limits)])
+    summary = report.latency
+    return Picture(
+        Chart(
+            title="How latencies are spread",
+            says=f"Half within {shown_seconds(summary.p50)}, 99 of 100 within {shown_seconds(summary.p99)}.",
+            x=axis,
+            y=Axis("share of answers that took no longer", lambda share: f"{share:.0%}", least=0.0, most=1.0),
+            lines=[
+                Line("from sent", report.service_distribution, "quiet", broad=True),
+                Line("from due", report.latency_distribution, "second"),
+            ],
+            dots=[
+                Dot(limit.limit_s, limit.percent / 100, "limit", f"limit: {limit.name} ≤ {show_seconds(limit.limit_s)}")
+                for limit in limits
+            ],
+            rules=[
+                Rule(limit.limit_s, f"{limit.name} ≤ {show_seconds(limit.limit_s)}", "limit", upright=True)
+                for limit in limits
+            ],
+        ),
+        "How many answers had come after how long: from when they were due, and from when they were sent.",
+        ("", "count", "mean", "p50", "p90", "p95", "p99", "max"),
+        [
+            [
+                name,
+                f"{series.count:,}",
+                *(shown_seconds(getattr(series, column)) for column in ("mean", "p50", "p90", "p95", "p99", "max")),
+            ]
+            for name, series in _series(report)
+            if series.count
+        ],
+    )
+
+
+def _series(report: LoadReport) -> list[tuple[str, Summary]]:
+    return [
+        ("latency, from due", report.latency),
+        ("service time, from sent", report.service_time),
+        ("time to first token", report.time_to_first_token),
+        ("time to a valid answer", report.time_to_valid),
+        ("schedule lag", report.schedule_lag),
+        ("until a failure", report.error_latency),
+        *((f"latency of {name}", operation.latency) for name, operation in report.operations.items()),
+    ]

@@ -1,0 +1,99 @@
+"""Traffic of users who wait for their answers."""
+
+import math
+
+import anyio
+
+from sampling.load.model._profiles import ClosedLoop
+from sampling.load.model._recording import UserEnd
+from sampling.load.model._workload import Arrival, Draw
+from sampling.load.traffic._arrivals import first_requests, start_of
+from sampling.load.traffic._sending import Part, Sender
+
+__all__ = ["drive_closed_loop"]
+
+
+async def drive_closed_loop(sender: Sender, profile: ClosedLoop, draw: Draw, *, seed: int, part: Part) -> None:
+    """Let every user of this part live until its end."""
+    with anyio.CancelScope() as overtime:
+        crowd = _Crowd(sender, profile, draw, seed, part, overtime)
+        async with anyio.create_task_group() as users:
+            for user in range(part.worker, crowd.who_start, part.workers):
+                users.start_soon(crowd.live, user)
+            crowd.turn_away(len(range(part.worker, profile.users, part.workers)))
+
+
+class _Crowd:
+    """All users of one process, and what they share: the requests that are left, and the end."""
+
+    def __init__(
+        self, sender: Sender, profile: ClosedLoop, draw: Draw, seed: int, part: Part, overtime: anyio.CancelScope
+    ) -> None:
+        self._sender = sender
+        self._profile = profile
+        self._draw = draw
+        self._seed = seed
+        self._part = part
+        self._overtime = overtime
+        self._drain_s = math.inf if profile.drain_s is None else profile.drain_s
+        self.who_start, follow_ups = first_requests(profile)
+        self._follow_ups = math.inf if follow_ups is None else part.of(follow_ups)
+        self._yet_to_send = len(range(part.worker, self.who_start, part.workers))
+        self._index = part.worker
+        if profile.horizon_s is not None:
+            self._end_by(profile.horizon_s)
+
+    def turn_away(self, users: int) -> None:
+        """Count the users for whom there is not even a first request. They never start, and draw nothing."""
+        started = len(range(self._part.worker, self.who_start, self._part.workers))
+        if users > started:
+            self._sender.recording.user_ends["budget"] += users - started
+
+    async def live(self, user: int) -> None:
+        """Ask, wait, think, ask again; every user ends in exactly one way."""
+        end: UserEnd = "cancelled"
+        try:
+            end = await self._ask_until_the_end(user)
+        finally:
+            self._sender.recording.user_ends[end] += 1
+
+    async def _ask_until_the_end(self, user: int) -> UserEnd:
+        profile = self._profile
+        intended_s = start_of(user, profile)
+        number = 0
+        while True:
+            if profile.horizon_s is not None and intended_s > profile.horizon_s:
+                return "horizon"
+            await self._sender.wait_for(intended_s)
+            arrival = Arrival(
+                self._index, intended_s, user=user, number=number, seed=self._seed, worker=self._part.worker
+            )
+            send = self._draw(arrival)
+            if send is None:
+                self._sender.recording.exhausted = True
+                return "completed"
+            self._admit(arrival)
+            outcome, done_s = await self._sender.send(arrival, send)
+            if outcome == "failed" and profile.on_error == "cancel":
+                return "cancelled"
+            if not self._follow_ups:
+                return "budget"
+            self._follow_ups -= 1
+            self._yet_to_send += 1
+            intended_s = done_s + profile.think_time_s
+            number += 1
+
+    def _admit(self, arrival: Arrival) -> None:
+        self._sender.admit(arrival)
+        self._index += self._part.workers
+        self._yet_to_send -= 1
+        if not arrival.number and arrival.intended_s <= self._profile.warmup_s:
+            self._sender.recording.active_users += 1
+        self._sender.recording.ended_s = self._sender.elapsed_s
+        if not self._follow_ups and not self._yet_to_send:
+            self._end_by(arrival.intended_s)
+
+    def _end_by(self, instant_s: float) -> None:
+        """Let no answer be waited for much longer than this."""
+        in_s = instant_s - self._sender.elapsed_s + self._drain_s
+        self._overtime.deadline = min(self._overtime.deadline, anyio.current_time() + in_s)

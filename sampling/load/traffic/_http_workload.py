@@ -1,0 +1,252 @@
+"""
+HTTP for load: as little work for each request as HTTP/1.1 allows, so that the client is not what is measured.
+
+It does one thing: POST the same way again and again over connections that are kept open, and read the answer as it
+comes. It follows no redirects, uses no proxy, keeps no cookies and decompresses nothing.
+"""
+
+import ssl
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+import anyio
+from anyio.abc import ByteStream
+
+from sampling._arguments import check_bool, check_instance, check_number, check_str, shown
+from sampling.errors import ConnectFailed, ConnectionLost, MalformedResponse, ServerError, Timeout
+from sampling.load.model._workload import Answered, Arrival
+from sampling.load.traffic._raw_socket import Address, LeanSocket
+
+__all__ = ["HttpWorkload"]
+
+_HEAD_END = b"\r\n\r\n"
+_LONGEST_HEAD = 65_536
+_READ = 65_536
+_TOKENS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+
+
+class HttpWorkload:
+    """
+    A workload that posts one body to one address: `async with HttpWorkload(url, body) as workload`.
+
+    Any answer with status 200 is valid, and the first byte of its body is its first token.
+    There are as many connections as requests in flight. One that the server has closed in the meantime is replaced,
+    once, if not a byte of an answer had come.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+        connect_timeout_s: float = 10.0,
+        ssl_context: ssl.SSLContext | None = None,
+        verify_status: bool = True,
+    ) -> None:
+        """
+        Prepare the one request that is sent.
+
+        Args:
+            url: `http://` or `https://`.
+
+            body: What is posted.
+
+            headers: Sent with it; `content-type: application/json` unless they say otherwise.
+
+            timeout_s: For a whole answer.
+
+            connect_timeout_s: For a new connection.
+
+            ssl_context: What to check an https server with, instead of the system's authorities.
+
+            verify_status: Count any other status than 200 as failed.
+        """
+        parts = urlsplit(check_str("url", url, empty=False))
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"url must begin with http:// or https:// and name a host, got {shown(url)}")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("url must not hold a user or a password: send them in a header")
+        check_instance("body", body, bytes, "bytes")
+        self._host = parts.hostname
+        self._tls = parts.scheme == "https"
+        self._port = parts.port or (443 if self._tls else 80)
+        self._ssl_context = ssl_context
+        self._timeout_s = check_number("timeout_s", timeout_s, above=0)
+        self._connect_timeout_s = check_number("connect_timeout_s", connect_timeout_s, above=0)
+        self._verify_status = check_bool("verify_status", verify_status)
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._request = _head(target, parts.netloc, headers or {}, len(body)) + body
+        self._address = None if self._tls else Address.of(self._host, self._port)
+        self._idle: list[ByteStream | LeanSocket] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        while self._idle:
+            with anyio.CancelScope(shield=True):
+                await self._idle.pop().aclose()
+
+    async def __call__(self, arrival: Arrival) -> Answered:
+        """Post once, and read the answer to its end."""
+        with anyio.move_on_after(self._timeout_s):
+            status = await self._post(arrival)
+            if self._verify_status and status != 200:
+                raise ServerError(f"the server answered with status {status}")
+            return Answered()
+        raise Timeout(f"no whole answer within {self._timeout_s:g} s")
+
+    async def _post(self, arrival: Arrival) -> int:
+        if self._idle:
+            try:
+                return await self._exchange(self._idle.pop(), arrival)
+            except _ClosedMeanwhile:
+                pass  # between two requests, as servers may: nothing of an answer had come
+        try:
+            return await self._exchange(await self._connect(), arrival)
+        except _ClosedMeanwhile:
+            raise ConnectionLost("the server closed the connection without an answer") from None
+
+    async def _exchange(self, stream: ByteStream | LeanSocket, arrival: Arrival) -> int:
+        """Send the request, read the answer, and keep the connection if both were whole."""
+        answer = _Answer()
+        try:
+            await stream.send(self._request)
+            while not answer.whole:
+                answer.feed(await stream.receive(_READ))
+                if answer.body_began:
+                    arrival.first_token()
+        except anyio.EndOfStream:
+            if not answer.ends_with_connection:
+                raise (ConnectionLost("the answer broke off") if answer.began else _ClosedMeanwhile) from None
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise (ConnectionLost("the connection broke") if answer.began else _ClosedMeanwhile) from None
+        finally:
+            if answer.whole and answer.keeps_open:
+                self._idle.append(stream)
+            else:
+                with anyio.CancelScope(shield=True):
+                    await anyio.aclose_forcefully(stream)
+        return answer.status
+
+    async def _connect(self) -> ByteStream | LeanSocket:
+        try:
+            with anyio.fail_after(self._connect_timeout_s):
+                if self._address is not None:
+                    return await LeanSocket.connect(self._address)
+                if not self._tls:
+                    return await anyio.connect_tcp(self._host, self._port)
+                return await anyio.connect_tcp(
+                    self._host,
+                    self._port,
+                    tls=True,
+                    ssl_context=self._ssl_context,
+                    tls_standard_compatible=False,  # most servers close without a farewell
+                )
+        except (OSError, TimeoutError) as error:
+            raise ConnectFailed(f"no connection: {type(error).__name__}") from None
+
+
+class _ClosedMeanwhile(Exception):
+    """A connection ended before a byte of the answer came."""
+
+
+class _Answer:
+    """Reads an answer as its bytes come, only to know where it ends."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.began = False
+        self.body_began = False
+        self.whole = False
+        self.keeps_open = True
+        self.ends_with_connection = False
+        self._unread = b""
+        self._left: int | None = None
+        """Bytes that are left of the body, or of a chunk and its line end; None before the head has come."""
+
+        self._chunked = False
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        self.began = True
+        self._unread += data
+        if self._left is None and not self._read_head():
+            return
+        self.body_began = self.body_began or bool(self._unread)
+        if self._chunked:
+            self._read_chunks()
+        else:
+            self._left = (self._left or 0) - len(self._unread)
+            self._unread = b""
+            self.whole = self._left <= 0 and not self.ends_with_connection
+
+    def _read_head(self) -> bool:
+        head, end, rest = self._unread.partition(_HEAD_END)
+        if not end:
+            if len(self._unread) > _LONGEST_HEAD:
+                raise MalformedResponse(f"the head of the answer is longer than {_LONGEST_HEAD:,} bytes")
+            return False
+        line, _, fields = head.lower().partition(b"\r\n")
+        version, _, status = line.partition(b" ")
+        if not version.startswith(b"http/1.") or not status[:3].isdigit():
+            raise MalformedResponse("the answer does not begin like one of HTTP/1.1")
+        self.status = int(status[:3])
+        self._unread = rest
+        self._frame(dict(field.split(b":", 1) for field in fields.split(b"\r\n") if b":" in field))
+        return True
+
+    def _frame(self, fields: Mapping[bytes, bytes]) -> None:
+        """Find out how the end of the body can be told."""
+        self.keeps_open = fields.get(b"connection", b"").strip() != b"close"
+        length = fields.get(b"content-length", b"").strip()
+        self._chunked = b"chunked" in fields.get(b"transfer-encoding", b"")
+        if self._chunked:
+            self._left = 0
+        elif length.isdigit():
+            self._left = int(length)
+        else:
+            self._left = 0
+            self.ends_with_connection = True
+
+    def _read_chunks(self) -> None:
+        """Go from the size of one chunk to that of the next; a streamed answer has one for every token."""
+        data = self._unread
+        place = self._left or 0
+        # `find` is three times as fast for one byte as for the two that end a line.
+        while (end := data.find(b"\n", place)) >= 0:
+            size = _size(data[place:end])
+            if not size:
+                # What follows the last chunk is an empty line, unless there are trailers.
+                self.whole = data.find(_HEAD_END, end - 1) >= 0
+                break
+            place = end + 1 + size + 2
+        self._left = max(0, place - len(data))
+        self._unread = data[place:]
+
+
+def _size(line: bytes) -> int:
+    try:
+        size = int(line, 16)
+    except ValueError:
+        size = _size(line.partition(b";")[0]) if b";" in line else -1
+    if size < 0:
+        raise MalformedResponse("a chunk of the answer does not begin with its size")
+    return size
+
+
+def _head(target: str, host: str, headers: Mapping[str, str], length: int) -> bytes:
+    fields = {"host": host, "content-type": "application/json", "accept-encoding": "identity"}
+    for name, value in headers.items():
+        # As with a key, what is wrong is said, but not shown.
+        if not name or not set(name) <= _TOKENS or not value.isascii() or not value.isprintable():
+            raise ValueError(f"header {shown(name)} must have a plain name and a value of printable ASCII")
+        fields[name.lower()] = value
+    lines = [f"POST {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    return "\r\n".join([*lines, f"content-length: {length}", "", ""]).encode("ascii")

@@ -1,0 +1,111 @@
+"""One request of a load run: sent, answered or not, and written down."""
+
+from typing import NamedTuple
+
+import anyio
+import attrs
+
+from sampling._arguments import shown
+from sampling._event_loop import running_loop
+from sampling.load.model._recording import Outcome, Recording, Tally
+from sampling.load.model._workload import Answered, Arrival, Send, enter_arrival, leave_arrival
+
+__all__ = ["WHOLE", "Part", "Sender", "Sent"]
+
+_UNTOLD = Answered()
+
+
+@attrs.frozen
+class Part:
+    """Which part of the traffic a process makes: that of worker 2 of 4, say."""
+
+    worker: int = 0
+    workers: int = 1
+
+    def of(self, total: int) -> int:
+        """Return this worker's part of a number that is shared out evenly."""
+        return total // self.workers + (self.worker < total % self.workers)
+
+
+WHOLE = Part()
+
+
+class Sent(NamedTuple):
+    """How a request ended, and when."""
+
+    outcome: Outcome
+    done_s: float
+
+
+class Sender:
+    """Sends requests and keeps the recording. Instants are seconds from the start of the run."""
+
+    def __init__(self, recording: Recording, start: float, warmup_s: float) -> None:
+        self.recording = recording
+        self._start = start
+        self._warmup_s = warmup_s
+        self._clock = running_loop().time
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start of the run: on the monotonic clock of the event loop, which nobody sets."""
+        return self._clock() - self._start
+
+    async def wait_for(self, instant_s: float) -> None:
+        """Sleep until an instant of the run; if it has passed, only let the others have their turn."""
+        await anyio.sleep(max(0.0, self._start + instant_s - self._clock()))
+
+    def tally_of(self, intended_s: float) -> Tally:
+        """Return the counts that an arrival belongs to: those of the warm-up, or those that are reported."""
+        return self.recording.warmup if intended_s < self._warmup_s else self.recording.tally
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that were admitted and not yet answered, those of the warm-up included."""
+        return self.recording.tally.in_flight + self.recording.warmup.in_flight
+
+    def admit(self, arrival: Arrival) -> None:
+        """Count an arrival that will be sent; from here on it holds its permit."""
+        tally = self.tally_of(arrival.intended_s)
+        tally.scheduled += 1
+        tally.admitted += 1
+
+    async def send(self, arrival: Arrival, send: Send) -> Sent:
+        """Send one request that was admitted, wait for its answer, and write both down."""
+        sent_s = self.elapsed_s
+        self.recording.levels.change(sent_s, +1)
+        entered = enter_arrival(arrival)
+        outcome: Outcome = "cancelled"
+        answer = _UNTOLD
+        try:
+            returned = await send()
+            if isinstance(returned, Answered):
+                answer = returned
+            outcome = "valid" if answer.valid else "invalid"
+        except Exception as error:  # noqa: BLE001 - whatever fails is counted; a cancellation is none of these
+            outcome = "failed"
+            self._count_error(arrival, error)
+        finally:
+            # The permit is given back here, at the real end, however that came about.
+            done_s = self.elapsed_s
+            self._write(arrival, outcome, sent_s, done_s, answer)
+            leave_arrival(entered)
+        return Sent(outcome, done_s)
+
+    def _count_error(self, arrival: Arrival, error: Exception) -> None:
+        if arrival.intended_s >= self._warmup_s:
+            self.recording.count_error(error, shown(str(error)))
+
+    def _write(self, arrival: Arrival, outcome: Outcome, sent_s: float, done_s: float, answer: Answered) -> None:
+        recording = self.recording
+        recording.levels.change(done_s, -1)
+        tally = self.tally_of(arrival.intended_s)
+        if outcome == "failed":
+            tally.failed += 1
+        elif outcome == "cancelled":
+            tally.cancelled += 1
+        else:
+            tally.succeeded += 1
+        if tally is recording.tally:
+            first_s = arrival.first_token_at - self._start
+            recording.add(arrival, sent_s=sent_s, first_s=first_s, done_s=done_s, outcome=outcome, answer=answer)

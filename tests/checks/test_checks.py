@@ -1,0 +1,421 @@
+"""Requirements that are ready made: what passes, what fails, and that what is told can be acted on."""
+
+import pytest
+from structlog.testing import capture_logs
+
+from sampling import Generation, MissingExtra, MultiTurnStrategy, RejectionSamplingStrategy, Requirement, checks
+from sampling._engine.validation import may_still_pass
+from sampling.testing import ScriptedBackend
+
+
+async def sample(text, *requirements):
+    return await RejectionSamplingStrategy().sample("q", None, ScriptedBackend([text]), requirements)
+
+
+def verdict(requirement, text):
+    return requirement.read_verdict(requirement.check(text))
+
+
+def cut_at(requirement, text):
+    """How many characters a stream gives before the requirement cuts it; None if it never does."""
+    for length in range(len(text) + 1):
+        if not may_still_pass(requirement, text[:length]).passed:
+            return length
+    return None
+
+
+def is_told(requirement, text, *words):
+    failed = verdict(requirement, text)
+    assert not failed.passed
+    for word in words:
+        assert word in failed.reason
+
+
+class Typist:
+    """A backend that streams its answers letter by letter, and counts what it gave."""
+
+    def __init__(self, *answers):
+        self._answers = list(answers)
+        self.given = 0
+
+    async def generate(self, request):
+        return await self.stream(request, lambda piece: None)
+
+    async def stream(self, request, receive):
+        answer = self._answers.pop(0)
+        for letter in answer:
+            self.given += 1
+            receive(letter)
+        return Generation(answer)
+
+
+OBJECT = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[A-Z]"},
+        "legs": {"type": "array", "items": {"$ref": "#/$defs/leg"}},
+        "class": {"enum": ["first", "second"]},
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+    "$defs": {"leg": {"type": "object", "properties": {"km": {"type": "integer", "minimum": 1}}}},
+}
+
+
+class TestMatches:
+    @pytest.mark.parametrize(("text", "expected"), [("2026-11-16", True), ("on 2026-11-16", False), ("", False)])
+    def test_the_whole_answer_has_to_match(self, run, text, expected):
+        """A date is a date, not a text with a date in it."""
+        result = run(sample, text, checks.matches(r"\d{4}-\d\d-\d\d"))
+        assert expected is result.success
+        if not expected:
+            assert (
+                r"the whole answer must match \d{4}-\d\d-\d\d, with nothing before or after it",
+            ) == result.best.complaints
+
+    def test_the_description_is_told_too(self):
+        """A model knows a date better than a pattern."""
+        is_told(checks.matches(r"\d{4}", "a year"), "soon", "it is not a year", r"\d{4}")
+
+    def test_a_pattern_that_explodes_is_stopped(self, run):
+        """Row 54: the verdict is an error, and it fails closed; the loop is not held up for hours."""
+        with capture_logs():
+            result = run(sample, "a" * 50 + "!", checks.matches(r"(a|a|aa)+$", timeout_s=0.05))
+        assert not result.success
+        assert [TimeoutError] == [type(error) for error in result.errors]
+
+    def test_a_pattern_that_is_none_says_so(self):
+        """Names the pattern, and what is wrong with it."""
+        with pytest.raises(ValueError, match=r"pattern must be a regular expression, got '\(': missing \)"):
+            checks.matches("(")
+
+    @pytest.mark.parametrize(
+        ("pattern", "text", "expected"),
+        [
+            (r"\d{4}-\d\d", "2030-12", None),
+            (r"\d{4}-\d\d", "2030 ", 5),
+            (r"\d{4}-\d\d", "Sure! 2030-12", 1),
+            (r"(?!.*bad).*", "good", None),
+            (r"(?=.*z)a+z", "aaz", None),
+            (r"yes|no", "never", 2),
+        ],
+    )
+    def test_a_text_that_can_never_match_is_cut(self, pattern, text, expected):
+        """At the first letter that can't be right, and not before."""
+        assert expected == cut_at(checks.matches(pattern), text)
+
+    def test_long_texts_are_looked_at_when_they_end(self):
+        """Each piece would mean matching from the start again."""
+        assert may_still_pass(checks.matches("a+"), "b" * 5_000).passed
+
+
+class TestOneOf:
+    def test_one_of_them_and_nothing_else(self):
+        """Blanks around it do no harm."""
+        requirement = checks.one_of("yes", "no way")
+        assert [True, True, False, False, False] == [
+            verdict(requirement, text).passed for text in (" yes\n", "no way", "Yes", "no", "yes, of course")
+        ]
+        is_told(requirement, "maybe", "'maybe'", "answer with one of yes, no way")
+
+    def test_case_may_be_ignored(self):
+        """Where asked for."""
+        requirement = checks.one_of("Yes", "No", ignore_case=True)
+        assert verdict(requirement, "YES").passed
+        assert None is cut_at(requirement, "yEs \n")
+
+    @pytest.mark.parametrize(
+        ("text", "expected"), [("yes", None), ("\n no way \n", None), ("nope", 3), ("yes!", 4), ("Sure, yes", 1)]
+    )
+    def test_what_can_not_become_one_is_cut(self, text, expected):
+        """At the first letter that leads to none of them."""
+        assert expected == cut_at(checks.one_of("yes", "no way"), text)
+
+
+class TestLength:
+    @pytest.mark.parametrize(
+        ("bounds", "fits", "too_short", "too_long"),
+        [
+            ({"min_chars": 2, "max_chars": 4}, "abc", "a", "abcde"),
+            ({"min_words": 2, "max_words": 3}, "a b", "a", "a b c d"),
+            ({"min_lines": 2, "max_lines": 2}, "a\nb\n", "a\n", "a\nb\nc"),
+        ],
+    )
+    def test_characters_words_and_lines_are_counted(self, bounds, fits, too_short, too_long):
+        """Blanks around the answer are not."""
+        requirement = checks.length(**bounds)
+        assert verdict(requirement, f"  {fits} \n").passed
+        is_told(requirement, too_short, "make it longer", "at least" if "lines" not in str(bounds) else "exactly 2")
+        is_told(requirement, too_long, "make it shorter")
+        assert None is cut_at(requirement, fits)
+        assert cut_at(requirement, too_long) is not None
+
+    def test_it_says_how_many_there_are_and_how_many_there_may_be(self):
+        """What, and how to mend it."""
+        is_told(checks.length(max_words=2), "one two three", "it has 3 words; at most 2 may be there: make it shorter")
+        is_told(checks.length(min_lines=2), "one", "it has 1 line; at least 2 must be there: make it longer")
+        assert "has at most 1 word, exactly 2 lines" == checks.length(max_words=1, min_lines=2, max_lines=2).description
+
+    def test_a_text_that_is_too_short_may_still_grow(self):
+        """Only a maximum can be passed for good."""
+        assert None is cut_at(checks.length(min_words=3), "one two")
+        assert 9 == cut_at(checks.length(max_words=2, min_chars=100), "one two three")
+
+    def test_a_stream_is_cut_as_soon_as_it_is_too_long(self, run):
+        """And goes to repair."""
+        backend = Typist("one two three four five", "one two")
+
+        async def main():
+            strategy = MultiTurnStrategy(loop_budget=2)
+            return await strategy.sample("q", None, backend, [checks.length(max_words=2)])
+
+        result = run(main)
+        assert "one two" == result.value
+        assert len("one two t") + len("one two") == backend.given
+
+
+class TestNumber:
+    @pytest.mark.parametrize("text", ["3", " -2.5\n", "1,000", "1e3", "+7"])
+    def test_numbers_are_numbers(self, text):
+        """As people and models write them."""
+        assert verdict(checks.number(), text).passed
+
+    @pytest.mark.parametrize(
+        "text", ["", "three", "3 apples", "1,00", "0x10", "nan", "inf", "1e999", "9" * 1000, "1_000"]
+    )
+    def test_nothing_else_is(self, text):
+        """Whatever Python's float would make of it."""
+        assert not verdict(checks.number(), text).passed
+
+    def test_bounds_are_inclusive(self):
+        """And told."""
+        requirement = checks.number(at_least=0, at_most=10)
+        assert [True, True, False, False] == [verdict(requirement, text).passed for text in ("0", "10", "-1", "10.01")]
+        is_told(requirement, "11", "'11' is not a number of at least 0 and of at most 10")
+        is_told(requirement, "about 5", "answer with a number of at least 0 and of at most 10 in digits")
+
+    def test_a_whole_number_has_no_fraction(self):
+        """2.0 is whole."""
+        assert [True, False] == [verdict(checks.number(whole=True), text).passed for text in ("2.0", "2.5")]
+
+
+class TestJson:
+    @pytest.mark.parametrize("text", ['{"a": [1, 2.5e3, "x\\u00e4", null, true]}', " [1]\n", "3", '"x"'])
+    def test_json_is_json(self, text):
+        """Any of it; and no beginning of it is cut."""
+        assert verdict(checks.json(), text).passed
+        assert None is cut_at(checks.json(), text)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "Sure!",
+            "{'a': 1}",
+            '{"a": 1} ok?',
+            '{"a": NaN}',
+            '{"a": 1, "a": 2}',
+            "[" * 100_000,
+            "9" * 10_000,
+            '{"a":1,}',
+        ],
+    )
+    def test_nothing_else_is(self, text):
+        """Row 78: nor what is too deep, too long, ambiguous, or almost JSON."""
+        is_told(checks.json(), text, "it is not JSON", "answer with one JSON value")
+
+    def test_an_answer_without_end_is_not_read(self):
+        """Row 78: a size limit before the parser."""
+        is_told(checks.json(), f'"{"a" * 1_000_001}"', "longer than 1,000,000 characters")
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("Here it is: {}", 1),
+            ("{'a'", 2),
+            ('{"a" 1', 6),
+            ('{"a": 1} and', 10),
+            ("[1,, 2]", 4),
+            ("[tru!", 5),
+            ('"\\x', 3),
+        ],
+    )
+    def test_what_can_not_become_json_is_cut(self, text, expected):
+        """At the first letter that JSON can't have there."""
+        assert expected == cut_at(checks.json(), text)
+
+    def test_a_fence_is_allowed_on_request(self):
+        """Then only what stands in it counts, and nothing is cut."""
+        fenced = 'Sure:\n```json\n{"a": 1}\n```\nAnything else?'
+        assert not verdict(checks.json(), fenced).passed
+        assert verdict(checks.json(fenced=True), fenced).passed
+        assert checks.json(fenced=True).partial is None
+
+
+class TestJsonSchema:
+    def test_what_fits_passes(self):
+        """With a reference into the schema."""
+        requirement = checks.json_schema(OBJECT)
+        assert verdict(requirement, '{"name": "Anna", "legs": [{"km": 3}], "class": "first"}').passed
+
+    def test_each_problem_is_told_with_its_place(self):
+        """Where, what, and what is allowed there; all of them, not only the first."""
+        answer = '{"name": "anna", "legs": [{"km": 3}, {"km": "far"}, {"km": 0}], "class": "third", "x": 1}'
+        is_told(
+            checks.json_schema(OBJECT),
+            answer,
+            "at /name: 'anna' does not match ^[A-Z]",
+            "at /legs/1/km: must be of type integer, got 'far'",
+            "at /legs/2/km: 0 is less than the minimum of 1",
+            "at /class: 'third' is not one of ['first', 'second']",
+            "at the top level: Additional properties are not allowed ('x' was unexpected)",
+        )
+        is_told(checks.json_schema(OBJECT), "{}", "at the top level: 'name' is a required property")
+
+    def test_of_alternatives_the_nearest_is_told(self):
+        """That none of them is met is nothing to act on."""
+        schema = {"anyOf": [{"type": "object", "required": ["a"]}, {"type": "string"}]}
+        is_told(checks.json_schema(schema), "{}", "at the top level: 'a' is a required property")
+
+    def test_many_problems_are_told_in_part(self):
+        """A repair is no place for a thousand lines, nor for a long one."""
+        schema = {"type": "array", "items": {"type": "string", "maxLength": 3}}
+        reason = verdict(checks.json_schema(schema), str([*range(1000), *["x"] * 0]).replace("'", '"')).reason
+        assert reason.endswith("and 995 more")
+        assert len(verdict(checks.json_schema(schema), f'["{"x" * 100_000}"]').reason) < 300
+
+    @pytest.mark.parametrize("target", ["http://127.0.0.1:9/x.json", "other.json", "file:///etc/passwd"])
+    def test_nothing_is_ever_fetched(self, target):
+        """Row 75: a reference out of the schema is refused when it is made."""
+        with pytest.raises(ValueError, match=r"a \$ref in schema must point into the schema"):
+            checks.json_schema({"properties": {"a": {"$ref": target}}})
+
+    def test_a_reference_that_leads_nowhere_fails_closed(self, run):
+        """And is kept as an error."""
+        with capture_logs():
+            result = run(sample, "3", checks.json_schema({"$ref": "#/$defs/nope"}))
+        assert not result.success
+        assert 1 == len(result.errors)
+
+    def test_a_pattern_in_a_schema_can_not_stall_the_process(self, run, monkeypatch):
+        """Row 54."""
+        monkeypatch.setattr("sampling.checks._schemas._PATTERN_TIMEOUT_S", 0.05)
+        schema = {"type": "string", "pattern": "^(a|a|aa)+$"}
+        with capture_logs():
+            result = run(sample, f'"{"a" * 50}!"', checks.json_schema(schema))
+        assert [TimeoutError] == [type(error) for error in result.errors]
+
+    @pytest.mark.parametrize("keyword", [{}, {"additionalProperties": False}])
+    def test_a_pattern_for_names_can_not_stall_the_process_either(self, run, monkeypatch, keyword):
+        """Row 54."""
+        monkeypatch.setattr("sampling.checks._schemas._PATTERN_TIMEOUT_S", 0.05)
+        schema = {"type": "object", "patternProperties": {"^(a|a|aa)+$": {}}, **keyword}
+        with capture_logs():
+            result = run(sample, f'{{"{"a" * 50}!": 1}}', checks.json_schema(schema))
+        assert [TimeoutError] == [type(error) for error in result.errors]
+
+    def test_names_that_match_a_pattern_are_held_to_its_schema(self):
+        """And what no pattern and no name allows is named."""
+        schema = {
+            "properties": {"id": {}},
+            "patternProperties": {"^n_": {"type": "number"}},
+            "additionalProperties": {"type": "string"},
+        }
+        assert verdict(checks.json_schema(schema), '{"id": [], "n_a": 1, "other": "x"}').passed
+        is_told(checks.json_schema(schema), '{"n_a": "x"}', "at /n_a: must be of type number")
+        is_told(checks.json_schema(schema), '{"other": 1}', "at /other: must be of type string")
+        closed = {**schema, "additionalProperties": False}
+        is_told(checks.json_schema(closed), '{"n_a": 1, "other": 1}', "not allowed ('other' was unexpected)")
+        assert verdict(checks.json_schema(closed), "[]").passed
+
+    @pytest.mark.parametrize(
+        "elsewhere",
+        [
+            {"patternProperties": {"^a": {}}},
+            {"allOf": [{"patternProperties": {"^a": {}}}]},
+            {"$ref": "#/$defs/a", "$defs": {"a": {"patternProperties": {"^a": {}}}}},
+        ],
+    )
+    def test_patterns_that_could_not_be_stopped_are_refused(self, elsewhere):
+        """Row 54: they would go through the standard library's `re`, wherever they stand."""
+        with pytest.raises(ValueError, match="use additionalProperties"):
+            checks.json_schema({**elsewhere, "unevaluatedProperties": False})
+
+    def test_what_is_no_schema_is_refused(self):
+        """Where it is made, with the place."""
+        with pytest.raises(ValueError, match="schema must be a JSON schema, got one that is not, at /type"):
+            checks.json_schema({"type": "strange"})
+
+
+class TestSimilarTo:
+    def test_likeness_is_the_score(self):
+        """And what is needed is told, but not the reference: it would only be repeated."""
+        requirement = checks.similar_to("the cat sat on the mat", at_least=0.8)
+        assert (True, 1.0) == (
+            verdict(requirement, "The cat sat on the mat").passed,
+            verdict(requirement, "the cat sat on the mat").score,
+        )
+        is_told(requirement, "the dog sat", "0.44", "0.8 is needed")
+        assert "cat" not in verdict(requirement, "the dog sat").reason
+
+    def test_any_function_of_two_texts_will_do(self):
+        """Also one that is no share."""
+        requirement = checks.similar_to("abc", at_least=-1, similarity=lambda one, other: -abs(len(one) - len(other)))
+        assert [True, False] == [verdict(requirement, text).passed for text in ("abcd", "abcdef")]
+
+
+class TestPythonParses:
+    @pytest.mark.parametrize("text", ["x = 1", "Sure:\n```python\ndef f():\n    return 1\n```", "'\\d'"])
+    def test_python_is_python(self, text):
+        """In a fence or bare; a warning to its author is none to us."""
+        assert verdict(checks.python_parses(), text).passed
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("def f(:", "invalid syntax at line 1, 'def f(:'"),
+            ("x = 1\n  y = 2", "unexpected indent at line 2"),
+            ("", "there is no code"),
+            ("```\n```", "there is no code"),
+            ("x\0y", "null bytes"),
+            ("x = '\ud800'", "surrogates not allowed"),
+            ("-" * 40_000 + "1", "nested too deeply"),
+            ("x" * 50_001, "longer than 50,000 characters"),
+        ],
+    )
+    def test_nothing_else_is(self, text, words):
+        """Where, and what; nothing that is too deep or too long reaches the stack."""
+        is_told(checks.python_parses(), text, words)
+
+
+def test_an_extra_that_is_missing_is_named(monkeypatch):
+    """With the command that installs it."""
+    monkeypatch.setitem(__import__("sys").modules, "regex", None)
+    with pytest.raises(MissingExtra, match=r'matches\(\) needs the package \'regex\': pip install "sampling\[regex\]"'):
+        checks.matches("a")
+    monkeypatch.setitem(__import__("sys").modules, "jsonschema", None)
+    with pytest.raises(MissingExtra, match=r'pip install "sampling\[jsonschema\]"'):
+        checks.json_schema({})
+
+
+def test_everything_ready_made_is_a_requirement():
+    """All names of the module, but those that are helpers."""
+    made = [
+        checks.all_of("a"),
+        checks.any_of("a"),
+        checks.json(),
+        checks.json_schema({}),
+        checks.judge("a"),
+        checks.length(max_chars=1),
+        checks.matches("a"),
+        checks.model(dict[str, int]),
+        checks.not_("a"),
+        checks.number(),
+        checks.one_of("a"),
+        checks.python_parses(),
+        checks.python_runs(),
+        checks.similar_to("a"),
+        checks.weighted([("a", 1)]),
+    ]
+    assert len(made) + len({"rouge_l", "unfenced"}) == len(checks.__all__)
+    assert {Requirement} == {type(one) for one in made}

@@ -1,0 +1,52 @@
+"""One call, watched: what is on the screen."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from sampling import Generation, RejectionSamplingStrategy, Request
+from sampling.cli._lanes import Stage
+
+
+class Counting:
+    """Each subsample says its number, the later ones more often."""
+
+    async def generate(self, request: Request) -> Generation:
+        return await self.stream(request, lambda _: None)
+
+    async def stream(self, request: Request, receive) -> Generation:
+        pieces = [str(request.subsample)] * (2 + 3 * request.subsample)
+        for piece in pieces:
+            receive(piece)
+        return Generation("".join(pieces))
+
+
+@pytest.fixture(params=[True, False], ids=["terminal", "file"])
+def screen(run, request) -> str:
+    """What is shown of a call of four, of which the second is right."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=request.param, width=100, color_system=None)
+    stage = Stage(console)
+
+    async def call() -> None:
+        strategy = RejectionSamplingStrategy(concurrency_budget=4)
+        backend = stage.watched(Counting(), tokens_per_s=10)
+        with stage.lit() as hooks:
+            await strategy.sample("Count!", None, backend, [lambda text: "1" in text], hooks=hooks)
+
+    run(call)
+    return file.getvalue()
+
+
+def test_every_subsample_is_there_with_its_text_and_how_it_ended(screen):
+    """The first is wrong, the second right, and the others are cut off where they were at that moment."""
+    for line in (
+        "  1 ✗ 00   '1' in text",
+        "  2 ✓ 11111   right",
+        "  3 ✂ 2222",
+        "  4 ✂ 3333",
+    ):
+        assert line in screen
+    assert "222222" not in screen
+    assert "cut off" in screen

@@ -1,0 +1,581 @@
+"""The journal: what is in it, what comes back out of it, and which files it refuses."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+
+import anyio
+import attrs
+import pytest
+
+from sampling import (
+    Action,
+    BackendError,
+    Budget,
+    Context,
+    ErrorFromJournal,
+    Generation,
+    Journal,
+    JournalDamaged,
+    JournalLocked,
+    JournalMismatch,
+    JournalTooNew,
+    Message,
+    MultiTurnStrategy,
+    Options,
+    RateLimited,
+    RejectionSamplingStrategy,
+    Requirement,
+    Usage,
+    Validation,
+    fan_out,
+    open_fan_out,
+)
+from sampling.fanout.journal import export
+from sampling.testing import After, ScriptedBackend
+from tests.faults.journals import YES, InlineJournal, answering, asked, is_whole, numbers, rows, stored
+
+ONCE = RejectionSamplingStrategy()
+
+
+@attrs.frozen
+class River:
+    name: str
+
+    @classmethod
+    def parse(cls, text):
+        return cls(text)
+
+
+class OddError(Exception):
+    """Of a type that nobody else knows."""
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.db"
+
+
+class TestWhatComesBack:
+    def test_a_result_is_restored_as_it_was(self, run, path):
+        """F11: every attempt, with its conversation, its checks, what it used and when; and the parsed value."""
+
+        def check(text):
+            return Validation(text.endswith("yes"), "must end in yes", 0.5)
+
+        def reply(request):
+            if request.attempt == 0 and request.subsample == 0:
+                return After(1.0, Generation("no\nreally", Usage(3, 1, 0.25), "length", "m", reasoning="hm"))
+            if request.attempt == 1 and request.subsample == 0:
+                return After(1.0, RateLimited("slow down", retry_after_s=3.0))
+            return After(2.5, Generation(f"“{asked(request)}” \ud800 yes", Usage(2, 2)))
+
+        strategy = MultiTurnStrategy(loop_budget=3, concurrency_budget=2, requirements=[lambda text: len(text) > 1])
+        ctx = Context([Message("system", "Be brief."), Message("user", "a"), Message("assistant", "b")])
+        items = [("first", Action("Name a river.", River.parse)), ("second", "And a lake.")]
+
+        async def call(backend):
+            return await fan_out(
+                strategy, items, ctx, backend, [Requirement("ends in yes", check)], journal=InlineJournal(path)
+            )
+
+        first = run(call, ScriptedBackend(reply))
+        again = run(call, answering(default=AssertionError("asked again")))
+        for one, other in zip(first.outcomes, again.outcomes, strict=True):
+            assert one.usage == other.usage
+            for ours, theirs in zip(one.result.attempts, other.result.attempts, strict=True):
+                assert _without_errors(ours) == _without_errors(theirs)
+            assert [(type(e), str(e)) for e in one.result.errors] == [(type(e), str(e)) for e in other.result.errors]
+            assert one.result.best.iteration == other.result.best.iteration
+            assert one.result.value == other.result.value
+            assert one.result.explain() == other.result.explain()
+        [error] = again.outcomes[0].result.errors
+        assert 3.0 == error.retry_after_s
+        assert isinstance(again.outcomes[0].result.value, River)
+        assert first.usage == again.usage
+
+    def test_errors_come_back_with_their_own_types(self, run, path):
+        """F11: ours and Python's; of others, what they said, and their name."""
+        errors = {
+            "0": RateLimited("slow"),
+            "1": KeyError("gone"),
+            "2": OddError("odd"),
+            "3": UnicodeDecodeError("u", b"", 0, 1, "r"),
+        }
+        first = run(
+            fan_out, ONCE, numbers(5), None, answering(errors), journal=InlineJournal(path), on_error="continue"
+        )
+        again = run(fan_out, ONCE, numbers(5), None, answering(), journal=InlineJournal(path), on_error="continue")
+        assert [RateLimited, KeyError, ErrorFromJournal, UnicodeDecodeError] == [
+            type(o.error) for o in again.outcomes[:4]
+        ]
+        assert ["errored"] * 4 + ["succeeded"] == [o.status for o in again.outcomes]
+        assert "OddError: odd" == str(again.outcomes[2].error)
+        assert "OddError" == again.outcomes[2].error.type_name
+        assert [str(o.error) for o in first.outcomes[:1]] == [str(o.error) for o in again.outcomes[:1]]
+        with pytest.raises(RateLimited):
+            run(fan_out, ONCE, numbers(5), None, answering(), journal=InlineJournal(path))
+
+    def test_no_key_gets_into_the_file(self, run, path):
+        """I17: not from options, and not from what an error says."""
+        canary = "sk-canary-0123456789abcdef"
+        replies = {"1": BackendError(f"refused: Bearer {canary}")}
+        options = Options(extra={"headers": {"authorization": canary}})
+        run(
+            fan_out,
+            ONCE,
+            numbers(3),
+            None,
+            answering(replies),
+            journal=InlineJournal(path),
+            options=options,
+            on_error="continue",
+        )
+        assert canary.encode() not in path.read_bytes()
+        assert b"canary" not in path.read_bytes()
+
+    def test_what_the_budget_cut_off_is_asked_again_when_there_is_more(self, run, path):
+        """F11: running out of money says nothing of the item; what was spent before counts against the new budget."""
+
+        def call(budget):
+            backend = answering(default=Generation("yes", Usage(5, 5, 1.0)))
+            return run(fan_out, ONCE, numbers(10), None, backend, journal=InlineJournal(path), budget=budget), backend
+
+        first, _ = call(Budget(requests=4))
+        assert {"succeeded": 4, "failed": 6, "errored": 0} == first.counts()
+        again, backend = call(Budget(requests=4))
+        assert {"succeeded": 4, "failed": 6, "errored": 0} == again.counts()
+        assert not backend.requests
+        more, backend = call(Budget(requests=12))
+        assert 6 == len(backend.requests)
+        assert {"succeeded": 10, "failed": 0, "errored": 0} == more.counts()
+        assert Usage(50, 50, 10.0) == more.usage
+
+    def test_a_budget_is_not_charged_twice_for_the_same_run(self, run, path):
+        """The budget that the first part was paid from knows it."""
+        budget = Budget(requests=10)
+        broken = answering({"6": RuntimeError("broken")})
+        with pytest.raises(RuntimeError):
+            run(fan_out, ONCE, numbers(10), None, broken, journal=InlineJournal(path), budget=budget, max_concurrency=1)
+        assert 7 == budget.requests_made
+        result = run(
+            fan_out, ONCE, numbers(9), None, answering(), journal=Journal(path, on_change="continue"), budget=budget
+        )
+        assert 10 == budget.requests_made
+        assert {"succeeded": 9, "failed": 0, "errored": 0} == result.counts()
+
+    def test_what_was_spent_on_items_without_an_outcome_is_known_after_a_resume(self, run, path):
+        """Usage is everything that was spent, in all processes that lived to tell."""
+        replies = {"2": After(5.0, RuntimeError("broken"))}
+
+        async def backend(request):
+            from sampling import report_usage
+
+            report_usage(Usage(1, 1))
+            await anyio.sleep(1)
+            if asked(request) == "2":
+                raise RuntimeError("broken")
+            return Generation("yes", Usage(1, 1))
+
+        del replies
+        with pytest.raises(RuntimeError):
+            run(fan_out, ONCE, numbers(3), None, backend, journal=InlineJournal(path), max_concurrency=1)
+        again = run(
+            fan_out,
+            ONCE,
+            numbers(3),
+            None,
+            answering(default=Generation("yes", Usage(1, 1))),
+            journal=InlineJournal(path),
+        )
+        assert Usage(4, 4) == again.usage
+
+
+def _without_errors(attempt):
+    plain = attrs.asdict(attempt, recurse=False)
+    plain["error"] = (type(attempt.error), str(attempt.error))
+    plain["validations"] = [
+        (v.passed, v.reason, v.score, v.requirement.description, str(v.error)) for v in attempt.validations
+    ]
+    plain["tried"] = (attempt.tried.action.text, attempt.tried.context)
+    plain["action"] = attempt.action.text
+    plain.pop("value")
+    return plain
+
+
+class TestIdentity:
+    def test_the_run_keeps_its_id_and_every_process_is_on_record(self, run, path):
+        """F14: who worked on it, and how that ended."""
+        broken = answering({"3": RuntimeError("broken")})
+        with pytest.raises(RuntimeError):
+            run(fan_out, ONCE, numbers(5), None, broken, journal=InlineJournal(path))
+        assert "failed" == Journal(path).summary().status
+        result = run(fan_out, ONCE, numbers(5), None, answering(), journal=InlineJournal(path))
+        summary = Journal(path).summary()
+        assert (result.run_id, "completed", 5, 2) == (
+            summary.run_id,
+            summary.status,
+            summary.succeeded,
+            summary.processes,
+        )
+        lives = rows(path, "SELECT pid, status, items, error FROM lives")
+        assert [(os.getpid(), "failed", 5, "RuntimeError"), (os.getpid(), "completed", 5, None)] == lives
+
+    @pytest.mark.parametrize("items", ["more", "fewer", "another"])
+    def test_a_stream_of_items_is_compared_as_it_is_read(self, run, path, items):
+        """F11, row 64: what is not a list can't be compared before; what is different is not asked."""
+        run(fan_out, ONCE, iter(numbers(6)), None, answering(), journal=InlineJournal(path))
+        changed = {"more": numbers(7), "fewer": numbers(5), "another": [*numbers(5), "x"]}[items]
+        backend = answering()
+        with pytest.raises(JournalMismatch, match=r"items: were 6, are more|items: were at least 6, are 5|item 5"):
+            run(fan_out, ONCE, iter(changed), None, backend, journal=InlineJournal(path))
+        assert not backend.requests
+
+    def test_a_list_is_compared_before_anything_is_asked(self, run, path):
+        """F11: also where something is to be asked before the item that has changed."""
+        replies = {"1": After(9.0, RuntimeError("broken"))}
+        backend = ScriptedBackend(lambda request: replies.get(asked(request), After(1.0, "yes")))
+        with pytest.raises(RuntimeError):
+            run(fan_out, ONCE, numbers(4), None, backend, journal=InlineJournal(path), max_concurrency=4)
+        assert [0, 2, 3] == sorted(stored(path))
+        backend = answering()
+        with pytest.raises(JournalMismatch, match="item 3"):
+            run(fan_out, ONCE, ["0", "1", "2", "three"], None, backend, journal=InlineJournal(path))
+        assert not backend.requests
+
+    def test_told_to_go_on_it_keeps_what_is_there(self, run, path):
+        """F11: answers stay, what has none is asked as the call says now."""
+        with pytest.raises(RuntimeError):
+            run(
+                fan_out,
+                ONCE,
+                numbers(4),
+                None,
+                answering({"2": RuntimeError()}),
+                journal=InlineJournal(path),
+                max_concurrency=1,
+            )
+        before = stored(path)
+        backend = answering()
+        strategy = RejectionSamplingStrategy(loop_budget=3)
+        result = run(
+            fan_out,
+            strategy,
+            ["x", "1", "2", "y", "z"],
+            None,
+            backend,
+            journal=InlineJournal(path, on_change="continue"),
+        )
+        assert ["2", "y", "z"] == sorted(map(asked, backend.requests))
+        assert 5 == len(result.outcomes)
+        assert before.items() <= stored(path).items()
+
+    def test_the_same_function_in_another_process_is_the_same(self, tmp_path):
+        """F11: lambdas, closures, partials and sets: no address and no hash seed gets into the fingerprint."""
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import functools, sys, anyio\n"
+            "from sampling import *\n"
+            "def make(n):\n"
+            "    return lambda text: len(text) > n and text not in {'a', 'b', 'c'}\n"
+            "def two(text, least):\n"
+            "    return len(text) > least\n"
+            "async def backend(request):\n"
+            "    print('asked', file=sys.stderr)\n"
+            "    return 'hello'\n"
+            "reqs = [make(1), Requirement('p', functools.partial(two, least=2)), Requirement('m', 'x'.__ne__)]\n"
+            "call = functools.partial(fan_out, journal=sys.argv[1])\n"
+            "print(anyio.run(call, RejectionSamplingStrategy(), ['q'], None, backend, reqs))\n"
+        )
+        asked_times = []
+        for seed in ("1", "2"):
+            command = [sys.executable, str(script), str(tmp_path / "run.db")]
+            done = subprocess.run(  # noqa: S603
+                command,
+                env={**os.environ, "PYTHONHASHSEED": seed},
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert (0, "completed: 1 items (1 succeeded)\n") == (done.returncode, done.stdout), done.stderr
+            asked_times.append(done.stderr.count("asked"))
+        assert [1, 0] == asked_times
+
+
+class TestFile:
+    def test_it_is_one_sqlite_file_written_ahead_and_synced(self, run, path):
+        """F14: WAL, and nothing lies beside it when the run is over."""
+        run(fan_out, ONCE, numbers(3), None, answering(), journal=InlineJournal(path))
+        assert ["run.db"] == [file.name for file in path.parent.iterdir()]
+        assert [("wal",)] == rows(path, "PRAGMA journal_mode")
+        assert is_whole(path)
+
+    @pytest.mark.anyio
+    async def test_writes_are_synced_and_wait_for_others(self, path):
+        """F14: synchronous=FULL is 2; 30 seconds of patience."""
+        from sampling.fanout.journal import _store as store
+
+        seen = []
+
+        class Watched(Journal):
+            async def in_thread(self, work, limiter):
+                return await super().in_thread(work, limiter)
+
+        real = store.Store.write
+
+        def write(self, *args):
+            seen.append(
+                [self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "busy_timeout")]
+            )
+            return real(self, *args)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store.Store, "write", write)
+            await fan_out(ONCE, numbers(3), None, answering(), journal=Watched(path))
+        assert [2, 30_000] == seen[0]
+
+    def test_many_items_share_a_transaction(self, run, path, monkeypatch):
+        """F14: group commit: 64 at once do not need 64 writes each."""
+        from sampling.fanout.journal import _store as store
+
+        writes = []
+        real = store.Store.write
+        monkeypatch.setattr(
+            store.Store, "write", lambda self, i, o: (writes.append((len(i), len(o))), real(self, i, o))[1]
+        )
+        run(fan_out, ONCE, numbers(640), None, answering(), journal=InlineJournal(path), max_concurrency=64)
+        assert 640 == sum(intents for intents, _ in writes) == sum(outcomes for _, outcomes in writes)
+        assert len(writes) < 40
+
+    def test_an_outcome_can_neither_be_changed_nor_deleted(self, run, path):
+        """I13: not even by other programs, unless they mean it."""
+        run(fan_out, ONCE, numbers(2), None, answering(), journal=InlineJournal(path))
+        database = sqlite3.connect(path)
+        with pytest.raises(sqlite3.IntegrityError, match="never changes"):
+            database.execute("UPDATE outcomes SET status = 'failed'")
+        with pytest.raises(sqlite3.IntegrityError, match="never deleted"):
+            database.execute("DELETE FROM outcomes")
+        database.close()
+
+    def test_an_older_version_is_brought_up_to_date(self, run, path):
+        """Point 2: version 1 had no guards; its outcomes stay as they are."""
+        run(fan_out, ONCE, numbers(3), None, answering(), journal=InlineJournal(path))
+        before = stored(path)
+        database = sqlite3.connect(path, isolation_level=None)
+        database.executescript(
+            "DROP TRIGGER outcomes_are_final; DROP TRIGGER outcomes_are_kept; PRAGMA user_version = 1;"
+        )
+        database.close()
+        backend = answering()
+        run(fan_out, ONCE, numbers(3), None, backend, journal=InlineJournal(path))
+        assert not backend.requests
+        assert before == stored(path)
+        assert [(2,)] == rows(path, "PRAGMA user_version")
+        assert 2 == len(rows(path, "SELECT * FROM sqlite_master WHERE type = 'trigger'"))
+
+    def test_a_newer_version_is_refused(self, run, path):
+        """Row 62: who knows what it means."""
+        run(fan_out, ONCE, numbers(3), None, answering(), journal=InlineJournal(path))
+        database = sqlite3.connect(path, isolation_level=None)
+        database.execute("PRAGMA user_version = 99")
+        database.close()
+        content = path.read_bytes()
+        with pytest.raises(JournalTooNew, match="version 99"):
+            run(fan_out, ONCE, numbers(3), None, answering(), journal=InlineJournal(path))
+        assert content == path.read_bytes()
+
+    @pytest.mark.parametrize(
+        "content",
+        [b"", b"hello", b"SQLite format 3\x00" + b"\0" * 84, b"\0" * 8192],
+        ids=["empty", "text", "header", "zeros"],
+    )
+    def test_what_is_no_journal_is_refused_and_left_alone(self, run, path, content):
+        """Row 62: an empty file, too: we never leave one, so it was truncated, or is someone else's."""
+        path.write_bytes(content)
+        backend = answering()
+        with pytest.raises(JournalDamaged):
+            run(fan_out, ONCE, numbers(3), None, backend, journal=InlineJournal(path))
+        assert content == path.read_bytes()
+        assert not backend.requests
+
+    def test_another_database_is_refused(self, run, path):
+        """Row 76: neither another program's, nor one that was made to look like ours."""
+        database = sqlite3.connect(path)
+        database.execute("CREATE TABLE mine (x)")
+        database.commit()
+        with pytest.raises(JournalDamaged, match="not a journal"):
+            run(fan_out, ONCE, numbers(3), None, answering(), journal=InlineJournal(path))
+        database.executescript(f"PRAGMA application_id = {0x53414D50}; PRAGMA user_version = 2;")
+        database.close()
+        with pytest.raises(JournalDamaged, match="other tables"):
+            run(fan_out, ONCE, numbers(3), None, answering(), journal=InlineJournal(path))
+
+    def test_a_log_without_its_file_is_not_taken_for_a_new_run(self, run, path):
+        """Row 62: SQLite would mix it into the new file."""
+        path.with_name("run.db-wal").write_bytes(b"x" * 100)
+        with pytest.raises(JournalDamaged, match=r"run\.db-wal"):
+            run(fan_out, ONCE, numbers(3), None, answering(), journal=InlineJournal(path))
+
+    def test_a_directory_that_is_not_there(self, run, tmp_path):
+        """The error names the path, and nothing is asked."""
+        from sampling import JournalError
+
+        with pytest.raises(JournalError, match="nowhere"):
+            run(fan_out, ONCE, numbers(3), None, answering(), journal=tmp_path / "nowhere" / "run.db")
+
+
+class TestLock:
+    def test_a_second_run_is_refused_with_the_owner(self, run, path):
+        """Row 63: in the same process."""
+
+        async def main():
+            backend = ScriptedBackend(lambda _: After(1.0, "yes"))
+            async with open_fan_out(ONCE, numbers(5), None, backend, journal=InlineJournal(path)) as outcomes:
+                await anext(outcomes)
+                with pytest.raises(
+                    JournalLocked, match=rf"run\.db\.lock is held by process {os.getpid()} on '.+', since 20"
+                ):
+                    await fan_out(ONCE, numbers(5), None, backend, journal=InlineJournal(path))
+                return len(backend.requests)
+
+        assert run(main) <= 5
+
+    def test_another_process_is_refused_and_its_death_frees_the_lock(self, run, path):
+        """Row 63: the system itself takes the lock from the dead: no stale lock can stand in the way."""
+        code = (
+            "import sys, anyio\n"
+            "from sampling import *\n"
+            "async def backend(request):\n"
+            "    print('ready', flush=True)\n"
+            "    await anyio.sleep(1000)\n"
+            "async def main():\n"
+            "    await fan_out(RejectionSamplingStrategy(), ['0', '1', '2'], None, backend, journal=sys.argv[1])\n"
+            "anyio.run(main)\n"
+        )
+        with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True) as other:  # noqa: S603
+            assert "ready\n" == other.stdout.readline()
+            with pytest.raises(JournalLocked, match=f"process {other.pid} "):
+                run(fan_out, ONCE, numbers(3), None, answering(), journal=InlineJournal(path))
+            other.kill()
+            other.wait()
+        backend = answering()
+        result = run(fan_out, ONCE, numbers(3), None, backend, journal=InlineJournal(path))
+        assert 3 == len(backend.requests)
+        assert (0, 1, 2) == result.maybe_billed_twice == Journal(path).summary().maybe_billed_twice
+
+    def test_a_child_that_is_forked_does_not_hold_it(self, run, path):
+        """Row 63: freed by the death of its owner, not of all who descend from it."""
+        with subprocess.Popen([sys.executable, "-c", FORKING, str(path)], stdout=subprocess.PIPE, text=True) as owner:  # noqa: S603
+            child = int(owner.stdout.readline())
+            owner.kill()
+            owner.wait()
+        try:
+            run(fan_out, ONCE, numbers(1), None, answering(), journal=InlineJournal(path))
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+FORKING = """
+import os, sys, time, anyio
+from sampling import *
+
+async def backend(request):
+    if not os.fork():
+        # The child keeps what it inherited, and lives on.
+        print(os.getpid(), flush=True)
+        os.close(1)
+    time.sleep(60)
+
+async def main():
+    await fan_out(RejectionSamplingStrategy(), ["0"], None, backend, journal=sys.argv[1])
+
+anyio.run(main)
+"""
+
+
+class TestExport:
+    def fill(self, run, path):
+        replies = {
+            "1": "no",
+            "2": RateLimited("slow"),
+            "3": Generation('yes "quoted", ünïcode\n\x1b[31m', Usage(3, 4, 0.5)),
+        }
+        items = [("a", "0"), ("b", "1"), ("c", "2"), ("d", "3"), ("e", Action("4", lambda _: {"river": ["Rhine"]}))]
+        run(fan_out, ONCE, items, None, answering(replies), [YES], journal=InlineJournal(path), on_error="continue")
+
+    def test_jsonl(self, run, path, tmp_path):
+        """Point 2: one line an outcome, by index, with the value as it is."""
+        self.fill(run, path)
+        assert 5 == export(path, tmp_path / "out.jsonl")
+        lines = (tmp_path / "out.jsonl").read_text("ascii").splitlines()
+        table = [json.loads(line) for line in lines]
+        assert ["succeeded", "failed", "errored", "succeeded", "succeeded"] == [row["status"] for row in table]
+        assert (3, "d", 'yes "quoted", ünïcode\n\x1b[31m', 3, 4, 0.5) == tuple(
+            table[3][name] for name in ("index", "key", "text", "input_tokens", "output_tokens", "cost")
+        )
+        assert ("RateLimited", "slow") == (table[2]["error_type"], table[2]["error"])
+        assert {"river": ["Rhine"]} == table[4]["value"]
+
+    def test_csv(self, run, path, tmp_path):
+        """Point 2: the same columns, quoted as CSV wants it."""
+        self.fill(run, path)
+        export(str(path), str(tmp_path / "out.csv"))
+        with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
+            table = list(csv.DictReader(file))
+        assert 'yes "quoted", ünïcode\n\x1b[31m' == table[3]["text"]
+        assert '{"river": ["Rhine"]}' == table[4]["value"]
+        assert ["a", "b", "c", "d", "e"] == [row["key"] for row in table]
+
+    def test_parquet(self, run, path, tmp_path):
+        """Point 2: typed columns."""
+        pq = pytest.importorskip("pyarrow.parquet")
+        self.fill(run, path)
+        export(path, tmp_path / "out.parquet")
+        table = pq.read_table(tmp_path / "out.parquet").to_pylist()
+        assert 'yes "quoted", ünïcode\n\x1b[31m' == table[3]["text"]
+        assert (4, 0.5) == (table[3]["output_tokens"], table[3]["cost"])
+
+    def test_a_run_may_go_on_meanwhile(self, run, path, tmp_path):
+        """F14: what is stored is exported; readers do not need the lock."""
+
+        async def main():
+            backend = ScriptedBackend(lambda request: After(float(asked(request)), "yes"))
+            async with open_fan_out(ONCE, numbers(5), None, backend, journal=InlineJournal(path)) as outcomes:
+                taken = [await anext(outcomes) for _ in range(2)]
+                return len(taken), export(path, tmp_path / "out.jsonl"), Journal(path).summary().succeeded
+
+        assert (2, 2, 2) == run(main)
+
+    def test_an_unknown_format_is_refused_by_name(self, path, tmp_path):
+        """Bad input: the name, and what is allowed."""
+        with pytest.raises(ValueError, match=r"\.jsonl, \.csv, \.parquet.*'out\.xls'"):
+            export(path, tmp_path / "out.xls")
+
+    def test_a_failed_export_leaves_what_was_there(self, run, path, tmp_path):
+        """A damaged record is refused, and the old file is not half overwritten."""
+        self.fill(run, path)
+        out = tmp_path / "out.jsonl"
+        out.write_text("old")
+        database = sqlite3.connect(path, isolation_level=None)
+        database.execute("DROP TRIGGER outcomes_are_final")
+        database.execute("UPDATE outcomes SET key = 'x' WHERE item = 3")
+        database.close()
+        with pytest.raises(JournalDamaged):
+            export(path, out)
+        assert "old" == out.read_text()
+        assert sorted(["out.jsonl", "run.db"]) == sorted(file.name for file in tmp_path.iterdir())
+
+
+def test_a_copy_of_the_file_is_a_backup(run, path, tmp_path):
+    """Once a run is over, the one file is all there is to keep."""
+    run(fan_out, ONCE, numbers(3), None, answering(), journal=InlineJournal(path))
+    shutil.copy(path, tmp_path / "copy.db")
+    backend = answering()
+    run(fan_out, ONCE, numbers(3), None, backend, journal=InlineJournal(tmp_path / "copy.db"))
+    assert not backend.requests

@@ -1,0 +1,356 @@
+"""What a cluster is made of, without one: what travels, what a worker does, who may spend what."""
+
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from functools import partial
+
+import anyio
+import pytest
+
+from sampling import (
+    Action,
+    Budget,
+    CheckTimeout,
+    Context,
+    Generation,
+    MultiTurnStrategy,
+    NotSendable,
+    NoValidAnswer,
+    RateLimited,
+    RejectionSamplingStrategy,
+    Requirement,
+    SelectionFailed,
+    Usage,
+    current,
+    report_usage,
+)
+from sampling.fanout.engines import Work
+from sampling.fanout.items import Item
+
+pytest.importorskip("ray")
+
+from sampling.fanout.ray import RayEngine
+from sampling.fanout.ray._allowances import Allowances
+from sampling.fanout.ray._thread import BridgeThread
+from sampling.fanout.ray._wire import Allowance, Job, Reply, pack_job, pack_reply, pack_shared, unpack_reply
+from sampling.fanout.ray._worker import Worker
+
+
+class Peculiar(Exception):
+    """An error that can't be made from its own args."""
+
+    def __init__(self, code: int, *, where: str) -> None:
+        super().__init__(f"{code} in {where}")
+        self.code = code
+
+
+def chained() -> Exception:
+    """Make an error with a cause, as several failed attempts have it."""
+    error = RateLimited("slow down", retry_after_s=3.5)
+    error.__cause__ = ExceptionGroup("all of them", [CheckTimeout("is nice", 2), Peculiar(7, where="here")])
+    error.add_note("a note")
+    return error
+
+
+def simple_work(**changes) -> Work:
+    """Work with nothing special about it."""
+    usual = {
+        "run_id": "run",
+        "strategy": RejectionSamplingStrategy(),
+        "context": None,
+        "backend": answer,
+        "requirements": (),
+        "options": None,
+        "budget": None,
+        "hooks": None,
+        "max_concurrency": 4,
+    }
+    return Work(**{**usual, **changes})
+
+
+def simple_item(action: Action | None = None) -> Item:
+    """An item with nothing special about it."""
+    return Item(3, "key", action or Action("question"), "run:key:3")
+
+
+async def answer(request) -> Generation:
+    """Answer at once."""
+    return Generation("answer", Usage(5, 6, 0.5))
+
+
+# What travels.
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CheckTimeout("is nice", 2),
+        Peculiar(7, where="there"),
+        SelectionFailed("none", ()),
+        UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"),
+        FileNotFoundError(2, "gone", "file"),
+        KeyError("key"),
+        chained(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_travel_as_they_are(error):
+    """Semantics 4: type, words, attributes, notes and causes, whatever their constructors want."""
+    [there] = [unpack_reply(pack_reply(Reply(error=error), {}), {}).error]
+
+    assert (type(error), str(error), error.args) == (type(there), str(there), there.args)
+    assert vars(error) == vars(there)
+    assert repr(error.__cause__) == repr(there.__cause__)
+
+
+def test_results_travel_with_the_callers_own_requirements_and_parser(run):
+    """F13: they are the very same objects after the journey; only what is new is sent."""
+    requirement = Requirement("is long", lambda text: (len(text) > 99, "too short"))
+    action = Action("question", lambda text: text.upper())
+    context = Context()
+    packed, shared = pack_shared(
+        simple_work(strategy=MultiTurnStrategy(loop_budget=2, requirements=[requirement]), context=context),
+        None,
+    )
+    names = Job(item=simple_item(action), allowance=None).names(shared.names())
+
+    result = run(partial(shared.strategy.sample, action, context, answer))
+    there = unpack_reply(pack_reply(Reply(result=result), names), names).result
+
+    assert packed
+    assert requirement is there.best.validations[0].requirement
+    assert action is there.attempts[0].action
+    assert action.parser is there.attempts[1].action.parser
+    assert result.attempts[1].context == there.attempts[1].context
+    assert (result.usage, result.stop_reason, result.value) == (there.usage, there.stop_reason, there.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"backend": threading.Lock().acquire}, "the backend"),
+        (
+            {"requirements": (Requirement("locked", partial(lambda lock, text: True, threading.Lock())),)},
+            "requirements",
+        ),
+    ],
+)
+def test_what_cannot_be_sent_is_named(change, named):
+    """F13: which part it is, and why not."""
+    with pytest.raises(NotSendable, match=f"{named} .* can't be sent between processes: TypeError"):
+        pack_shared(simple_work(**change), None)
+
+
+def test_an_item_that_cannot_be_sent_is_named():
+    """F13: by its key."""
+    with pytest.raises(NotSendable, match="the item 'key' can't be sent"):
+        pack_job(Job(item=simple_item(Action("x", partial(lambda lock, text: text, threading.Lock()))), allowance=None))
+
+
+@pytest.mark.parametrize("broken", [{"error": NoValidAnswer(threading.Lock())}, {"result": threading.Lock()}])
+def test_what_cannot_come_back_is_an_error_that_says_so(broken):
+    """F13: not a worker that seems to have died."""
+    reply = unpack_reply(pack_reply(Reply(**broken, usage=Usage(1, 2)), {}), {})
+    assert (NotSendable, Usage(1, 2)) == (type(reply.error), reply.usage)
+
+
+# A worker.
+
+
+async def with_worker(use: Callable[[Worker], Awaitable], work: Work, factory: Callable | None = None):
+    """Have a worker for a while."""
+    worker = Worker()
+    packed, _ = pack_shared(work, factory)
+    async with anyio.create_task_group() as group:
+        group.start_soon(worker.serve, packed)
+        result = await use(worker)
+        await worker.close()
+    return result
+
+
+async def reply_to(worker: Worker, call: str = "1", allowance: Allowance | None = None) -> Reply:
+    """Have it sample an item."""
+    job = Job(item=simple_item(), allowance=allowance)
+    reply = await worker.sample(call, pack_job(job))
+    return unpack_reply(reply, job.names(worker._names))
+
+
+async def slow(request) -> Generation:
+    """Take long, and say what was used by then."""
+    report_usage(Usage(3, 1))
+    await anyio.sleep(3600)
+    return Generation("late")
+
+
+async def name_parent(request) -> str:
+    """Tell who asks."""
+    return str(current().parent_id)
+
+
+def test_a_worker_says_what_became_of_an_item_and_what_it_spent(run):
+    """F13: the result, the usage, and what its own budget counted; the item is the parent of its call."""
+    reply = run(with_worker, reply_to, simple_work())
+    assert ("answer", Usage(5, 6, 0.5), 1, 1, 11) == (
+        reply.result.value,
+        reply.usage,
+        reply.attempts,
+        reply.requests,
+        reply.tokens,
+    )
+    assert "run:key:3" == run(with_worker, reply_to, simple_work(backend=name_parent)).result.value
+
+
+def test_a_call_that_is_stopped_replies_when_it_has(run):
+    """F13: with what it had used; nothing of it runs on."""
+
+    async def stop(worker: Worker) -> Reply:
+        async with anyio.create_task_group() as group:
+            group.start_soon(stop_later, worker)
+            return await reply_to(worker)
+
+    async def stop_later(worker: Worker) -> None:
+        await anyio.sleep(1)
+        await worker.stop("1")
+
+    reply = run(with_worker, stop, simple_work(backend=slow))
+    assert (None, None, Usage(3, 1), 1) == (reply.result, reply.error, reply.usage, reply.requests)
+
+
+def test_a_call_may_be_stopped_before_it_begins(run):
+    """F13: should the two messages overtake each other, nothing is asked."""
+
+    async def stop_first(worker: Worker) -> Reply:
+        await worker.stop("1")
+        return await reply_to(worker)
+
+    reply = run(with_worker, stop_first, simple_work(backend=slow))
+    assert (None, None, 0) == (reply.result, reply.error, reply.requests)
+
+
+def test_a_worker_keeps_to_its_allowance(run):
+    """I10: no attempt beyond it, and the result says why."""
+    strategy = RejectionSamplingStrategy(loop_budget=9, requirements=[lambda text: False])
+    reply = run(with_worker, partial(reply_to, allowance=Allowance(requests=2)), simple_work(strategy=strategy))
+    assert (2, "budget") == (reply.requests, reply.result.stop_reason)
+
+
+def no_backend() -> None:
+    """Make nothing."""
+    raise LookupError("nothing here")
+
+
+def test_a_worker_that_cannot_start_says_why(run):
+    """F13: to whoever waits for it, and to whoever asks it all the same."""
+
+    async def ask(worker: Worker) -> tuple[Reply, Reply]:
+        return unpack_reply(await worker.ready(), {}), await reply_to(worker)
+
+    ready, reply = run(with_worker, ask, simple_work(), no_backend)
+    assert (LookupError, LookupError) == (type(ready.error), type(reply.error))
+
+
+# The budget.
+
+
+def test_all_items_together_never_hold_more_than_there_is(run):
+    """I10: an item waits until there is room for its worst case; the last one gets all that is left."""
+    budget = Budget(requests=10, tokens=100_000, cost=1.0)
+    work = simple_work(strategy=RejectionSamplingStrategy(loop_budget=4), budget=budget, max_concurrency=4)
+    log: list = []
+
+    async def one(allowances: Allowances, number: int) -> None:
+        grant = await allowances.grant(simple_item())
+        log.append((number, anyio.current_time() // 1, grant.allowance.requests))
+        assert budget.reserved.requests <= 10 - budget.charged.requests
+        await anyio.sleep(number + 1)
+        allowances.settle(grant, Reply(usage=Usage(2, 1, 0.01), attempts=1, requests=1, tokens=3))
+
+    async def all_of_them() -> None:
+        allowances = Allowances(work)
+        began = anyio.current_time() // 1
+        async with anyio.create_task_group() as group:
+            for number in range(10):
+                group.start_soon(one, allowances, number, name=f"item {number}")
+        log[:] = [(number, at - began, requests) for number, at, requests in log]
+
+    run(all_of_them)
+
+    assert 10 == len(log)
+    # Two at a time have room for four requests each; and of what was left over, the first got a share.
+    assert [(0.0, 5), (0.0, 4)] == [(at, requests) for _, at, requests in log[:2]]
+    assert log[2][1] > 0.0
+    assert (10, 0, 30) == (budget.requests_made, budget.reserved.requests, budget.tokens_charged)
+    assert 1 == log[-1][2]
+
+
+def test_what_a_dead_worker_spent_is_taken_to_be_the_worst(run):
+    """I10: nobody can say, so nobody may rely on less."""
+    budget = Budget(requests=10)
+    work = simple_work(strategy=RejectionSamplingStrategy(loop_budget=4), budget=budget)
+
+    async def lose() -> None:
+        allowances = Allowances(work)
+        allowances.settle(await allowances.grant(simple_item()), None)
+
+    run(lose)
+    assert (4, 0) == (budget.requests_made, budget.reserved.requests)
+
+
+def test_a_deadline_goes_along(run):
+    """Semantics 9: a worker has as much time as is left, and none is next to none."""
+
+    async def grants() -> list[float]:
+        allowances = Allowances(simple_work(budget=Budget(deadline_s=10)))
+        left = []
+        for _ in range(3):
+            left.append((await allowances.grant(simple_item())).allowance.deadline_s)
+            await anyio.sleep(8)
+        return left
+
+    assert [10, 2, 1e-6] == [pytest.approx(left) for left in run(grants)]
+
+
+# The thread.
+
+
+def test_the_thread_runs_what_blocks_and_brings_futures_home(run_for_real):
+    """No polling: a wait ends when the future does; a cancelled wait leaves it alone; errors come through."""
+
+    async def use() -> None:
+        ready: Future = Future()
+        never: Future = Future()
+        async with BridgeThread("test") as bridge:
+            assert bridge._thread.ident == await bridge.run(threading.get_ident)
+            threading.Timer(0.01, ready.set_result, ["done"]).start()
+            assert "done" == await bridge.wait(ready)
+            with anyio.move_on_after(0.01) as scope:
+                await bridge.wait(never)
+            assert scope.cancelled_caught
+            assert not never.cancelled()
+            with pytest.raises(ZeroDivisionError):
+                await bridge.run(lambda: 1 / 0)
+        assert not bridge._thread.is_alive()
+
+    run_for_real(use)
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"actors": 0}, ValueError, "actors must be >= 1, got 0"),
+        ({"actors": "two"}, TypeError, "actors must be an int >= 1"),
+        ({"address": ""}, ValueError, "address must not be empty"),
+        ({"backend_factory": "openai"}, TypeError, "backend_factory must be a function"),
+        ({"actor_options": [1]}, TypeError, "actor_options must be a mapping"),
+        ({"init_options": 3}, TypeError, "init_options must be a mapping"),
+        ({"stop_grace_s": 0}, ValueError, "stop_grace_s must be > 0"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, error, message):
+    """Semantics of errors: which argument, what it is, what it may be."""
+    with pytest.raises(error, match=message):
+        RayEngine(**arguments)

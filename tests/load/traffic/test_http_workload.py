@@ -1,0 +1,120 @@
+"""HTTP for load: little work for each request, on real sockets, against servers that behave and that do not."""
+
+import pytest
+
+from sampling import ConnectFailed, ConnectionLost, MalformedResponse, ServerError, Timeout
+from sampling.load import Arrival, ClosedLoop, HttpWorkload, OpenLoop, run_load
+from sampling.load.traffic._http_workload import _Answer
+from sampling.testing.servers import HostileServer, OpenAIServer, Reply, Step
+
+BODY = b'{"model": "any", "stream": true, "messages": [{"role": "user", "content": "hi"}]}'
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
+
+
+def chat(server, **settings) -> HttpWorkload:
+    return HttpWorkload(f"{server.url}/chat/completions", BODY, **settings)
+
+
+@pytest.mark.anyio
+async def test_it_posts_over_connections_that_are_kept_open():
+    """Thirty requests of three users, over three connections, each with its first token."""
+    async with OpenAIServer(Reply(["Hel", "lo"])) as server, chat(server) as workload:
+        report = await run_load(workload, ClosedLoop(users=3, requests=30))
+        assert (30, {}, 30) == (report.succeeded, report.errors, report.time_to_first_token.count)
+        assert (30, 3) == (len(server.requests), len(workload._idle))
+
+
+@pytest.mark.anyio
+async def test_another_status_than_200_is_a_failure():
+    """And the connection can be used again."""
+    async with OpenAIServer(Reply(status=500)) as server, chat(server) as workload:
+        report = await run_load(workload, ClosedLoop(users=1, requests=5))
+        assert {"ServerError": 5} == report.errors
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        ([Step.RESET], ConnectionLost),
+        ([b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhi"], ConnectionLost),
+        ([b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nhi"], MalformedResponse),
+        ([b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n-6\r\n"], MalformedResponse),
+        ([b"SSH-2.0-OpenSSH_9.6\r\n\r\n"], MalformedResponse),
+        ([b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"], ServerError),
+    ],
+)
+@pytest.mark.anyio
+async def test_a_server_that_misbehaves_gives_a_typed_error(script, error):
+    """Never an untyped one, and never a request that counts as answered."""
+    async with HostileServer(script) as server, chat(server) as workload:
+        with pytest.raises(error):
+            await workload(Arrival(0, 0.0))
+
+
+@pytest.mark.anyio
+async def test_an_answer_that_never_ends_has_a_timeout():
+    """For the whole answer."""
+    script = [b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhi", Step.HANG]
+    async with HostileServer(script) as server, chat(server, timeout_s=0.1) as workload:
+        with pytest.raises(Timeout, match=r"no whole answer within 0.1 s"):
+            await workload(Arrival(0, 0.0))
+
+
+@pytest.mark.anyio
+async def test_a_connection_that_was_closed_meanwhile_is_replaced():
+    """Servers may close between two requests."""
+    async with HostileServer([OK]) as server, chat(server) as workload:
+        report = await run_load(workload, OpenLoop(rate=20, requests=3))
+        assert 3 == report.succeeded
+
+
+@pytest.mark.anyio
+async def test_a_server_that_is_not_there_is_a_failed_connect():
+    """Nothing was sent."""
+    async with HttpWorkload("http://127.0.0.1:9/v1", BODY) as workload:
+        with pytest.raises(ConnectFailed):
+            await workload(Arrival(0, 0.0))
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        OK,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n1a;x=y\r\n" + b"z" * 26 + b"\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\n\r\r\n2\r\n\r\n\r\n0\r\nt: 1\r\n\r\n",
+        b"HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n",
+    ],
+)
+@pytest.mark.parametrize("step", [1, 2, 3, 1000])
+def test_the_end_of_an_answer_is_found_however_it_is_cut(whole, step):
+    """Byte by byte or all at once: it is whole with its last byte, and not before."""
+    answer = _Answer()
+    for start in range(0, len(whole), step):
+        assert not answer.whole
+        answer.feed(whole[start : start + step])
+    assert answer.whole
+    assert answer.keeps_open
+
+
+def test_an_answer_without_a_length_ends_with_its_connection():
+    """And that connection is not kept."""
+    answer = _Answer()
+    answer.feed(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nsome")
+    assert (False, True, False) == (answer.whole, answer.ends_with_connection, answer.keeps_open)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        ({"url": "ftp://host"}, ValueError, "url must begin with http:// or https://"),
+        ({"url": "http://user:secret@host/"}, ValueError, "must not hold a user or a password"),
+        ({"body": "text"}, TypeError, "body must be bytes"),
+        ({"headers": {"x": "a\r\nb: c"}}, ValueError, "printable ASCII"),
+        ({"timeout_s": 0}, ValueError, "timeout_s must be > 0"),
+    ],
+)
+def test_bad_input_is_refused(settings, error, says):
+    """Before anything is sent; a secret is not shown."""
+    with pytest.raises(error, match=says) as caught:
+        HttpWorkload(**{"url": "http://127.0.0.1:1/", "body": b"", **settings})
+    assert "secret" not in str(caught.value)

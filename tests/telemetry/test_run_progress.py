@@ -1,0 +1,122 @@
+"""`fan_out_progress`: one line for a whole run."""
+
+import re
+import threading
+import time
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from sampling import Generation, RejectionSamplingStrategy, Requirement, Usage, fan_out
+from sampling.telemetry import run_progress as module
+from sampling.telemetry.run_progress import fan_out_progress
+from sampling.testing import After, ScriptedBackend
+
+ONCE = RejectionSamplingStrategy()
+YES = Requirement("says yes", "yes".__eq__)
+
+
+def paper(width=160):
+    return Console(file=StringIO(), width=width)
+
+
+def drawn(console):
+    return console.file.getvalue()
+
+
+def numbers(count):
+    return [str(number) for number in range(count)]
+
+
+def asked(request):
+    return request.messages[-1].content
+
+
+def test_the_line_tells_what_was_done_and_what_it_took(run):
+    """Point 1: done, failed, tokens, cost; and how it ended."""
+    replies = {"1": "no", "2": RuntimeError("broken")}
+    backend = ScriptedBackend(lambda r: replies.get(asked(r), Generation("yes", Usage(100, 20, 0.25))))
+    console = paper()
+    with fan_out_progress(console=console, show=True) as hooks:
+        run(fan_out, ONCE, numbers(1_003), None, backend, [YES], hooks=hooks, on_error="continue", max_concurrency=4)
+    line = " ".join(drawn(console).split())
+    assert re.search(r"1,003 of 1,003, 1 failed, 1 errored, 120,120 tokens, cost 250\.2, \d+ s, completed", line)
+
+
+def test_a_stream_has_no_total_unless_it_is_told(run):
+    """A generator has no length."""
+    for total, shown in ((None, "7, "), (9, "7 of 9, ")):
+        console = paper()
+        with fan_out_progress(console=console, show=True, total=total) as hooks:
+            run(fan_out, ONCE, iter(numbers(7)), None, ScriptedBackend(lambda _: "yes"), hooks=hooks)
+        assert shown in drawn(console)
+
+
+def test_what_came_from_the_journal_is_told_apart(run, tmp_path):
+    """It is done, but nothing was asked."""
+    for expected in ("5 of 5, ", "5 of 5, 5 from the journal"):
+        console = paper()
+        with fan_out_progress(console=console, show=True) as hooks:
+            run(
+                fan_out,
+                ONCE,
+                numbers(5),
+                None,
+                ScriptedBackend(lambda _: "yes"),
+                hooks=hooks,
+                journal=tmp_path / "run.db",
+            )
+        assert expected in drawn(console)
+
+
+def test_rate_and_time_left(monkeypatch):
+    """Point 1: of the last half minute; what came from the journal is no measure."""
+    now = [1000.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    line = module._Line(10_000)
+    line._statuses["succeeded"] += 5_000
+    line._recorded = 5_000
+    line.render()
+    for _ in range(10):
+        now[0] += 1.0
+        line._statuses["succeeded"] += 50
+        line.render()
+    console = paper()
+    console.print(line.render())
+    assert "5,500 of 10,000, 5,000 from the journal, 50 a second, 1 min 30 s left" in drawn(console)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 00 s"), (3_725, "1 h 02 min"), (-3, "0 s")])
+def test_times_can_be_read(seconds, text):
+    """In the two largest units."""
+    assert text == module._span(seconds)
+
+
+def test_off_a_terminal_nothing_is_shown_and_nothing_is_hooked(run):
+    """The run stays as fast as without."""
+    console = paper()
+    with fan_out_progress(console=console) as hooks:
+        assert 0 == len(hooks)
+        run(fan_out, ONCE, numbers(3), None, ScriptedBackend(lambda _: After(1.0, "yes")), hooks=hooks)
+    assert "" == drawn(console)
+
+
+def leave_in_the_middle():
+    with fan_out_progress(console=paper(), show=True):
+        time.sleep(0.15)
+        raise LookupError("out of here")
+
+
+def test_no_thread_is_left():
+    """However the block is left."""
+    before = set(threading.enumerate())
+    with pytest.raises(LookupError, match="out of here"):
+        leave_in_the_middle()
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_bad_total_is_named():
+    """Bad input: the argument, the value, and what is allowed."""
+    with pytest.raises(ValueError, match="total must be >= 0, got -1"), fan_out_progress(total=-1):
+        pass

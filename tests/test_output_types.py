@@ -1,0 +1,316 @@
+"""Typed output: an answer's JSON becomes a value of a class, and the class's schema goes to the backend."""
+
+import copy
+import dataclasses
+import enum
+import sys
+from datetime import date
+from typing import Annotated, Any, Literal
+
+import attrs
+import pytest
+from pydantic import BaseModel, Field
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+from typing_extensions import TypedDict
+
+from sampling import (
+    Action,
+    MissingExtra,
+    MultiTurnStrategy,
+    Options,
+    RejectionSamplingStrategy,
+    RepairTemplateStrategy,
+    checks,
+)
+from sampling._output_types import reader_of
+from sampling.backends.openai import OpenAIBackend
+from sampling.testing import ScriptedBackend
+from sampling.testing.servers import OpenAIServer, Reply
+
+
+class Seat(enum.Enum):
+    WINDOW = "window"
+    AISLE = "aisle"
+
+
+@attrs.frozen
+class AttrsFlight:
+    number: str
+    day: date
+    seat: Seat | None = None
+    _internal: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    computed: str = attrs.field(init=False, default="x")
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFlight:
+    number: str
+    day: date
+    seat: Seat | None = None
+
+
+class ModelFlight(BaseModel):
+    number: str
+    day: date
+    seat: Seat | None = None
+
+
+@pydantic_dataclass
+class PydanticDataFlight:
+    number: str
+    day: date
+    seat: Seat | None = None
+
+
+class DictFlight(TypedDict):
+    number: str
+    day: date
+
+
+@attrs.frozen
+class Trip:
+    """Attrs in attrs, in containers, and beside a dataclass."""
+
+    flights: list[AttrsFlight]
+    back: DataFlight | None = None
+    notes: dict[str, tuple[int, ...]] = attrs.Factory(dict)
+    kind: Literal["work", "fun"] = "fun"
+    people: Annotated[int, Field(ge=1, le=9)] = 1
+    anything: Any = None
+
+
+@attrs.frozen
+class Strict:
+    name: Any = attrs.field(validator=attrs.validators.instance_of(str))
+
+
+@attrs.frozen
+class Node:
+    children: "list[Node]"
+
+
+class Unknown:
+    """Nothing that JSON could hold."""
+
+
+@attrs.frozen
+class HoldsUnknown:
+    unknown: Unknown
+
+
+CLASSES = [AttrsFlight, DataFlight, ModelFlight, PydanticDataFlight]
+ANSWER = '{"number": "LH400", "day": "2031-05-01", "seat": "window"}'
+
+every_class = pytest.mark.parametrize("shape", CLASSES, ids=lambda shape: shape.__name__)
+
+
+class TestReading:
+    @every_class
+    def test_a_class_is_made_of_json(self, shape):
+        """With dates and enums, as the annotations say."""
+        assert shape(number="LH400", day=date(2031, 5, 1), seat=Seat.WINDOW) == Action("q", shape).parse(ANSWER)
+
+    def test_a_typed_dict_is_one_too(self):
+        """And stays a dict."""
+        assert {"number": "a", "day": date(2031, 5, 1)} == Action("q", DictFlight).parse(
+            '{"number": "a", "day": "2031-05-01"}'
+        )
+
+    def test_containers_and_nested_classes(self):
+        """All the way down."""
+        text = f'{{"flights": [{ANSWER}], "back": {ANSWER}, "notes": {{"a": [1, 2]}}, "kind": "work", "people": 2}}'
+        expected = Trip(
+            [AttrsFlight("LH400", date(2031, 5, 1), Seat.WINDOW)],
+            DataFlight("LH400", date(2031, 5, 1), Seat.WINDOW),
+            {"a": (1, 2)},
+            "work",
+            2,
+        )
+        assert expected == Action("q", Trip).parse(text)
+        assert [expected] == Action("q", list[Trip]).parse(f"[{text}]")
+        assert {"x": expected, "y": None} == Action("q", dict[str, Trip | None]).parse(f'{{"x": {text}, "y": null}}')
+
+    def test_defaults_and_private_names_are_those_of_the_constructor(self):
+        """What has a default may be left out; `_internal` is called `internal`, as attrs calls it."""
+        flight = Action("q", AttrsFlight).parse('{"number": "a", "day": "2031-05-01", "internal": 3}')
+        assert AttrsFlight("a", date(2031, 5, 1), None, 3) == flight
+
+    @every_class
+    def test_what_there_is_no_field_for_is_ignored(self, shape):
+        """A model that says too much has still said what was asked."""
+        assert shape(number="a", day=date(2031, 5, 1)) == Action("q", shape).parse(
+            '{"number": "a", "day": "2031-05-01", "note": "!"}'
+        )
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            f"```json\n{ANSWER}\n```",
+            f"Sure! Here it is:\n\n  ~~~~ JSON\r\n{ANSWER}\r\n  ~~~~\nAnything else?",
+            f"\n {ANSWER} \n",
+            f"```json\n{ANSWER}",
+        ],
+    )
+    def test_a_fence_does_no_harm(self, text):
+        """Models like them, closed or not, and like to talk around them."""
+        assert "LH400" == Action("q", ModelFlight).parse(text).number
+
+    def test_a_function_gets_the_text(self):
+        """As before: only classes with fields, and containers, are read as JSON."""
+        assert 3 == Action("q", int).parse("3")
+        assert Seat.AISLE is Action("q", Seat).parse("aisle")
+        assert "x" == Action("q", checks.unfenced).parse("```\nx\n```")
+        assert Action("q", int).schema is None
+
+    def test_a_reader_is_made_once(self):
+        """Making one takes longer than reading a hundred answers."""
+        assert reader_of(Trip) is reader_of(Trip)
+        assert Action("q", Trip) == Action("q", Trip)
+        assert hash(Action("q", Trip)) == hash(Action("q", Trip))
+        assert Action("q", Trip) == copy.deepcopy(Action("q", Trip))
+        assert "Action(text='q', parser=<reads Trip from JSON>)" == repr(Action("q", Trip))
+
+
+class TestWhatIsTold:
+    @every_class
+    def test_each_problem_is_told_with_its_place(self, shape):
+        """S17: where, what, and what is allowed there; all of them at once."""
+        with pytest.raises(ValueError, match="day") as caught:
+            Action("q", shape).parse('{"day": "2031-05-32", "seat": "middle"}')
+        message = str(caught.value)
+        assert "/number is missing" in message
+        assert "at /day: input should be a valid date" in message
+        assert "at /seat: input should be 'window' or 'aisle', got 'middle'" in message
+
+    def test_nested_places_are_pointers(self):
+        """With what a name may have in it escaped."""
+        with pytest.raises(ValueError, match=r"at /flights/0/number: input should be a valid string, got 7") as caught:
+            Action("q", Trip).parse(
+                '{"flights": [{"number": 7, "day": "2031-05-01"}], "notes": {"a/b~c": ["x"]}, "people": 10}'
+            )
+        assert "at /notes/a~1b~0c/0: input should be a valid integer" in str(caught.value)
+        assert "at /people: input should be less than or equal to 9, got 10" in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("shape", "text", "words"),
+        [
+            (AttrsFlight, '{"number": "a", "day": "2031-05-01", "internal": -1}', "'_internal' must be >= 0: -1"),
+            (Strict, '{"name": 5}', "'name' must be <class 'str'>"),
+        ],
+    )
+    def test_what_a_validator_of_attrs_refuses_is_told(self, shape, text, words):
+        """Whatever it raises."""
+        with pytest.raises(ValueError, match="at the top level: value error") as caught:
+            Action("q", shape).parse(text)
+        assert words in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "text", ["Sure!", "", '{"number": "a"', '{"a": 1, "a": 2}', "[" * 100_000, '{"number": NaN}', "9" * 5_000]
+    )
+    def test_what_is_not_json_is_told_how_to_answer(self, text):
+        """Row 78: nothing that is too deep or ambiguous reaches the parser."""
+        with pytest.raises(ValueError, match=r"it is not JSON .*: answer with one JSON value"):
+            Action("q", ModelFlight).parse(text)
+
+    def test_a_long_value_is_cut(self):
+        """A repair is no place for it."""
+        with pytest.raises(ValueError, match="number") as caught:
+            Action("q", ModelFlight).parse(f'{{"number": {[1] * 10_000}, "day": "2031-05-01"}}')
+        assert len(str(caught.value)) < 200
+
+    @pytest.mark.parametrize(
+        ("shape", "words"),
+        [(Node, "Node holds itself; make it a pydantic model"), (HoldsUnknown, "HoldsUnknown: Unable to generate")],
+    )
+    def test_a_class_that_json_can_not_hold_is_refused(self, shape, words):
+        """Where the action is made."""
+        with pytest.raises(TypeError, match=words):
+            Action("q", shape)
+
+    def test_the_extra_is_named_where_it_is_missing(self, monkeypatch):
+        """With the command that installs it."""
+        monkeypatch.setitem(sys.modules, "pydantic", None)
+        with pytest.raises(
+            MissingExtra, match=r'list\[int\] needs the package \'pydantic\': pip install "sampling\[pydantic\]"'
+        ):
+            Action("q", list[int])
+
+
+async def sample(action, backend, strategy=None, reqs=(), **arguments):
+    return await (strategy or RejectionSamplingStrategy()).sample(action, None, backend, reqs, **arguments)
+
+
+class TestInACall:
+    @every_class
+    def test_the_value_of_the_result_is_of_the_class(self, run, shape):
+        """And checks see it."""
+        seen = []
+
+        def after_2030(text, view):
+            seen.append(view.value)
+            return view.value.day.year > 2030
+
+        result = run(sample, Action("q", shape), ScriptedBackend([ANSWER]), reqs=[after_2030])
+        assert shape(number="LH400", day=date(2031, 5, 1), seat=Seat.WINDOW) == result.unwrap() == seen[0]
+
+    @pytest.mark.parametrize("strategy", [MultiTurnStrategy, RepairTemplateStrategy])
+    def test_a_repair_tells_what_was_wrong_and_parses_in_the_same_way(self, run, strategy):
+        """S13, S14, S17: and the schema goes with it, too."""
+        backend = ScriptedBackend(['{"number": "a"}', ANSWER])
+        result = run(sample, Action("q", DataFlight), backend, strategy(loop_budget=2))
+        assert DataFlight("LH400", date(2031, 5, 1), Seat.WINDOW) == result.unwrap()
+        assert "- the answer can't be parsed: /day is missing" in backend.requests[1].messages[-1].content
+        assert [Action("q", DataFlight).schema] * 2 == [request.options.schema for request in backend.requests]
+
+    def test_the_schema_of_the_class_goes_to_the_backend(self, run):
+        """Closed, so that a backend may be strict about it; a pydantic model goes as it is."""
+        backend = ScriptedBackend([ANSWER, ANSWER])
+        run(sample, Action("q", DataFlight), backend)
+        run(sample, Action("q", ModelFlight), backend)
+        schema, model = (request.options.schema for request in backend.requests)
+        assert ModelFlight is model
+        assert ("object", False, ["number", "day"]) == (
+            schema["type"],
+            schema["additionalProperties"],
+            schema["required"],
+        )
+        assert {"format": "date", "title": "Day", "type": "string"} == schema["properties"]["day"]
+
+    def test_the_callers_options_win(self, run):
+        """A schema that was asked for is not replaced; and other options stay."""
+        backend = ScriptedBackend([ANSWER, ANSWER])
+        own = {"type": "object"}
+        run(sample, Action("q", DataFlight), backend, options=Options(schema=own, temperature=0.5))
+        run(sample, Action("q", DataFlight), backend, options=Options(temperature=0.5))
+        assert [own, Action("q", DataFlight).schema] == [request.options.schema for request in backend.requests]
+        assert [0.5, 0.5] == [request.options.temperature for request in backend.requests]
+
+    def test_a_function_may_come_with_a_schema(self, run):
+        """And a class without one."""
+        backend = ScriptedBackend(["3", ANSWER])
+        number = {"type": "integer"}
+        run(sample, Action("q", int, schema=number), backend)
+        run(sample, attrs.evolve(Action("q", ModelFlight), schema=None), backend)
+        assert [number, None] == [request.options.schema for request in backend.requests]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("shape", [ModelFlight, AttrsFlight, DataFlight], ids=lambda shape: shape.__name__)
+async def test_a_server_is_asked_for_json_of_that_shape(shape):
+    """On the wire, as `response_format`."""
+    async with OpenAIServer(Reply([ANSWER])) as server, OpenAIBackend(server.url, model="m") as backend:
+        result = await RejectionSamplingStrategy().sample(Action("Which flight?", shape), None, backend)
+    sent = server.requests[0].json()["response_format"]
+    assert ("json_schema", shape.__name__) == (sent["type"], sent["json_schema"]["name"])
+    assert {"number", "day", "seat"} <= sent["json_schema"]["schema"]["properties"].keys()
+    assert sent["json_schema"]["schema"]["additionalProperties"] is False
+    assert shape(number="LH400", day=date(2031, 5, 1), seat=Seat.WINDOW) == result.unwrap()
+
+
+def test_a_requirement_for_those_who_want_the_text():
+    """`checks.model` checks, and leaves the value alone."""
+    requirement = checks.model(AttrsFlight)
+    assert requirement.read_verdict(requirement.check(ANSWER)).passed
+    failed = requirement.read_verdict(requirement.check('{"day": "2031-05-01"}'))
+    assert (False, "/number is missing") == (failed.passed, failed.reason)
+    assert "is the JSON of a AttrsFlight" == requirement.description
