@@ -1,182 +1,156 @@
-"""Ask a language model deep and wide, check every answer, stop at the first valid one, and account for all of it."""
+"""
+Ask a language model deep and wide, check every answer, stop at the first valid one, and account for all of it.
 
-from sampling._engine.scope import Identity, another_request, current, report_usage
+These are the names that most programs need. Everything else is in the module that it belongs to:
+`sampling.checks`, `sampling.errors`, `sampling.fanout`, `sampling.load`, `sampling.strategies`, `sampling.telemetry`,
+`sampling.testing`, and `sampling.backends` with one package for each provider.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from sampling import errors
+from sampling._engine.scope import current, report_usage
+from sampling._lazy import lazy_attributes
 from sampling.budgets import Budget
 from sampling.errors import (
-    AuthenticationFailed,
     BackendError,
-    BadRequest,
-    BadVerdict,
     BudgetExceeded,
-    CassetteMiss,
-    CertificateInvalid,
-    CheckTimeout,
-    ConnectFailed,
-    ConnectionLost,
-    ContextTooLarge,
-    ErrorFromJournal,
     FatalError,
-    FileRefused,
-    HookTimeout,
-    Incomplete,
-    InsideEventLoop,
-    JournalDamaged,
-    JournalError,
-    JournalLocked,
-    JournalMismatch,
-    JournalTooNew,
-    JournalWriteFailed,
-    MalformedResponse,
     MissingExtra,
-    ModelNotFound,
-    NotSendable,
     NoValidAnswer,
-    PluginFailed,
-    PreflightFailed,
-    QuotaExhausted,
     RateLimited,
-    Redirected,
-    RequestTooLarge,
-    ResponseTooLarge,
     SamplingError,
-    SelectionFailed,
-    ServerError,
     Timeout,
     TransientError,
-    UnclearJudgement,
-    WorkerFailed,
-    WorkerLost,
-    WrongThread,
 )
-from sampling.fanout import FanOut, FanOutEngine, fan_out, open_fan_out
-from sampling.fanout.items import FanOutFinished, FanOutResult, FanOutStarted, Item, ItemFinished, ItemOutcome
-from sampling.fanout.journal import Journal, JournalSummary
 from sampling.hooks import Event, Hooks, IterationFinished, IterationStarted, LoopFinished, LoopStarted, Repaired
 from sampling.messages import Action, Attempt, Context, Generation, Message, Options, Request
-from sampling.protocols import Backend, Progress, Running, Stage, StreamingBackend
+from sampling.protocols import Backend, StreamingBackend
 from sampling.requirements import Requirement, Validation, View
-from sampling.results import HookFailure, SamplingResult, Slice
+from sampling.results import SamplingResult, Slice
 from sampling.strategies import (
     BestOfNStrategy,
     BudgetForcingStrategy,
     Diverse,
-    EmbeddingSimilarity,
     EscalationStrategy,
     HedgedSamplingStrategy,
-    History,
     MajorityVotingStrategy,
     MBRStrategy,
     MultiTurnStrategy,
     RejectionSamplingStrategy,
     RepairTemplateStrategy,
-    Thinking,
     Tier,
 )
 from sampling.strategy import BaseSamplingStrategy
 from sampling.usage import Price, Usage
 
-__all__ = [
+if TYPE_CHECKING:
+    from sampling.backends.layers import Cached, Fallback, Limited, Priced, Recorded, Replayed, Retrying
+    from sampling.backends.llama import LlamaBackend
+    from sampling.backends.openai import OpenAIBackend
+    from sampling.backends.simulated import SimulatedBackend
+    from sampling.fanout import FanOutResult, ItemOutcome, fan_out, open_fan_out
+    from sampling.fanout.journal import Journal
+
+    __version__: str
+
+__all__ = [  # noqa: RUF022 - in groups, for those who read it
+    # What is asked, and what comes back
     "Action",
     "Attempt",
-    "AuthenticationFailed",
     "Backend",
-    "BackendError",
-    "BadRequest",
-    "BadVerdict",
-    "BaseSamplingStrategy",
-    "BestOfNStrategy",
-    "Budget",
-    "BudgetExceeded",
-    "BudgetForcingStrategy",
-    "CassetteMiss",
-    "CertificateInvalid",
-    "CheckTimeout",
-    "ConnectFailed",
-    "ConnectionLost",
     "Context",
-    "ContextTooLarge",
-    "Diverse",
-    "EmbeddingSimilarity",
-    "ErrorFromJournal",
-    "EscalationStrategy",
-    "Event",
-    "FanOut",
-    "FanOutEngine",
-    "FanOutFinished",
-    "FanOutResult",
-    "FanOutStarted",
-    "FatalError",
-    "FileRefused",
     "Generation",
-    "HedgedSamplingStrategy",
-    "History",
-    "HookFailure",
-    "HookTimeout",
-    "Hooks",
-    "Identity",
-    "Incomplete",
-    "InsideEventLoop",
-    "Item",
-    "ItemFinished",
-    "ItemOutcome",
-    "IterationFinished",
-    "IterationStarted",
-    "Journal",
-    "JournalDamaged",
-    "JournalError",
-    "JournalLocked",
-    "JournalMismatch",
-    "JournalSummary",
-    "JournalTooNew",
-    "JournalWriteFailed",
-    "LoopFinished",
-    "LoopStarted",
-    "MBRStrategy",
-    "MajorityVotingStrategy",
-    "MalformedResponse",
     "Message",
-    "MissingExtra",
-    "ModelNotFound",
-    "MultiTurnStrategy",
-    "NoValidAnswer",
-    "NotSendable",
     "Options",
-    "PluginFailed",
-    "PreflightFailed",
     "Price",
-    "Progress",
-    "QuotaExhausted",
-    "RateLimited",
-    "Redirected",
-    "RejectionSamplingStrategy",
-    "RepairTemplateStrategy",
-    "Repaired",
     "Request",
-    "RequestTooLarge",
     "Requirement",
-    "ResponseTooLarge",
-    "Running",
-    "SamplingError",
     "SamplingResult",
-    "SelectionFailed",
-    "ServerError",
     "Slice",
-    "Stage",
     "StreamingBackend",
-    "Thinking",
-    "Tier",
-    "Timeout",
-    "TransientError",
-    "UnclearJudgement",
     "Usage",
     "Validation",
     "View",
-    "WorkerFailed",
-    "WorkerLost",
-    "WrongThread",
-    "another_request",
-    "current",
+    # Strategies
+    "BaseSamplingStrategy",
+    "BestOfNStrategy",
+    "BudgetForcingStrategy",
+    "Diverse",
+    "EscalationStrategy",
+    "HedgedSamplingStrategy",
+    "MBRStrategy",
+    "MajorityVotingStrategy",
+    "MultiTurnStrategy",
+    "RejectionSamplingStrategy",
+    "RepairTemplateStrategy",
+    "Tier",
+    # Backends
+    "LlamaBackend",
+    "OpenAIBackend",
+    "SimulatedBackend",
+    # Layers
+    "Cached",
+    "Fallback",
+    "Limited",
+    "Priced",
+    "Recorded",
+    "Replayed",
+    "Retrying",
+    # Many items
+    "FanOutResult",
+    "ItemOutcome",
+    "Journal",
     "fan_out",
     "open_fan_out",
+    # Limits and events
+    "Budget",
+    "Event",
+    "Hooks",
+    "IterationFinished",
+    "IterationStarted",
+    "LoopFinished",
+    "LoopStarted",
+    "Repaired",
+    "current",
     "report_usage",
+    # Errors
+    "BackendError",
+    "BudgetExceeded",
+    "FatalError",
+    "MissingExtra",
+    "NoValidAnswer",
+    "RateLimited",
+    "SamplingError",
+    "Timeout",
+    "TransientError",
 ]
+
+_lazy = lazy_attributes(
+    __name__,
+    {
+        # The rarer errors can be imported from here too, but are listed in their module alone.
+        **dict.fromkeys(errors.__all__, "sampling.errors"),
+        **dict.fromkeys(
+            ("Cached", "Fallback", "Limited", "Priced", "Recorded", "Replayed", "Retrying"), "sampling.backends.layers"
+        ),
+        **dict.fromkeys(("FanOutResult", "ItemOutcome", "fan_out", "open_fan_out"), "sampling.fanout"),
+        "Journal": "sampling.fanout.journal",
+        "LlamaBackend": "sampling.backends.llama",
+        "OpenAIBackend": "sampling.backends.openai",
+        "SimulatedBackend": "sampling.backends.simulated",
+    },
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        # Imported here: it takes longer than the rest of this package.
+        from importlib.metadata import version  # noqa: PLC0415
+
+        return version("sampling")
+    return _lazy(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

@@ -1,7 +1,7 @@
 """Checks for what callers pass in: each names the argument, shows the value and says what is allowed."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _LONGEST_SHOWN = 80
@@ -85,3 +85,34 @@ def check_budgets(loop_budget: object, concurrency_budget: object) -> tuple[int,
             f"loop_budget * concurrency_budget must be <= {MAX_ATTEMPTS:,}, got {depth:,} * {breadth:,} attempts"
         )
     return depth, breadth
+
+
+def unknown_keyword(cls: type[Any], given: str, synonyms: Mapping[str, str]) -> TypeError:
+    """Build the TypeError for a keyword that a class does not take, with the one that was probably meant."""
+    # Imported here: only those who get this error need it.
+    from difflib import get_close_matches  # noqa: PLC0415
+
+    known = sorted(_keywords(cls))
+    close = get_close_matches(given, known, n=1)
+    meant = synonyms.get(given) or (close[0] if close else None)
+    advice = f"Did you mean {meant!r}?" if meant in known else f"It takes {', '.join(known)}."
+    return TypeError(f"{cls.__name__}() got an unexpected keyword argument {given!r}. {advice}")
+
+
+def _keywords(cls: type[Any]) -> set[str]:
+    """Return the keywords of all constructors of a class, those of an unpacked `TypedDict` too."""
+    # Imported here: only those who get this error need it.
+    from inspect import Parameter, signature  # noqa: PLC0415
+    from typing import get_args  # noqa: PLC0415
+
+    found: set[str] = set()
+    for base in cls.__mro__:
+        if "__init__" not in vars(base) or base is object:
+            continue
+        for parameter in list(signature(vars(base)["__init__"]).parameters.values())[1:]:
+            if parameter.kind is Parameter.VAR_KEYWORD:
+                for unpacked in get_args(parameter.annotation):
+                    found.update(getattr(unpacked, "__annotations__", ()))
+            elif parameter.kind is not Parameter.VAR_POSITIONAL:
+                found.add(parameter.name)
+    return found

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import attrs
 from anyio.lowlevel import current_token
 
-__all__ = ["EventLoop", "running_loop"]
+__all__ = ["EventLoop", "running_loop", "running_loop_name"]
 
 
 @attrs.frozen
@@ -25,3 +25,9 @@ def running_loop() -> EventLoop:
     backend = token.backend_class
     # The clock of an asyncio loop is a method of the loop; trio's is a function.
     return EventLoop(getattr(token.native_token, "time", backend.current_time), backend.cancelled_exception_class())
+
+
+def running_loop_name() -> str:
+    """Return the name that `anyio.run` takes for the running event loop: "asyncio" or "trio"."""
+    # The name of anyio's own module for it, `anyio._backends._asyncio`: there is no other public way to ask.
+    return current_token().backend_class.__module__.rpartition("._")[2]

@@ -11,7 +11,7 @@ from sampling._arguments import check_instance, check_int, check_items, check_nu
 from sampling._output_types import is_shape, reader_of
 from sampling.usage import NO_USAGE, Usage
 
-__all__ = ["Action", "Attempt", "Context", "Generation", "Message", "Options", "Request", "Role"]
+__all__ = ["Action", "Attempt", "Context", "Generation", "Identity", "Message", "Options", "Request", "Role"]
 
 T = TypeVar("T")
 
@@ -358,3 +358,23 @@ class Generation:
             raise wrong_type("model", self.model, "a str or None")
         if self.reasoning is not None and not isinstance(self.reasoning, str):
             raise wrong_type("reasoning", self.reasoning, "a str or None")
+
+
+@attrs.frozen(kw_only=True)
+class Identity:
+    """Where in which call the running code is. Between attempts, the four last fields are None."""
+
+    sampling_id: str
+    """One call of `sample()`: unique everywhere, and sorts by the time of the call."""
+
+    parent_id: str | None = None
+    """The iteration_id of the attempt that this call was made from, if it was made inside another call."""
+
+    iteration: int | None = None
+    """subsample * loop_budget + attempt + 1: unique inside the call."""
+
+    iteration_id: str | None = None
+    """One attempt: unique across calls, processes and machines."""
+
+    subsample: int | None = None
+    attempt: int | None = None

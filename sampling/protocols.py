@@ -139,8 +139,8 @@ class Stage(Generic[T]):
     options: Options | None = None
     """Put over the options of the call, for this stage only."""
 
-    goes_on: Callable[[Sequence[Slice[T]]], bool] | None = None
-    """Asked besides the strategy's own `goes_on`: both must agree that a subsample goes on."""
+    should_continue: Callable[[Sequence[Slice[T]]], bool] | None = None
+    """Asked besides the strategy's own `should_continue`: both must agree that a subsample goes on."""
 
 
 class Decisions(Protocol[T]):
@@ -158,7 +158,7 @@ class Decisions(Protocol[T]):
 
     def select_from_failure(self, slices: Sequence[Slice[T]]) -> Slice[T]: ...
 
-    def goes_on(self, history: Sequence[Slice[T]]) -> bool: ...
+    def should_continue(self, history: Sequence[Slice[T]]) -> bool: ...
 
     def settled(self, progress: Progress[T]) -> bool: ...
 

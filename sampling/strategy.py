@@ -2,11 +2,19 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, ClassVar, Self, TypeVar, cast, final, overload
+from typing import Any, ClassVar, Self, TypedDict, TypeVar, Unpack, cast, final, overload
 
 import anyio
 
-from sampling._arguments import check_bool, check_budgets, check_instance, check_int, check_number, wrong_type
+from sampling._arguments import (
+    check_bool,
+    check_budgets,
+    check_instance,
+    check_int,
+    check_number,
+    unknown_keyword,
+    wrong_type,
+)
 from sampling._engine.attempt import Call, Seams
 from sampling._engine.run import Run
 from sampling._engine.stages import StagedRun
@@ -20,12 +28,40 @@ from sampling.protocols import BackendLike, Progress, Stage, Variation, generate
 from sampling.requirements import Requirement, RequirementLike, as_requirements
 from sampling.results import SamplingResult, Slice, by_merit, first_tried
 
-__all__ = ["BaseSamplingStrategy"]
+__all__ = ["BaseSamplingStrategy", "StrategySettings"]
 
 T = TypeVar("T")
 
 NO_CONTEXT = Context()
 NO_OPTIONS = Options()
+
+_SYNONYMS = {
+    "attempts": "loop_budget",
+    "breadth": "concurrency_budget",
+    "concurrency": "concurrency_budget",
+    "depth": "loop_budget",
+    "max_retries": "loop_budget",
+    "n": "concurrency_budget",
+    "reqs": "requirements",
+    "retries": "loop_budget",
+    "timeout_s": "check_timeout_s",
+    "tries": "loop_budget",
+    "width": "concurrency_budget",
+}
+"""What other libraries call these settings."""
+
+
+class StrategySettings(TypedDict, total=False):
+    """The keyword arguments that every strategy takes; `BaseSamplingStrategy` says what each one means."""
+
+    loop_budget: int | None
+    concurrency_budget: int | None
+    requirements: Iterable[RequirementLike] | None
+    hooks: Hooks | None
+    deterministic: bool | None
+    check_timeout_s: float | None
+    max_context_chars: int | None
+    variation: Variation | None
 
 
 class BaseSamplingStrategy:
@@ -75,29 +111,15 @@ class BaseSamplingStrategy:
         self.hooks = Hooks()
         return self
 
-    def __init__(
-        self,
-        *,
-        loop_budget: int | None = None,
-        concurrency_budget: int | None = None,
-        requirements: Iterable[RequirementLike] | None = None,
-        hooks: Hooks | None = None,
-        deterministic: bool | None = None,
-        check_timeout_s: float | None = None,
-        max_context_chars: int | None = None,
-        variation: Variation | None = None,
-    ) -> None:
+    def __init__(self, **settings: Unpack[StrategySettings]) -> None:
         """Set what differs from the defaults of the class; None keeps them."""
-        self._take(
-            loop_budget=loop_budget,
-            concurrency_budget=concurrency_budget,
-            requirements=None if requirements is None else as_requirements("requirements", requirements),
-            hooks=hooks,
-            deterministic=deterministic,
-            check_timeout_s=check_timeout_s,
-            max_context_chars=max_context_chars,
-            variation=variation,
-        )
+        unknown = settings.keys() - StrategySettings.__annotations__.keys()
+        if unknown:
+            raise unknown_keyword(type(self), min(unknown), _SYNONYMS)
+        requirements = settings.get("requirements")
+        if requirements is not None:
+            settings["requirements"] = as_requirements("requirements", requirements)
+        self._take(**settings)
         self._check_settings()
 
     def _take(self, **given: Any) -> None:
@@ -162,7 +184,7 @@ class BaseSamplingStrategy:
 
     # Decisions that few strategies make. Those that are not overridden are not asked for, and cost nothing.
 
-    def goes_on(self, history: Sequence[Slice[T]]) -> bool:
+    def should_continue(self, history: Sequence[Slice[T]]) -> bool:
         """Say whether a subsample whose last attempt was invalid goes on, before `repair` is asked. By default, yes."""
         return True
 
@@ -207,7 +229,7 @@ class BaseSamplingStrategy:
     def learn(self, attempts: Sequence[Slice[T]]) -> None:
         """See every attempt of a call when it is over, however it ended. What is learned is for calls to come."""
 
-    def asks(self, backend: BackendLike) -> BackendLike:
+    def wrap_backend(self, backend: BackendLike) -> BackendLike:
         """Return the backend that is asked, given that of the caller. By default, the same."""
         return backend
 
@@ -380,12 +402,12 @@ class BaseSamplingStrategy:
     def _shape(self, call: Call[Any]) -> None:
         """Put what the strategy decides for a whole call into it."""
         if self._seams.wraps:
-            call.backend = self.asks(call.backend)
+            call.backend = self.wrap_backend(call.backend)
             call.generate = generate_of(call.backend)
         if self._seams.varies or self.variation is not None:
             call.vary = self.vary
         if self._seams.gives_up:
-            call.goes_on = self.goes_on
+            call.should_continue = self.should_continue
 
     def run_inside(self, outer: Call[Any], stage: Stage[Any], hooks: Hooks) -> Run[Any]:
         """Prepare a call that is made inside another: with its requirements, budget and hooks, and what is its own."""
@@ -401,7 +423,7 @@ class BaseSamplingStrategy:
             hooks,
         )
         call.first = first
-        call.goes_on = _both(call.goes_on, stage.goes_on)
+        call.should_continue = _both(call.should_continue, stage.should_continue)
         return self._run(call, hooks)
 
     def _run(self, call: Call[Any], hooks: Hooks | None) -> Run[Any]:
@@ -428,10 +450,10 @@ def _seams_of(strategy: type[BaseSamplingStrategy]) -> Seams:
         settles=strategy.settled is not base.settled,
         starts_late=strategy.next_subsample_in_s is not base.next_subsample_in_s,
         varies=strategy.vary is not base.vary,
-        gives_up=strategy.goes_on is not base.goes_on,
+        gives_up=strategy.should_continue is not base.should_continue,
         stages=strategy.next_stage is not base.next_stage,
         learns=strategy.learn is not base.learn,
-        wraps=strategy.asks is not base.asks,
+        wraps=strategy.wrap_backend is not base.wrap_backend,
     )
 
 

@@ -19,14 +19,11 @@ import pytest
 from sampling import (
     Action,
     Attempt,
-    BadVerdict,
     BaseSamplingStrategy,
     Budget,
     Context,
     Generation,
-    History,
     Hooks,
-    InsideEventLoop,
     IterationFinished,
     LoopStarted,
     Message,
@@ -41,6 +38,8 @@ from sampling import (
     checks,
     report_usage,
 )
+from sampling.errors import BadVerdict, InsideEventLoop
+from sampling.strategies import History
 from sampling.telemetry import logging_hooks
 from sampling.testing import After, ScriptedBackend, World, cancel_at_every_step, explore, run_virtual
 

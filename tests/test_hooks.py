@@ -10,7 +10,6 @@ from structlog.testing import capture_logs
 from sampling import (
     Event,
     Hooks,
-    HookTimeout,
     IterationFinished,
     IterationStarted,
     LoopFinished,
@@ -20,6 +19,7 @@ from sampling import (
     Repaired,
     Usage,
 )
+from sampling.errors import HookTimeout
 from sampling.messages import Generation
 from sampling.testing import After, CapturedEvents, ScriptedBackend
 

@@ -49,7 +49,8 @@ def register(hooks):
 PROGRAM = """
 import json, sys
 import anyio
-from sampling import Hooks, IterationFinished, PluginFailed, RejectionSamplingStrategy
+from sampling import Hooks, IterationFinished, RejectionSamplingStrategy
+from sampling.errors import PluginFailed
 from sampling.testing import ScriptedBackend
 
 try:

@@ -8,7 +8,6 @@ import pytest
 
 from sampling import (
     Action,
-    AuthenticationFailed,
     Budget,
     Generation,
     MultiTurnStrategy,
@@ -19,6 +18,7 @@ from sampling import (
     Usage,
     Validation,
 )
+from sampling.errors import AuthenticationFailed
 from sampling.testing import After, ScriptedBackend
 
 

@@ -10,7 +10,6 @@ from sampling import (
     Attempt,
     BaseSamplingStrategy,
     Context,
-    InsideEventLoop,
     IterationFinished,
     LoopFinished,
     Message,
@@ -21,6 +20,7 @@ from sampling import (
     Requirement,
     current,
 )
+from sampling.errors import InsideEventLoop
 from sampling.testing import After, CapturedEvents, ScriptedBackend, Watch
 
 

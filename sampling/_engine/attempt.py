@@ -74,7 +74,7 @@ class Call(Generic[T]):
     vary: Variation | None = None
     """What makes subsamples differ, if anything does."""
 
-    goes_on: Callable[[Sequence[Slice[T]]], bool] | None = None
+    should_continue: Callable[[Sequence[Slice[T]]], bool] | None = None
     """What may end a subsample before its depth is used, if anything may."""
 
 

@@ -258,9 +258,9 @@ class Run(Generic[T]):
     def _repair(self, history: list[Slice[T]]) -> Attempt[T] | None:
         if self._stopped:
             return None
-        goes_on = self._call.goes_on
+        should_continue = self._call.should_continue
         try:
-            if goes_on is not None and not goes_on(Prefix(history)):
+            if should_continue is not None and not should_continue(Prefix(history)):
                 return None
             if not self._call.repairs:
                 # What the default decision says, without asking for it after every single attempt.
@@ -269,7 +269,7 @@ class Run(Generic[T]):
         except (MemoryError, RecursionError):
             raise
         except Exception as error:  # noqa: BLE001 - repair() is the user's code; it ends its own subsample only
-            error.add_note("raised by the strategy's repair() or goes_on()")
+            error.add_note("raised by the strategy's repair() or should_continue()")
             self._errors.append((history[-1].iteration_id, error))
             return None
 

@@ -9,30 +9,10 @@ import attrs
 from structlog.contextvars import bind_contextvars
 
 from sampling._arguments import wrong_type
-from sampling.messages import Request
+from sampling.messages import Identity, Request
 from sampling.usage import NO_USAGE, Usage
 
-__all__ = ["Identity", "another_request", "current", "report_usage"]
-
-
-@attrs.frozen(kw_only=True)
-class Identity:
-    """Where in which call the running code is. Between attempts, the four last fields are None."""
-
-    sampling_id: str
-    """One call of `sample()`: unique everywhere, and sorts by the time of the call."""
-
-    parent_id: str | None = None
-    """The iteration_id of the attempt that this call was made from, if it was made inside another call."""
-
-    iteration: int | None = None
-    """subsample * loop_budget + attempt + 1: unique inside the call."""
-
-    iteration_id: str | None = None
-    """One attempt: unique across calls, processes and machines."""
-
-    subsample: int | None = None
-    attempt: int | None = None
+__all__ = ["count_request", "current", "report_usage"]
 
 
 @attrs.define
@@ -144,7 +124,7 @@ def report_usage(usage: Usage) -> None:
         place.reported = usage
 
 
-def another_request() -> None:
+def count_request() -> None:
     """
     Say that one more request is about to be sent for the running attempt than the engine knows of.
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, Unpack, cast
 
 from sampling._arguments import check_number, check_str, shown, wrong_type
 from sampling._engine.judge import Judge, Scored
 from sampling.errors import BadVerdict
 from sampling.requirements import Check, Requirement, Validation, View
 from sampling.results import Slice
-from sampling.strategy import BaseSamplingStrategy
+from sampling.strategy import BaseSamplingStrategy, StrategySettings
 
 __all__ = ["BestOfNStrategy", "Score"]
 
@@ -48,11 +48,11 @@ class BestOfNStrategy(BaseSamplingStrategy):
         score: Score | Requirement | str | None = None,
         *,
         enough: float | None = None,
-        **budgets: Any,
+        **settings: Unpack[StrategySettings],
     ) -> None:
         """Take how good an answer is, what is good enough, and what the base takes; None keeps the default."""
         self._take(enough=enough)
-        super().__init__(**budgets)
+        super().__init__(**settings)
         if score is not None:
             self._scoring = _as_scoring(score)
             self.requirements = (*self.requirements, self._scoring)

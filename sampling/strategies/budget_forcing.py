@@ -1,17 +1,17 @@
 """Keep a model thinking until its thinking budget is spent, and no longer."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import attrs
 
 from sampling._arguments import check_instance, check_int, check_str
-from sampling._engine.scope import another_request
+from sampling._engine.scope import count_request
 from sampling._text import estimate_tokens
 from sampling.backends.layers._layer import NOTHING, Layer, Metered, Receive, ask
 from sampling.messages import Generation, Message, Options, Request
 from sampling.protocols import BackendLike
-from sampling.strategy import BaseSamplingStrategy
+from sampling.strategy import BaseSamplingStrategy, StrategySettings
 from sampling.usage import Usage
 
 __all__ = ["BudgetForcingStrategy", "Thinking"]
@@ -65,19 +65,19 @@ class BudgetForcingStrategy(BaseSamplingStrategy):
 
     thinking: Thinking = Thinking()
 
-    def __init__(self, thinking: Thinking | int | None = None, **budgets: Any) -> None:
+    def __init__(self, thinking: Thinking | int | None = None, **settings: Unpack[StrategySettings]) -> None:
         """Take how to think, or just for how many tokens, and what the base takes; None keeps the default."""
         if isinstance(thinking, Thinking):
             self.thinking = thinking
         elif thinking is not None:
             self.thinking = attrs.evolve(self.thinking, tokens=check_int("thinking", thinking, least=1))
-        super().__init__(**budgets)
+        super().__init__(**settings)
 
     def _check_settings(self) -> None:
         super()._check_settings()
         check_instance("thinking", self.thinking, Thinking, "a Thinking, or an int of tokens")
 
-    def asks(self, backend: BackendLike) -> BackendLike:
+    def wrap_backend(self, backend: BackendLike) -> BackendLike:
         """Put a layer that forces the thinking around the backend of the call."""
         return _ForcedThinking(backend, self.thinking)
 
@@ -98,7 +98,7 @@ class _ForcedThinking(Layer):
 
     async def _go_on(self, request: Request, thoughts: "_Thoughts", receive: Receive | None) -> Generation:
         if thoughts.requests:
-            another_request()
+            count_request()
         thoughts.requests += 1
         with Metered(thoughts.used):
             return await ask(self.inner[0], request, receive)

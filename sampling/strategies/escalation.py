@@ -1,7 +1,7 @@
 """From cheap to strong."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar, cast
+from typing import TypeVar, Unpack, cast
 
 import attrs
 
@@ -11,7 +11,7 @@ from sampling.protocols import BackendLike, Stage, generate_of
 from sampling.results import SamplingResult, Slice
 from sampling.strategies._feedback import check_template, fill
 from sampling.strategies.multi_turn import MultiTurnStrategy
-from sampling.strategy import BaseSamplingStrategy
+from sampling.strategy import BaseSamplingStrategy, StrategySettings
 
 __all__ = ["EscalationStrategy", "Tier"]
 
@@ -73,7 +73,7 @@ class EscalationStrategy(BaseSamplingStrategy):
         patience: int | None = None,
         carry: bool | None = None,
         template: str | None = None,
-        **budgets: Any,
+        **settings: Unpack[StrategySettings],
     ) -> None:
         """
         Take the tiers, cheapest first, and what the base takes.
@@ -89,7 +89,7 @@ class EscalationStrategy(BaseSamplingStrategy):
         """
         self.tiers = tuple(_as_tier(tier) for tier in check_items("tiers", tiers, "a list of tiers or backends"))
         self._take(patience=patience, carry=carry, template=template)
-        super().__init__(**budgets)
+        super().__init__(**settings)
 
     def _check_settings(self) -> None:
         super()._check_settings()
@@ -109,7 +109,7 @@ class EscalationStrategy(BaseSamplingStrategy):
             first=self._carried(first, results),
             backend=tier.backend,
             options=tier.options,
-            goes_on=self._makes_progress,
+            should_continue=self._makes_progress,
         )
 
     def select_from_failure(self, slices: Sequence[Slice[T]]) -> Slice[T]:

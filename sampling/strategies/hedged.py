@@ -1,13 +1,13 @@
 """Breadth that starts late."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from sampling._arguments import check_int, check_number
 from sampling.protocols import Progress
 from sampling.results import Slice
 from sampling.strategies._latencies import Latencies
-from sampling.strategy import BaseSamplingStrategy
+from sampling.strategy import BaseSamplingStrategy, StrategySettings
 
 __all__ = ["HedgedSamplingStrategy"]
 
@@ -53,11 +53,11 @@ class HedgedSamplingStrategy(BaseSamplingStrategy):
         quantile: float | None = None,
         typical_s: float | None = None,
         window: int | None = None,
-        **budgets: Any,
+        **settings: Unpack[StrategySettings],
     ) -> None:
         """Set how early to hedge and what to learn from, and what the base takes."""
         self._take(quantile=quantile, typical_s=typical_s, window=window)
-        super().__init__(**budgets)
+        super().__init__(**settings)
         self._latencies = Latencies(self.typical_s, self.window)
 
     def _check_settings(self) -> None:

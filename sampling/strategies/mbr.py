@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from sampling._arguments import check_number, shown, wrong_type
 from sampling._similarity import Similarity, rouge_l
@@ -11,7 +11,7 @@ from sampling.results import Slice
 from sampling.strategies._draws import OpenDraws
 from sampling.strategies._tally import count_votes
 from sampling.strategies.similarity import EmbeddingSimilarity
-from sampling.strategy import BaseSamplingStrategy
+from sampling.strategy import BaseSamplingStrategy, StrategySettings
 
 __all__ = ["MBRStrategy"]
 
@@ -52,13 +52,13 @@ class MBRStrategy(BaseSamplingStrategy):
         similarity: Similarity | EmbeddingSimilarity | None = None,
         *,
         relaxation: float | None = None,
-        **budgets: Any,
+        **settings: Unpack[StrategySettings],
     ) -> None:
         """Take how alike two texts are, and what the base takes; None keeps the default."""
         self._take(similarity=similarity, relaxation=relaxation)
         if self.similarity is rouge_l and self.relaxation is None:
             self.relaxation = _OF_ROUGE_L
-        super().__init__(**budgets)
+        super().__init__(**settings)
         if isinstance(self.similarity, EmbeddingSimilarity):
             self.requirements = (*self.requirements, self.similarity.requirement)
 

@@ -1,13 +1,13 @@
 """Answer the model in the same conversation."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar, Unpack
 
 from sampling.messages import Attempt, Message
 from sampling.results import Slice, first_tried
 from sampling.strategies._feedback import check_template, fill
 from sampling.strategies.history import History, HistoryLike, as_history
-from sampling.strategy import BaseSamplingStrategy
+from sampling.strategy import BaseSamplingStrategy, StrategySettings
 
 __all__ = ["MultiTurnStrategy"]
 
@@ -27,14 +27,16 @@ class MultiTurnStrategy(BaseSamplingStrategy):
     history: History = History()
     """Which of the earlier turns are sent again."""
 
-    def __init__(self, *, template: str | None = None, history: HistoryLike | None = None, **budgets: Any) -> None:
+    def __init__(
+        self, *, template: str | None = None, history: HistoryLike | None = None, **settings: Unpack[StrategySettings]
+    ) -> None:
         """
         Take the template of a turn, which turns to keep, and what the base takes.
 
         The template has {reasons} in it. The history is "all", "best", how many of the last turns, or a `History`,
         which can have a limit in tokens too. The first question always stays.
         """
-        super().__init__(**budgets)
+        super().__init__(**settings)
         self._take(template=template)
         self.history = as_history(self.history if history is None else history)
         check_template(self.template, "{reasons}")

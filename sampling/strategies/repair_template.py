@@ -1,13 +1,13 @@
 """Restate the action with what failed."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar, Unpack
 
 from sampling.messages import Attempt
 from sampling.results import Slice, first_tried
 from sampling.strategies._feedback import check_template, fill_fields
 from sampling.strategies.history import History, HistoryLike, as_history
-from sampling.strategy import BaseSamplingStrategy
+from sampling.strategy import BaseSamplingStrategy, StrategySettings
 
 __all__ = ["RepairTemplateStrategy"]
 
@@ -27,14 +27,16 @@ class RepairTemplateStrategy(BaseSamplingStrategy):
     history: History = History(1)
     """The reasons of which earlier answers are told."""
 
-    def __init__(self, *, template: str | None = None, history: HistoryLike | None = None, **budgets: Any) -> None:
+    def __init__(
+        self, *, template: str | None = None, history: HistoryLike | None = None, **settings: Unpack[StrategySettings]
+    ) -> None:
         """
         Take the template to restate with, which earlier answers to tell of, and what the base takes.
 
         The template has {action} and {reasons} in it, and may have {answer}, for the newest answer that is told of.
         The history is how many of the last answers, "all", "best", or a `History`, which can have a limit in tokens.
         """
-        super().__init__(**budgets)
+        super().__init__(**settings)
         self._take(template=template)
         self.history = as_history(self.history if history is None else history)
         check_template(self.template, "{action}", "{reasons}")

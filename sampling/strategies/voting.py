@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Hashable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar, Unpack
 
 import structlog
 
@@ -12,7 +12,7 @@ from sampling.results import Slice
 from sampling.strategies._draws import OpenDraws
 from sampling.strategies._tally import Poll, count_votes
 from sampling.strategies.keys import Key, exact
-from sampling.strategy import BaseSamplingStrategy
+from sampling.strategy import BaseSamplingStrategy, StrategySettings
 
 __all__ = ["MajorityVotingStrategy"]
 
@@ -59,11 +59,11 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
         certainty: float | None = None,
         early_stop: bool | None = None,
         all_at_once: bool | None = None,
-        **budgets: Any,
+        **settings: Unpack[StrategySettings],
     ) -> None:
         """Take what makes two answers the same, when to stop, and what the base takes; None keeps the default."""
         self._take(key=key, certainty=certainty, early_stop=early_stop, all_at_once=all_at_once)
-        super().__init__(**budgets)
+        super().__init__(**settings)
 
     def _check_settings(self) -> None:
         super()._check_settings()

@@ -13,12 +13,9 @@ import trustme
 from anyio.streams.tls import TLSListener
 
 from sampling import (
-    AuthenticationFailed,
-    BadRequest,
     Budget,
     FatalError,
     Message,
-    ModelNotFound,
     Options,
     RateLimited,
     RejectionSamplingStrategy,
@@ -30,12 +27,15 @@ from sampling import (
 from sampling.backends.openai import OpenAIBackend, ToolCall
 from sampling.backends.openai._errors import retry_after_s
 from sampling.errors import (
+    AuthenticationFailed,
     BackendError,
+    BadRequest,
     CertificateInvalid,
     ConnectFailed,
     ConnectionLost,
     Incomplete,
     MalformedResponse,
+    ModelNotFound,
     QuotaExhausted,
     Redirected,
     RequestTooLarge,

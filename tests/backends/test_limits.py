@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampling import WrongThread
 from sampling.backends._limits import AdaptiveLimit, Slots, TokenBucket
+from sampling.errors import WrongThread
 from sampling.testing import cancel_at_every_step, run_virtual
 
 

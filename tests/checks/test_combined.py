@@ -4,8 +4,9 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from sampling import BadVerdict, RejectionSamplingStrategy, Requirement, Validation, checks
+from sampling import RejectionSamplingStrategy, Requirement, Validation, checks
 from sampling._engine.validation import may_still_pass
+from sampling.errors import BadVerdict
 from sampling.testing import ScriptedBackend, cancel_at_every_step
 
 LONG = Requirement("is long", check=lambda text: (len(text) > 5, "it is short"))

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from sampling import ItemFinished, ItemOutcome, Usage
+from sampling import ItemOutcome, Usage
 from sampling.cli._app import run
 from sampling.cli._plain_progress import PlainProgress
+from sampling.fanout import ItemFinished
 from sampling.fanout.journal import export
 from sampling.testing.servers import OpenAIServer, Reply
 

@@ -8,7 +8,6 @@ from sampling import (
     BestOfNStrategy,
     BudgetForcingStrategy,
     Diverse,
-    EmbeddingSimilarity,
     EscalationStrategy,
     HedgedSamplingStrategy,
     MajorityVotingStrategy,
@@ -16,9 +15,9 @@ from sampling import (
     MultiTurnStrategy,
     RejectionSamplingStrategy,
     RepairTemplateStrategy,
-    Thinking,
     Tier,
 )
+from sampling.strategies import EmbeddingSimilarity, Thinking
 from sampling.testing import After, ScriptedBackend
 
 

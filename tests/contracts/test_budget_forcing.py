@@ -11,10 +11,10 @@ from sampling import (
     Options,
     RateLimited,
     Requirement,
-    Thinking,
     Usage,
     report_usage,
 )
+from sampling.strategies import Thinking
 from sampling.testing import After, ScriptedBackend
 from tests.contracts.kinds import sample
 
@@ -91,11 +91,11 @@ class TestS21:
     def test_it_works_with_a_plain_function(self, run):
         """S21: any backend that can go on with a text will do, also one that knows neither tokens nor stop words."""
 
-        async def goes_on(request):
+        async def should_continue(request):
             text = request.messages[-1].content
             return "42" if text.endswith(END) else "let me see</think>41"
 
-        result = run(sample, BudgetForcingStrategy(Thinking(tokens=8, most_waits=1)), goes_on, [])
+        result = run(sample, BudgetForcingStrategy(Thinking(tokens=8, most_waits=1)), should_continue, [])
         assert "42" == result.text
         assert "let me see\nWait,let me see" == result.best.generation.reasoning
 

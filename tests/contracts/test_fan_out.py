@@ -16,15 +16,11 @@ from sampling import (
     Action,
     Budget,
     Context,
-    FanOutFinished,
     FanOutResult,
-    FanOutStarted,
     Generation,
     Hooks,
-    ItemFinished,
     IterationFinished,
     Journal,
-    JournalMismatch,
     LoopStarted,
     Message,
     MultiTurnStrategy,
@@ -37,7 +33,8 @@ from sampling import (
     fan_out,
     open_fan_out,
 )
-from sampling.fanout import LocalEngine
+from sampling.errors import JournalMismatch
+from sampling.fanout import FanOutFinished, FanOutStarted, ItemFinished, LocalEngine
 from sampling.testing import After, ScriptedBackend
 
 ONCE = RejectionSamplingStrategy()

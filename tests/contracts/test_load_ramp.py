@@ -210,8 +210,8 @@ def test_the_ramp_stops_at_the_first_trip_if_told_so(run):
     assert ["PASS", "PASS", "TRIP"] == [step.verdict for step in answer.steps]
     assert (8.0, 16.0, 0) == (answer.max_rate, answer.first_trip, answer.exit_code)
     assert "p95=" in answer.next_limit
-    goes_on = run(find_capacity, Queue(0.1), "4,8,16,32", Slo(p95_s=1.0), stop_on_trip=False, **QUICK)
-    assert 4 == len(goes_on.steps)
+    should_continue = run(find_capacity, Queue(0.1), "4,8,16,32", Slo(p95_s=1.0), stop_on_trip=False, **QUICK)
+    assert 4 == len(should_continue.steps)
 
 
 def test_an_inconclusive_step_neither_stops_the_ramp_nor_passes(run):

@@ -15,11 +15,11 @@ from sampling import (
     LoopStarted,
     MajorityVotingStrategy,
     MBRStrategy,
-    Progress,
     RateLimited,
     Slice,
 )
 from sampling._similarity import rouge_l
+from sampling.protocols import Progress
 from sampling.testing import After, ScriptedBackend
 from tests.contracts.kinds import sample
 

@@ -4,7 +4,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from sampling import (
-    AuthenticationFailed,
     Budget,
     Generation,
     Message,
@@ -12,12 +11,12 @@ from sampling import (
     Options,
     RejectionSamplingStrategy,
     Requirement,
-    UnclearJudgement,
     Usage,
     Validation,
     checks,
 )
 from sampling._engine.judge import Judge, Scored, YesOrNo
+from sampling.errors import AuthenticationFailed, UnclearJudgement
 from sampling.testing import ScriptedBackend
 
 

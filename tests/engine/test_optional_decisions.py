@@ -12,12 +12,11 @@ from sampling import (
     LoopStarted,
     MultiTurnStrategy,
     Options,
-    Progress,
     RejectionSamplingStrategy,
-    SelectionFailed,
-    Stage,
     TransientError,
 )
+from sampling.errors import SelectionFailed
+from sampling.protocols import Progress, Stage
 from sampling.testing import After, CapturedEvents, ScriptedBackend
 
 
@@ -190,7 +189,7 @@ class TestGoesOn:
         """Asked before repair, with the history of that subsample."""
 
         class Impatient(MultiTurnStrategy):
-            def goes_on(self, history):
+            def should_continue(self, history):
                 return len(history) < 2 + history[0].subsample
 
         result = run(Impatient(loop_budget=9, concurrency_budget=2).sample, "q", None, recording("no"), [is_yes])
@@ -200,8 +199,8 @@ class TestGoesOn:
         """Row 55: as repair does."""
 
         class Broken(MultiTurnStrategy):
-            def goes_on(self, history):
-                raise LookupError("in goes_on")
+            def should_continue(self, history):
+                raise LookupError("in should_continue")
 
         result = run(Broken(loop_budget=3).sample, "q", None, recording("no"), [is_yes])
         assert (1, ["LookupError"]) == (len(result.attempts), [type(error).__name__ for error in result.errors])
@@ -229,7 +228,7 @@ def test_a_strategy_may_wrap_the_backend(run):
     """`asks` gets the caller's backend, and returns the one that is asked."""
 
     class Shouting(BaseSamplingStrategy):
-        def asks(self, backend):
+        def wrap_backend(self, backend):
             async def loud(request):
                 answer = await backend.generate(request)
                 return Generation(answer.text.upper())

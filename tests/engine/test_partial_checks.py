@@ -5,7 +5,6 @@ import pytest
 
 from sampling import (
     BackendError,
-    BadVerdict,
     Generation,
     IterationFinished,
     MultiTurnStrategy,
@@ -16,6 +15,7 @@ from sampling import (
     Usage,
     report_usage,
 )
+from sampling.errors import BadVerdict
 from sampling.testing import CapturedEvents
 
 

@@ -10,7 +10,6 @@ import anyio
 import attrs
 
 from sampling import (
-    AuthenticationFailed,
     Budget,
     Context,
     EscalationStrategy,
@@ -31,6 +30,7 @@ from sampling import (
     TransientError,
     Usage,
 )
+from sampling.errors import AuthenticationFailed
 from sampling.testing import After, ScriptedBackend, Watch
 
 DEPTH, BREADTH = 2, 4

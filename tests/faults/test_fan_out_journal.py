@@ -13,16 +13,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from sampling import (
-    Journal,
-    JournalDamaged,
-    JournalError,
-    JournalWriteFailed,
-    RejectionSamplingStrategy,
-    Requirement,
-    fan_out,
-    open_fan_out,
-)
+from sampling import Journal, RejectionSamplingStrategy, Requirement, fan_out, open_fan_out
+from sampling.errors import JournalDamaged, JournalError, JournalWriteFailed
 from sampling.fanout.journal import _store as store
 from sampling.testing import After, ScriptedBackend, cancel_at_every_step, explore, run_virtual
 from tests.faults.journals import InlineJournal, answering, asked, is_whole, numbers, rows, stored

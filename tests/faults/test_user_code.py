@@ -8,22 +8,18 @@ import pytest
 
 from sampling import (
     Attempt,
-    BadVerdict,
     BaseSamplingStrategy,
-    CheckTimeout,
     Context,
-    ContextTooLarge,
     IterationFinished,
     LoopFinished,
     Message,
     MultiTurnStrategy,
     RejectionSamplingStrategy,
     Requirement,
-    SelectionFailed,
     Validation,
-    WrongThread,
 )
 from sampling._engine.run import Run
+from sampling.errors import BadVerdict, CheckTimeout, ContextTooLarge, SelectionFailed, WrongThread
 from sampling.testing import After, CapturedEvents, ScriptedBackend, Watch
 
 

@@ -10,7 +10,6 @@ from sampling import (
     Budget,
     Context,
     Diverse,
-    EmbeddingSimilarity,
     Generation,
     MajorityVotingStrategy,
     MBRStrategy,
@@ -20,10 +19,11 @@ from sampling import (
     RejectionSamplingStrategy,
     RepairTemplateStrategy,
     Requirement,
-    SelectionFailed,
     Usage,
     Validation,
 )
+from sampling.errors import SelectionFailed
+from sampling.strategies import EmbeddingSimilarity
 from sampling.strategies.keys import json_field, number
 from sampling.testing import After, ScriptedBackend
 

@@ -6,7 +6,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from sampling import (
-    AuthenticationFailed,
     Budget,
     EscalationStrategy,
     Generation,
@@ -28,6 +27,7 @@ from sampling import (
     Validation,
     current,
 )
+from sampling.errors import AuthenticationFailed
 from sampling.testing import After, CapturedEvents, ScriptedBackend, Watch
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from sampling import Context, History, Message, MultiTurnStrategy, Options, RepairTemplateStrategy, Requirement
+from sampling import Context, Message, MultiTurnStrategy, Options, RepairTemplateStrategy, Requirement
+from sampling.strategies import History
 from sampling.strategies.history import estimated_tokens
 from sampling.testing import ScriptedBackend
 

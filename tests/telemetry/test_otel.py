@@ -9,7 +9,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from sampling import (
-    AuthenticationFailed,
     Context,
     Generation,
     Message,
@@ -21,6 +20,7 @@ from sampling import (
     Usage,
     current,
 )
+from sampling.errors import AuthenticationFailed
 from sampling.telemetry.otel import otel_hooks
 from sampling.testing import ScriptedBackend
 

@@ -4,15 +4,8 @@ import anyio
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from sampling import (
-    AuthenticationFailed,
-    Generation,
-    MultiTurnStrategy,
-    RejectionSamplingStrategy,
-    Requirement,
-    TransientError,
-    Usage,
-)
+from sampling import Generation, MultiTurnStrategy, RejectionSamplingStrategy, Requirement, TransientError, Usage
+from sampling.errors import AuthenticationFailed
 from sampling.telemetry.prometheus import prometheus_hooks
 from sampling.testing import ScriptedBackend
 

@@ -13,7 +13,8 @@ import pytest
 import trio
 from anyio.lowlevel import checkpoint
 
-from sampling import BadRequest, Generation, Message, Options, Request, Usage, report_usage
+from sampling import Generation, Message, Options, Request, Usage, report_usage
+from sampling.errors import BadRequest
 from sampling.testing.conformance import RuleBroken, check_backend
 
 TOKEN_S = 0.002

@@ -11,7 +11,6 @@ from sampling import (
     BaseSamplingStrategy,
     Context,
     Generation,
-    History,
     Hooks,
     IterationFinished,
     LoopStarted,
@@ -27,6 +26,7 @@ from sampling import (
     View,
     checks,
 )
+from sampling.strategies import History
 
 
 async def answers_text(request: Request) -> str:

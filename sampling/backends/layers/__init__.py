@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from sampling._lazy import lazy_attributes
 
 if TYPE_CHECKING:
+    from sampling._engine.scope import count_request
     from sampling.backends.layers._cached import AnswerStore, Cached, FileStore, MemoryStore
     from sampling.backends.layers._fallback import Fallback
     from sampling.backends.layers._layer import Layer
@@ -26,6 +27,7 @@ __all__ = [
     "Recorded",
     "Replayed",
     "Retrying",
+    "count_request",
 ]
 
 # `import sampling` needs `Layer` alone, and should not pay for the rest.
@@ -44,5 +46,6 @@ __getattr__ = lazy_attributes(
         "Recorded": "sampling.backends.layers._replay",
         "Replayed": "sampling.backends.layers._replay",
         "Retrying": "sampling.backends.layers._retrying",
+        "count_request": "sampling._engine.scope",
     },
 )

@@ -6,7 +6,7 @@ from typing import Any, cast
 import attrs
 
 from sampling._arguments import check_items, wrong_type
-from sampling._engine.scope import another_request
+from sampling._engine.scope import count_request
 from sampling.backends.layers._layer import NOTHING, Delivery, Layer, Metered, Receive, ask
 from sampling.errors import FatalError
 from sampling.messages import Generation, Request
@@ -53,7 +53,7 @@ class Fallback(Layer):
         spent = NOTHING
         for backend in self.inner:
             if failures:
-                another_request()
+                count_request()
             meter = Metered(spent)
             try:
                 with meter:

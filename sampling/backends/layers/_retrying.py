@@ -11,7 +11,7 @@ import structlog
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 
 from sampling._arguments import check_int, check_number
-from sampling._engine.scope import another_request
+from sampling._engine.scope import count_request
 from sampling.backends.layers._layer import NOTHING, Delivery, Layer, Metered, Receive, ask, everything_in
 from sampling.errors import TransientError
 from sampling.messages import Generation, Request
@@ -153,7 +153,7 @@ class _Tries:
             failure, self.failure = self.failure, None
             raise failure
         if self.count:
-            another_request()
+            count_request()
         self.count += 1
         meter = Metered(self._spent)
         try:

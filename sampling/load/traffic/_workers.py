@@ -14,11 +14,11 @@ from contextlib import AsyncExitStack
 from typing import Any, Self, cast
 
 import anyio
-import sniffio
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from sampling._arguments import check_instance
+from sampling._event_loop import running_loop_name
 from sampling.errors import WorkerFailed
 from sampling.load.model._imported_workload import ImportedWorkload, named
 from sampling.load.model._profiles import ClosedLoop, OpenLoop, Profile
@@ -160,7 +160,7 @@ class _Worker:
         if self._process.stdout is None:
             raise WorkerFailed(f"{self._name} has no output")
         self._output = BufferedByteReceiveStream(self._process.stdout)
-        await self.tell(**self._order, path=sys.path, loop=sniffio.current_async_library())
+        await self.tell(**self._order, path=sys.path, loop=running_loop_name())
         return self
 
     async def __aexit__(self, *_: object) -> None:

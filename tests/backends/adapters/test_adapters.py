@@ -14,11 +14,8 @@ import anyio.to_thread
 import pytest
 
 from sampling import (
-    AuthenticationFailed,
-    BadRequest,
     FatalError,
     Message,
-    ModelNotFound,
     Options,
     RateLimited,
     RejectionSamplingStrategy,
@@ -34,7 +31,16 @@ from sampling.backends.adapters import (
     from_openai_client,
     from_pydantic_ai,
 )
-from sampling.errors import ConnectFailed, ConnectionLost, Incomplete, QuotaExhausted, ServerError
+from sampling.errors import (
+    AuthenticationFailed,
+    BadRequest,
+    ConnectFailed,
+    ConnectionLost,
+    Incomplete,
+    ModelNotFound,
+    QuotaExhausted,
+    ServerError,
+)
 from sampling.testing.conformance import check_backend
 from sampling.testing.servers import HostileServer, OpenAIServer, Reply, Step
 

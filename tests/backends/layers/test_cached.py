@@ -6,19 +6,10 @@ import anyio
 import attrs
 import pytest
 
-from sampling import (
-    Budget,
-    FileRefused,
-    Generation,
-    Message,
-    Options,
-    RejectionSamplingStrategy,
-    Request,
-    TransientError,
-    Usage,
-)
+from sampling import Budget, Generation, Message, Options, RejectionSamplingStrategy, Request, TransientError, Usage
 from sampling.backends.layers import Cached, FileStore, MemoryStore, Retrying
 from sampling.backends.simulated import SimulatedBackend
+from sampling.errors import FileRefused
 from sampling.testing import After, ScriptedBackend, cancel_at_every_step
 
 ASK = Request((Message("user", "hello"),))

@@ -4,14 +4,12 @@ import anyio
 import pytest
 
 from sampling import (
-    AuthenticationFailed,
     BackendError,
     Budget,
     BudgetExceeded,
     FatalError,
     Generation,
     Message,
-    ModelNotFound,
     RejectionSamplingStrategy,
     Request,
     TransientError,
@@ -20,6 +18,7 @@ from sampling import (
 )
 from sampling.backends.layers import Fallback
 from sampling.backends.simulated import SimulatedBackend
+from sampling.errors import AuthenticationFailed, ModelNotFound
 from sampling.testing import After, ScriptedBackend, cancel_at_every_step
 
 ASK = Request((Message("user", "hello"),))

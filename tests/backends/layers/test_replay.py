@@ -12,8 +12,6 @@ import pytest
 
 from sampling import (
     BackendError,
-    CassetteMiss,
-    FileRefused,
     Generation,
     Message,
     MultiTurnStrategy,
@@ -21,13 +19,13 @@ from sampling import (
     RateLimited,
     RejectionSamplingStrategy,
     Request,
-    ServerError,
     TransientError,
     Usage,
 )
 from sampling.backends.layers import Recorded, Replayed, Retrying
 from sampling.backends.openai import OpenAIGeneration, ToolCall
 from sampling.backends.simulated import SimulatedBackend, lognormal
+from sampling.errors import CassetteMiss, FileRefused, ServerError
 from sampling.testing import After, ScriptedBackend, explore, run_virtual
 
 ASK = Request((Message("user", "hello"),))

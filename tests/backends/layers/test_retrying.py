@@ -8,7 +8,6 @@ import anyio.lowlevel
 import pytest
 
 from sampling import (
-    AuthenticationFailed,
     Budget,
     BudgetExceeded,
     Generation,
@@ -23,6 +22,7 @@ from sampling import (
 )
 from sampling.backends.layers import Fallback, Limited, Retrying
 from sampling.backends.simulated import SimulatedBackend
+from sampling.errors import AuthenticationFailed
 from sampling.testing import After, ScriptedBackend, cancel_at_every_step
 
 ASK = Request((Message("user", "hello"),))

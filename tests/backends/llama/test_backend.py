@@ -17,20 +17,12 @@ import pydantic
 import pytest
 from structlog.testing import capture_logs
 
-from sampling import (
-    BadRequest,
-    FatalError,
-    Message,
-    ModelNotFound,
-    Options,
-    RejectionSamplingStrategy,
-    Request,
-    Requirement,
-)
+from sampling import FatalError, Message, Options, RejectionSamplingStrategy, Request, Requirement
 from sampling.backends.llama import LlamaBackend
 from sampling.backends.llama._server import LlamaServer, LlamaSettings
 from sampling.backends.llama._threads import LlamaInProcess
 from sampling.backends.openai import OpenAIBackend
+from sampling.errors import BadRequest, ModelNotFound
 from sampling.testing.conformance import check_backend
 from sampling.testing.leftovers import Leftovers, left_behind
 

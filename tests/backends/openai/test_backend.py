@@ -17,20 +17,10 @@ import pytest
 import structlog
 from pydantic import BaseModel, ConfigDict
 
-from sampling import (
-    BadRequest,
-    Budget,
-    Message,
-    Options,
-    RejectionSamplingStrategy,
-    Request,
-    Requirement,
-    StreamingBackend,
-    Usage,
-)
+from sampling import Budget, Message, Options, RejectionSamplingStrategy, Request, Requirement, StreamingBackend, Usage
 from sampling.backends.http._address import address_from
 from sampling.backends.openai import OpenAIBackend
-from sampling.errors import ConnectFailed, FatalError, RequestTooLarge, ResponseTooLarge
+from sampling.errors import BadRequest, ConnectFailed, FatalError, RequestTooLarge, ResponseTooLarge
 from sampling.testing.servers import HostileServer, OpenAIServer, Reply, Step
 
 ENVIRONMENT = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL")

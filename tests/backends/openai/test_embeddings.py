@@ -6,17 +6,10 @@ import json
 import anyio
 import pytest
 
-from sampling import (
-    AuthenticationFailed,
-    ConnectFailed,
-    EmbeddingSimilarity,
-    MalformedResponse,
-    MBRStrategy,
-    RateLimited,
-    ResponseTooLarge,
-    Timeout,
-)
+from sampling import MBRStrategy, RateLimited, Timeout
 from sampling.backends.openai import OpenAIEmbeddings
+from sampling.errors import AuthenticationFailed, ConnectFailed, MalformedResponse, ResponseTooLarge
+from sampling.strategies import EmbeddingSimilarity
 from sampling.testing import ScriptedBackend
 from sampling.testing.servers import HostileServer, Step
 

@@ -18,13 +18,8 @@ from sampling import (
     BackendError,
     Budget,
     Context,
-    ErrorFromJournal,
     Generation,
     Journal,
-    JournalDamaged,
-    JournalLocked,
-    JournalMismatch,
-    JournalTooNew,
     Message,
     MultiTurnStrategy,
     Options,
@@ -36,6 +31,7 @@ from sampling import (
     fan_out,
     open_fan_out,
 )
+from sampling.errors import ErrorFromJournal, JournalDamaged, JournalLocked, JournalMismatch, JournalTooNew
 from sampling.fanout.journal import export
 from sampling.testing import After, ScriptedBackend
 from tests.faults.journals import YES, InlineJournal, answering, asked, is_whole, numbers, rows, stored
@@ -424,7 +420,7 @@ class TestFile:
 
     def test_a_directory_that_is_not_there(self, run, tmp_path):
         """The error names the path, and nothing is asked."""
-        from sampling import JournalError
+        from sampling.errors import JournalError
 
         with pytest.raises(JournalError, match="nowhere"):
             run(fan_out, ONCE, numbers(3), None, answering(), journal=tmp_path / "nowhere" / "run.db")

@@ -11,20 +11,18 @@ import pytest
 from sampling import (
     Action,
     Budget,
-    CheckTimeout,
     Context,
     Generation,
     MultiTurnStrategy,
-    NotSendable,
     NoValidAnswer,
     RateLimited,
     RejectionSamplingStrategy,
     Requirement,
-    SelectionFailed,
     Usage,
     current,
     report_usage,
 )
+from sampling.errors import CheckTimeout, NotSendable, SelectionFailed
 from sampling.fanout.engines import Work
 from sampling.fanout.items import Item
 

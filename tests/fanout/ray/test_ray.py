@@ -21,14 +21,13 @@ from sampling import (
     Hooks,
     LoopStarted,
     MultiTurnStrategy,
-    NotSendable,
     RateLimited,
     RejectionSamplingStrategy,
     Usage,
-    WorkerLost,
     current,
     fan_out,
 )
+from sampling.errors import NotSendable, WorkerLost
 
 pytest.importorskip("ray")
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from sampling import ConnectFailed, ConnectionLost, MalformedResponse, ServerError, Timeout
+from sampling import Timeout
+from sampling.errors import ConnectFailed, ConnectionLost, MalformedResponse, ServerError
 from sampling.load import Arrival, ClosedLoop, HttpWorkload, OpenLoop, run_load
 from sampling.load.traffic._http_workload import _Answer
 from sampling.testing.servers import HostileServer, OpenAIServer, Reply, Step
