@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, ClassVar, Self, TypedDict, TypeVar, Unpack, cast, final, overload
 
 import anyio
+import attrs
 
 from sampling._arguments import (
     check_bool,
@@ -15,10 +16,11 @@ from sampling._arguments import (
     unknown_keyword,
     wrong_type,
 )
-from sampling._engine.attempt import Call, Seams
+from sampling._engine.call import Call
 from sampling._engine.run import Run
-from sampling._engine.stages import StagedRun
-from sampling._engine.tracking import FollowedRun
+from sampling._engine.scope import current_item, new_sampling_id, parent_id
+from sampling._engine.stages import stages_of
+from sampling._event_loop import running_loop
 from sampling._plugins import installed_hooks
 from sampling.budgets import Budget
 from sampling.errors import InsideEventLoop
@@ -103,7 +105,8 @@ class BaseSamplingStrategy:
     variation: Variation | None = None
     """Makes subsamples differ; None asks them all the same."""
 
-    _seams: ClassVar[Seams]
+    _overridden: ClassVar[frozenset[str]] = frozenset()
+    """The optional decisions that this class overrides. The engine skips the others."""
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         # Here, so that a subclass with an __init__ of its own has hooks even before it calls ours.
@@ -148,7 +151,9 @@ class BaseSamplingStrategy:
                     f"{cls.__name__} overrides {name}(), which is final: it carries the hooks, ids, budgets and "
                     "cancellation. Override repair, done, select or select_from_failure instead"
                 )
-        cls._seams = _seams_of(cls)
+        cls._overridden = frozenset(
+            name for name in _OPTIONAL if getattr(cls, name) is not getattr(BaseSamplingStrategy, name)
+        )
 
     # Decisions.
 
@@ -303,7 +308,7 @@ class BaseSamplingStrategy:
             when several failed, from an `ExceptionGroup` of all of them.
         """
         call = self._call(action, ctx, backend, reqs, options, budget, validation_ctx, hooks)
-        return await self._run(call, hooks).run()
+        return await self._run(call).run()
 
     @overload
     def sample_sync(
@@ -353,68 +358,72 @@ class BaseSamplingStrategy:
     def _call(
         self,
         action: object,
-        ctx: object,
-        backend: object,
+        ctx: Context | None,
+        backend: BackendLike,
         reqs: Iterable[RequirementLike] | None,
-        options: object,
-        budget: object,
-        validation_ctx: object,
-        hooks: object,
+        options: Options | None,
+        budget: Budget | None,
+        validation_ctx: Context | None,
+        hooks: Hooks | None,
     ) -> Call[Any]:
-        """Check what `sample()` was given, and freeze it."""
+        """Check the arguments of `sample()`, and freeze them together with the decisions of this strategy."""
         if isinstance(action, str):
             action = Action(action)
         elif not isinstance(action, Action):
             raise wrong_type("action", action, "an Action or a str")
-        if ctx is not None and not isinstance(ctx, Context):
-            raise wrong_type("ctx", ctx, "a Context or None")
-        if options is not None and not isinstance(options, Options):
-            raise wrong_type("options", options, "Options or None")
-        if budget is not None and not isinstance(budget, Budget):
-            raise wrong_type("budget", budget, "a Budget or None")
-        if validation_ctx is not None and not isinstance(validation_ctx, Context):
-            raise wrong_type("validation_ctx", validation_ctx, "a Context or None")
+        _check_optional("ctx", ctx, Context)
+        _check_optional("options", options, Options)
+        _check_optional("budget", budget, Budget)
+        _check_optional("validation_ctx", validation_ctx, Context)
+        _check_optional("hooks", hooks, Hooks)
         check_budgets(self.loop_budget, self.concurrency_budget)
-        call: Call[Any] = Call(
+        overridden = self._overridden
+        generate = generate_of(backend)
+        if "wrap_backend" in overridden:
+            backend = self.wrap_backend(backend)
+            generate = generate_of(backend)
+        requirements = _deduplicated(self.requirements, as_requirements("reqs", reqs))
+        streamed, needs_view = _needs_of(requirements)
+        loop = running_loop()
+        item = current_item()
+        return Call(
+            sampling_id=new_sampling_id(),
+            parent_id=parent_id(),
+            item=item,
+            item_call_name=None if item is None else item.next_call_name(),
+            clock=loop.time,
+            cancelled=loop.cancelled,
+            started_at=loop.time(),
             strategy=cast("Any", self),
             first=Attempt(cast("Action[Any]", action), ctx or NO_CONTEXT),
-            backend=cast("BackendLike", backend),
-            generate=generate_of(backend),
-            requirements=_together(self.requirements, as_requirements("reqs", reqs)),
+            backend=backend,
+            generate=generate,
+            requirements=requirements,
+            partial=streamed if callable(getattr(backend, "stream", None)) else (),
+            needs_view=needs_view,
             options=options or NO_OPTIONS,
             loop_budget=self.loop_budget,
             concurrency_budget=self.concurrency_budget,
             deterministic=self.deterministic,
-            seams=self._seams,
-            # Looked up for every call, and not once for the class: these two are what people replace in a test.
-            first_valid_ends=getattr(self.done, "__func__", None) is _STOP_AT_THE_FIRST and not self._seams.settles,
-            repairs=getattr(self.repair, "__func__", None) is not _ASK_AGAIN,
             budget=budget,
             validation_ctx=validation_ctx,
             emitter=self._emitter(hooks),
+            hooks=hooks,
             check_timeout_s=self.check_timeout_s,
             max_context_chars=self.max_context_chars,
+            overridden=overridden,
+            # Looked up for every call, and not once for the class: these two are what people replace in a test.
+            done=None if _is_default(self.done, _DONE) and "settled" not in overridden else self.done,
+            repair=None if _is_default(self.repair, _REPAIR) else self.repair,
+            vary=self.vary if self.variation is not None or "vary" in overridden else None,
+            should_continue=self.should_continue if "should_continue" in overridden else None,
         )
-        if self._seams.shapes or self.variation is not None:
-            self._shape(call)
-        return call
-
-    def _shape(self, call: Call[Any]) -> None:
-        """Put what the strategy decides for a whole call into it."""
-        if self._seams.wraps:
-            call.backend = self.wrap_backend(call.backend)
-            call.generate = generate_of(call.backend)
-        if self._seams.varies or self.variation is not None:
-            call.vary = self.vary
-        if self._seams.gives_up:
-            call.should_continue = self.should_continue
 
     def run_inside(self, outer: Call[Any], stage: Stage[Any], hooks: Hooks) -> Run[Any]:
-        """Prepare a call that is made inside another: with its requirements, budget and hooks, and what is its own."""
-        first = stage.first
+        """Prepare a call inside another one, with the requirements, budget and hooks of the outer call."""
         call = self._call(
-            first.action,
-            first.context,
+            stage.first.action,
+            stage.first.context,
             outer.backend if stage.backend is None else stage.backend,
             outer.requirements,
             outer.options.overlaid(stage.options),
@@ -422,19 +431,21 @@ class BaseSamplingStrategy:
             outer.validation_ctx,
             hooks,
         )
-        call.first = first
-        call.should_continue = _both(call.should_continue, stage.should_continue)
-        return self._run(call, hooks)
+        item = outer.item
+        own = attrs.evolve(
+            call,
+            first=stage.first,
+            item=item,
+            item_call_name=None if item is None else item.next_call_name(),
+            should_continue=_both(call.should_continue, stage.should_continue),
+        )
+        return self._run(own)
 
-    def _run(self, call: Call[Any], hooks: Hooks | None) -> Run[Any]:
-        """Return the kind of run that this strategy needs: most need no more than the plain one."""
-        if self._seams.stages:
-            return StagedRun(call, hooks)
-        return FollowedRun(call) if self._seams.follows or call.deterministic else Run(call)
+    def _run(self, call: Call[Any]) -> Run[Any]:
+        stages = stages_of(self, call.hooks) if "next_stage" in call.overridden else None
+        return Run(call, stages)
 
-    def _emitter(self, hooks: object) -> Emitter:
-        if hooks is not None and not isinstance(hooks, Hooks):
-            raise wrong_type("hooks", hooks, "Hooks or None")
+    def _emitter(self, hooks: Hooks | None) -> Emitter:
         check_instance("the strategy's hooks", self.hooks, Hooks, "Hooks")
         everywhere = (*installed_hooks(), *self.hooks, *(hooks or ()))
         return Emitter(everywhere) if everywhere else SILENT
@@ -444,28 +455,37 @@ class BaseSamplingStrategy:
         return f"{type(self).__name__}({budgets}{', deterministic=True' if self.deterministic else ''})"
 
 
-def _seams_of(strategy: type[BaseSamplingStrategy]) -> Seams:
-    base = BaseSamplingStrategy
-    return Seams(
-        settles=strategy.settled is not base.settled,
-        starts_late=strategy.next_subsample_in_s is not base.next_subsample_in_s,
-        varies=strategy.vary is not base.vary,
-        gives_up=strategy.should_continue is not base.should_continue,
-        stages=strategy.next_stage is not base.next_stage,
-        learns=strategy.learn is not base.learn,
-        wraps=strategy.wrap_backend is not base.wrap_backend,
-    )
+_OPTIONAL = ("settled", "next_subsample_in_s", "vary", "should_continue", "next_stage", "learn", "wrap_backend")
+_DONE = BaseSamplingStrategy.done
+_REPAIR = BaseSamplingStrategy.repair
 
 
-_STOP_AT_THE_FIRST = BaseSamplingStrategy.done
-_ASK_AGAIN = BaseSamplingStrategy.repair
-BaseSamplingStrategy._seams = _seams_of(BaseSamplingStrategy)  # pyright: ignore[reportPrivateUsage]
+def _check_optional(name: str, value: object, kind: type[Any]) -> None:
+    if value is not None and not isinstance(value, kind):
+        article = "" if kind.__name__.endswith("s") else "a "
+        raise wrong_type(name, value, f"{article}{kind.__name__} or None")
+
+
+def _is_default(method: Callable[..., Any], default: Callable[..., Any]) -> bool:
+    return getattr(method, "__func__", None) is default
+
+
+def _needs_of(requirements: Iterable[Requirement]) -> tuple[tuple[Requirement, ...], bool]:
+    """Return the requirements with a partial check, and whether any one looks at more than the text."""
+    streamed: list[Requirement] = []
+    needs_view = False
+    for requirement in requirements:
+        if requirement.partial is not None:
+            streamed.append(requirement)
+        if requirement.takes_view or requirement.judged:
+            needs_view = True
+    return tuple(streamed), needs_view
 
 
 def _both(
     own: Callable[[Sequence[Slice[Any]]], bool] | None, given: Callable[[Sequence[Slice[Any]]], bool] | None
 ) -> Callable[[Sequence[Slice[Any]]], bool] | None:
-    """Return what asks both, where there are two."""
+    """Return a decision that is true where both are."""
     if own is None or given is None:
         return own or given
     return lambda history: own(history) and given(history)
@@ -479,7 +499,7 @@ def _loop_is_running() -> bool:
     return True
 
 
-def _together(own: Iterable[RequirementLike], given: tuple[Requirement, ...]) -> tuple[Requirement, ...]:
+def _deduplicated(own: Iterable[RequirementLike], given: tuple[Requirement, ...]) -> tuple[Requirement, ...]:
     """Put the strategy's requirements before the call's, each once."""
     if not own:
         return given

@@ -1,4 +1,4 @@
-"""Ask a strategy for its decisions, and hold it to what it may answer."""
+"""Call the decisions of a strategy, and check what they return."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,41 +10,56 @@ from sampling.messages import Attempt
 from sampling.protocols import Decisions, Progress, Stage, Variation
 from sampling.results import SamplingResult, Slice
 
-__all__ = ["failure_of", "is_enough", "is_settled", "next_stage", "repaired", "selected", "varied", "wait_for_next_s"]
+__all__ = [
+    "TRACKED",
+    "failure_of",
+    "is_done",
+    "is_settled",
+    "next_stage",
+    "repair",
+    "select",
+    "vary",
+    "wait_for_next_s",
+]
 
 T = TypeVar("T")
 
+TRACKED = frozenset({"settled", "next_subsample_in_s"})
+"""The decisions that need the state of every subsample."""
 
-def repaired(strategy: Decisions[T], history: Sequence[Slice[T]], max_context_chars: int) -> Attempt[T]:
-    """Return what the strategy wants to try next; anything but an attempt of bearable size is an error."""
-    plan: object = strategy.repair(history)
+
+def repair(
+    decide: Callable[[Sequence[Slice[T]]], Attempt[T]], history: Sequence[Slice[T]], max_context_chars: int
+) -> Attempt[T]:
+    """Return the next attempt of a subsample, or raise if it is none or its conversation is too long."""
+    plan: object = decide(history)
     if not isinstance(plan, Attempt):
-        raise wrong_type(f"what {_name_of(strategy.repair)} returns", plan, "an Attempt(action, context)")
+        raise wrong_type(f"what {_name_of(decide)} returns", plan, "an Attempt(action, context)")
     if plan.context.chars > max_context_chars:
         raise ContextTooLarge(plan.context.chars, max_context_chars)
-    return plan
+    return plan  # pyright: ignore[reportUnknownVariableType]
 
 
-def varied(vary: Variation, plan: Attempt[T], subsample: int, attempt: int) -> Attempt[T]:
-    """Return what is really tried in this subsample; anything but an attempt is an error."""
-    own: object = vary(plan, subsample, attempt)
-    if not isinstance(own, Attempt):
-        raise wrong_type(f"what {_name_of(vary)} returns", own, "an Attempt(action, context)")
-    return own  # pyright: ignore[reportUnknownVariableType]
+def vary(decide: Variation, plan: Attempt[T], subsample: int, attempt: int) -> Attempt[T]:
+    """Return the variant of an attempt for this subsample."""
+    variant: object = decide(plan, subsample, attempt)
+    if not isinstance(variant, Attempt):
+        raise wrong_type(f"what {_name_of(decide)} returns", variant, "an Attempt(action, context)")
+    return variant  # pyright: ignore[reportUnknownVariableType]
 
 
-def is_enough(strategy: Decisions[T], slices: Sequence[Slice[T]]) -> bool:
-    """Return whether the strategy says that the call may stop."""
+def is_done(strategy: Decisions[T], slices: Sequence[Slice[T]]) -> bool:
+    """Return whether the strategy decides that the call may stop."""
     return _yes_or_no(strategy.done, _decision(strategy.done, slices, slices), slices)
 
 
 def is_settled(strategy: Decisions[T], progress: Progress[T]) -> bool:
-    """Return whether the strategy says that the call may stop, as far as it is now."""
+    """Return whether the strategy decides that the call may stop, given its state."""
     return _yes_or_no(strategy.settled, _decision(strategy.settled, progress.slices, progress), progress.slices)
 
 
 def wait_for_next_s(strategy: Decisions[T], progress: Progress[T]) -> float:
-    """Return in how many seconds the strategy wants one more subsample to start; inf for not as things are."""
+    """Return the seconds until the next subsample starts. `math.inf` means: not until something changes."""
     decide = strategy.next_subsample_in_s
     wait_s = _decision(decide, progress.slices, progress)
     if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or math.isnan(wait_s):
@@ -55,15 +70,15 @@ def wait_for_next_s(strategy: Decisions[T], progress: Progress[T]) -> float:
 def next_stage(
     strategy: Decisions[T], first: Attempt[T], results: Sequence[SamplingResult[T]], slices: Sequence[Slice[T]]
 ) -> Stage[T] | None:
-    """Return the call that the strategy wants to be made next, or None if there is none."""
+    """Return the next stage of the strategy, or None after the last one."""
     stage = _decision(strategy.next_stage, slices, first, results)
     if stage is not None and not isinstance(stage, Stage):
         raise SelectionFailed(f"{_name_of(strategy.next_stage)} returned {shown(stage)}, not a Stage or None", slices)
     return stage  # pyright: ignore[reportUnknownVariableType]
 
 
-def selected(decide: Callable[[Sequence[Slice[T]]], Slice[T]], slices: Sequence[Slice[T]]) -> Slice[T]:
-    """Return the slice that the strategy chooses with `decide`, which must be one of those given."""
+def select(decide: Callable[[Sequence[Slice[T]]], Slice[T]], slices: Sequence[Slice[T]]) -> Slice[T]:
+    """Return the slice that the strategy chooses, which must be one of those given."""
     chosen: object = _decision(decide, slices, slices)
     for candidate in slices:
         if candidate is chosen:
@@ -72,11 +87,11 @@ def selected(decide: Callable[[Sequence[Slice[T]]], Slice[T]], slices: Sequence[
 
 
 def failure_of(errors: Sequence[tuple[str, Exception]], fatal: Exception | None) -> Exception:
-    """Return what to raise when no attempt came to an answer: the fatal failure, else the first, from all of them."""
+    """Return the exception of a call without an answer: the fatal error, else the first, caused by all of them."""
     for iteration_id, error in errors:
         note = f"iteration {iteration_id}"
         if note not in getattr(error, "__notes__", ()):
-            # A stage of the call may have said so already.
+            # A stage of the call may have added it already.
             error.add_note(note)
     failures = [error for _, error in errors]
     failure = fatal or failures[0]
@@ -95,7 +110,7 @@ def _yes_or_no(decide: Callable[..., Any], answer: object, slices: Sequence[Slic
 
 
 def _decision(decide: Callable[..., Any], slices: Sequence[Slice[Any]], *seen: object) -> object:
-    """Ask; what is raised is told together with the slices that there are."""
+    """Call a decision, and turn what it raises into a `SelectionFailed` with the slices so far."""
     try:
         return decide(*seen)
     except (MemoryError, RecursionError):

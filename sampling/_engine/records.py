@@ -1,4 +1,4 @@
-"""Where subsamples put their records, and in which order a strategy gets to see them."""
+"""The result queue: the records of one call, in the order in which its strategy sees them."""
 
 from collections.abc import Iterator, Sequence
 from threading import get_ident
@@ -16,7 +16,7 @@ _ANSWERED = frozenset({"valid", "invalid"})
 
 
 class Prefix(Sequence[S]):
-    """The first items of a growing list, read-only: a strategy sees what there was when it was asked, for free."""
+    """A read-only view of the first items of a growing list. It costs nothing to make, and does not grow."""
 
     __slots__ = ("_items", "_length")
 
@@ -50,9 +50,9 @@ class Prefix(Sequence[S]):
 
 class ResultQueue(Generic[T]):
     """
-    Every record of one call. It has room for all of them, so `put` never waits and a cancellation loses nothing.
+    The records of one call. It has room for all of them: `put` never waits, so a cancellation loses nothing.
 
-    `ready` holds the slices that the strategy may decide on, in the order in which it gets to see them.
+    `ready` holds the slices that the strategy may decide on, in the order in which it sees them.
     """
 
     def __init__(self) -> None:
@@ -71,25 +71,31 @@ class ResultQueue(Generic[T]):
             self.slices.append(record)
 
     def newly_ready(self) -> Iterator[Sequence[Slice[T]]]:
-        """Yield what the strategy has to be asked about: once for each slice that became ready since the last time."""
+        """Yield the slices to decide on, once for each slice that became ready since the last time."""
         while self._seen < len(self.ready):
             self._seen += 1
             yield Prefix(self.ready, self._seen)
 
     def seen(self) -> Sequence[Slice[T]]:
-        """Return what the strategy has been asked about so far."""
+        """Return the slices that the strategy has decided on so far."""
         return Prefix(self.ready, self._seen)
 
     def candidates(self, *, decided: bool) -> Sequence[Slice[T]]:
-        """Return what to choose the answer from, in the order in which the strategy saw it."""
+        """Return the slices to choose the answer from, in the order in which the strategy saw them."""
         return self.ready
+
+    def longest_answer(self) -> int:
+        """Return the output tokens of the longest answer so far."""
+        answers = [record.generation for record in self.slices if record.generation is not None]
+        whole = [answer.usage.output_tokens for answer in answers if answer.finish_reason != "cut"]
+        return max(whole, default=0)
 
 
 class OrderedQueue(ResultQueue[T]):
     """
-    The queue of a deterministic call: slices are ready by (attempt, subsample) with no gap.
+    The queue of a deterministic call. Slices are ready in the order of (attempt, subsample), without gaps.
 
-    So a decision never depends on which of two answers was faster.
+    So no decision depends on which of two answers was faster.
     """
 
     def __init__(self, subsamples: int) -> None:
@@ -103,21 +109,21 @@ class OrderedQueue(ResultQueue[T]):
         self._held.put(record)
 
     def close(self, subsample: int) -> None:
-        """Say that this subsample adds nothing more."""
+        """Mark a subsample as ended: it adds no more records."""
         self._held.close(subsample)
 
     def newly_ready(self) -> Iterator[Sequence[Slice[T]]]:
-        """Yield what the strategy has to be asked about, now that what it had to wait for is known."""
+        """Yield the slices to decide on, as far as there is no gap before them."""
         self.ready.extend(record for record in self._held.release() if record.outcome in _ANSWERED)
         return super().newly_ready()
 
     def candidates(self, *, decided: bool) -> Sequence[Slice[T]]:
-        """Return what to choose the answer from, in the order in which the strategy saw it, or would have."""
-        # Cut short before the strategy had enough: what was still held back for the sake of order counts too.
+        """Return the slices to choose the answer from, in the order in which the strategy saw them, or would have."""
+        # The call ended before the strategy decided: slices that were held back for the sake of order count, too.
         return self.ready if decided else sorted(self.slices, key=order_key)
 
     def known_up_to(self, record: Slice[T]) -> list[Slice[T]]:
-        """Return all slices that come no later than this one in a deterministic order, gaps or not."""
+        """Return all slices that rank no later than this one, with or without gaps."""
         return sorted((s for s in self.slices if order_key(s) <= order_key(record)), key=order_key)
 
 
@@ -127,7 +133,7 @@ def order_key(record: Slice[T]) -> tuple[int, int]:
 
 
 class _InOrder(Generic[T]):
-    """Holds records back until all that come before them, by (attempt, subsample), are there or never will be."""
+    """Holds records back until all that rank before them are there, or never will be."""
 
     def __init__(self, subsamples: int) -> None:
         self._waiting: dict[tuple[int, int], Slice[T]] = {}

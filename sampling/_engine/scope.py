@@ -1,63 +1,86 @@
-"""Who is asking: the ids of the attempt that the running code belongs to."""
+"""
+The ids and the account of the running code, in one context variable.
+
+A backend, a check and a hook read the ids of the attempt that they run in, whatever its siblings do,
+because each subsample has a context of its own.
+"""
 
 import os
 import time
 from contextvars import ContextVar, Token, copy_context
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 from structlog.contextvars import bind_contextvars
 
 from sampling._arguments import wrong_type
+from sampling.budgets import Budget
 from sampling.messages import Identity, Request
 from sampling.usage import NO_USAGE, Usage
 
-__all__ = ["count_request", "current", "report_usage"]
+__all__ = ["Scope", "count_request", "current", "report_usage"]
 
 
 @attrs.define
-class Place:
-    """What the context variable holds: which call and which attempt, and what its backend says it has used so far."""
+class Scope:
+    """
+    An item, a call, an attempt, or a part of an attempt, with the requests and tokens that it used.
+
+    A part of an attempt is what a layer or a judge accounts for by itself.
+    """
 
     sampling_id: str
+    """The id of the call, or the id of the item, which its calls have as their parent."""
+
     parent_id: str | None
-    reported: Usage | None
-    outer: "Place | None"
-    """Whose part this is, if a layer keeps account of a part of an attempt by itself."""
+    request: Request | None = None
+    """The request of the attempt, with its ids. None outside of attempts."""
 
-    request: Request | None
-    """What the attempt asks, with its ids; None between attempts."""
+    budget: Budget | None = None
+    """The budget that `count_request` counts against."""
 
-    def count_request(self) -> None:
-        """Count one more request; an attempt with a budget also asks whether there is room for it."""
+    outer: "Scope | None" = None
+    """The scope that the requests of a layer's part are counted in."""
 
-
-@attrs.define
-class ItemPlace(Place):
-    """The place of one item of a fan-out. Its sampling_id is the item's id, which its call has as its parent."""
+    reported: Usage | None = None
+    """The usage that the backend reported for the request in flight."""
 
     spent: Usage = NO_USAGE
-    """What the item's attempts used, whatever became of them."""
+    """The usage of all requests that have ended."""
 
     requests: int = 0
-    """How many requests they sent."""
+    """The number of requests, with those of judges and of layers that send several."""
 
+    is_item: bool = False
     calls: int = 0
-    """How many calls were made for the item itself; a strategy that goes in stages makes several."""
+    """The number of calls made for an item. A strategy that works in stages makes several."""
 
-    def next_call(self) -> str:
-        """Return a name for the item's next call that stays the same when another process runs the item again."""
+    def count_request(self) -> None:
+        """Count one more request, or raise `BudgetExceeded`."""
+        if self.budget is not None:
+            self.budget.count_request()
+        self.requests += 1
+
+    def settle(self, used: Usage | None) -> Usage | None:
+        """Add the usage of the response, else the usage that `report_usage` recorded, and return it."""
+        if used is None or used is NO_USAGE or used == NO_USAGE:
+            used = self.reported
+        self.reported = None
+        self.add(used)
+        return used
+
+    def add(self, used: Usage | None) -> None:
+        """Add the usage of a request that has ended, if it is known."""
+        if used is not None and used is not NO_USAGE:
+            self.spent = used if self.spent is NO_USAGE else self.spent + used
+
+    def next_call_name(self) -> str:
+        """Name the next call of an item. The name is the same when another process runs the item again."""
         self.calls += 1
         return f"{self.sampling_id}:{self.calls}"
 
-    def settle(self, used: Usage | None) -> None:
-        """Count a request that has ended, and what it used, if anyone can say."""
-        self.requests += 1
-        if used is not None and used is not NO_USAGE:
-            self.spent += used
 
-
-_place: ContextVar[Place | None] = ContextVar("sampling_place", default=None)
+_scope: ContextVar[Scope | None] = ContextVar("sampling_scope", default=None)
 
 
 def _log_variable(key: str) -> ContextVar[Any]:
@@ -69,40 +92,21 @@ _logged_call = _log_variable("sampling_id")
 _logged_iteration = _log_variable("iteration_id")
 _logged_item = _log_variable("item_id")
 
-
-@attrs.define
-class EnteredCall:
-    """A call that has begun, and what was current before it."""
-
-    _place: Place
-    _logged_before: Any
-    """The attempt that the call is made from, as log lines have it."""
-
-    _place_token: Token[Place | None]
-    _call_token: Token[Any]
-
-    def leave_attempts(self) -> None:
-        """Be between attempts again."""
-        _place.set(self._place)
-        _logged_iteration.set(self._logged_before)
-
-    def leave(self) -> None:
-        """Put back what was current before the call, once its attempts have been left."""
-        _logged_call.reset(self._call_token)
-        _place.reset(self._place_token)
+CallTokens: TypeAlias = tuple[Token[Scope | None], Token[Any], Any]
+"""What `leave_call` and `leave_attempts` restore: the scope, the logged call and the logged iteration."""
 
 
 def current() -> Identity | None:
     """Return the ids of the call and the attempt that this code runs in, or None outside of any call."""
-    place = _place.get()
-    if place is None:
+    scope = _scope.get()
+    if scope is None:
         return None
-    request = place.request
+    request = scope.request
     if request is None:
-        return Identity(sampling_id=place.sampling_id, parent_id=place.parent_id)
+        return Identity(sampling_id=scope.sampling_id, parent_id=scope.parent_id)
     return Identity(
-        sampling_id=place.sampling_id,
-        parent_id=place.parent_id,
+        sampling_id=scope.sampling_id,
+        parent_id=scope.parent_id,
         iteration=request.iteration,
         iteration_id=request.iteration_id,
         subsample=request.subsample,
@@ -112,87 +116,98 @@ def current() -> Identity | None:
 
 def report_usage(usage: Usage) -> None:
     """
-    Say what the running attempt has used so far; a later report replaces an earlier one.
+    Report the usage of the running attempt so far. A later report replaces an earlier one.
 
     For backends: a generation that is cancelled or fails never returns its usage,
-    but what it had used by then is paid for all the same. Outside an attempt this does nothing.
+    but what it had used by then is paid for all the same. Outside of an attempt this does nothing.
     """
     if not isinstance(usage, Usage):
         raise wrong_type("usage", usage, "a Usage")
-    place = _place.get()
-    if place is not None:
-        place.reported = usage
+    scope = _scope.get()
+    if scope is not None:
+        scope.reported = usage
 
 
 def count_request() -> None:
     """
-    Say that one more request is about to be sent for the running attempt than the engine knows of.
+    Count a request that the engine does not know of, before it is sent.
 
-    For layers that ask more than once. It counts against the budget, and raises `BudgetExceeded` if there is no room.
-    Outside an attempt this does nothing.
+    For layers that send more than one request for an attempt.
+    Raises `BudgetExceeded` if the budget has no room. Outside of an attempt this does nothing.
     """
-    place = _place.get()
-    while place is not None and place.outer is not None:
-        place = place.outer
-    if place is not None:
-        place.count_request()
+    scope = _scope.get()
+    while scope is not None and scope.outer is not None:
+        scope = scope.outer
+    if scope is not None:
+        scope.count_request()
 
 
-def apart() -> Place | None:
-    """Return a place with the current ids, but with an account of its own of what is reported."""
-    place = _place.get()
-    return None if place is None else Place(place.sampling_id, place.parent_id, None, place, place.request)
-
-
-def enter_item(item_id: str, parent_id: str | None) -> ItemPlace:
-    """Begin an item in a context of its own, which nobody has to put back as it was."""
-    place = ItemPlace(item_id, parent_id, None, None, None)
-    _place.set(place)
+def enter_item(item_id: str, parent_id: str | None) -> Scope:
+    """Start an item in a context of its own, which need not be restored."""
+    scope = Scope(item_id, parent_id, is_item=True)
+    _scope.set(scope)
     _logged_item.set(item_id)
-    return place
+    return scope
 
 
-def current_item() -> ItemPlace | None:
+def current_item() -> Scope | None:
     """Return the item that a call which starts here is made for, if it is not nested in another call."""
-    place = _place.get()
-    return place if isinstance(place, ItemPlace) else None
+    scope = _scope.get()
+    return scope if scope is not None and scope.is_item else None
 
 
-def enter_call(sampling_id: str, parent_id: str | None) -> EnteredCall:
-    """Begin a call, which is between attempts at first; its id is in the log lines of this context from now on."""
-    place = Place(sampling_id, parent_id, None, None, None)
-    return EnteredCall(place, _logged_iteration.get(), _place.set(place), _logged_call.set(sampling_id))
+def enter_call(scope: Scope) -> CallTokens:
+    """Start a call: from now on, its id is current and in the log lines of this context."""
+    return _scope.set(scope), _logged_call.set(scope.sampling_id), _logged_iteration.get()
 
 
-def enter_attempt(attempt: Place, iteration_id: str) -> None:
-    """Begin an attempt. It need not be left: another one, or the rest of the call, takes its place."""
-    _place.set(attempt)
+def enter_attempt(scope: Scope, iteration_id: str) -> None:
+    """Start an attempt. It need not be left: the next attempt or `leave_attempts` replaces it."""
+    _scope.set(scope)
     _logged_iteration.set(iteration_id)
 
 
-def enter_part(part: Place) -> Token[Place | None]:
-    """Begin a part of an attempt that keeps an account of its own; `leave_part` ends it."""
-    return _place.set(part)
+def leave_attempts(scope: Scope, entered: CallTokens) -> None:
+    """Restore the context variables of the call."""
+    _scope.set(scope)
+    _logged_iteration.set(entered[2])
 
 
-def leave_part(entered: Token[Place | None]) -> None:
-    """End a part of an attempt."""
-    _place.reset(entered)
+def leave_call(entered: CallTokens) -> None:
+    """Restore the context variables from before the call, once its attempts have been left."""
+    _logged_call.reset(entered[1])
+    _scope.reset(entered[0])
+
+
+def part_of_current() -> Scope | None:
+    """Return a scope with the current ids and an account of its own, or None outside of any call."""
+    scope = _scope.get()
+    return None if scope is None else Scope(scope.sampling_id, scope.parent_id, scope.request, outer=scope)
+
+
+def enter_part(part: Scope) -> Token[Scope | None]:
+    """Start a part of an attempt. `leave_part` ends it."""
+    return _scope.set(part)
+
+
+def leave_part(entered: Token[Scope | None]) -> None:
+    """Restore the scope from before a part of an attempt."""
+    _scope.reset(entered)
 
 
 def parent_id() -> str | None:
-    """Return what a call that starts here has as its parent."""
-    place = _place.get()
-    if place is None:
+    """Return the id that a call which starts here has as its parent."""
+    scope = _scope.get()
+    if scope is None:
         return None
-    return place.sampling_id if place.request is None else place.request.iteration_id
+    return scope.sampling_id if scope.request is None else scope.request.iteration_id
 
 
 def new_sampling_id() -> str:
-    """Make an id that sorts by time (nanoseconds) and is unique without asking anyone (64 random bits)."""
+    """Make an id that sorts by time (nanoseconds) and is unique everywhere (64 random bits)."""
     return f"{time.time_ns():016x}{os.urandom(8).hex()}"
 
 
 def iteration_id(sampling_id: str, iteration: int) -> str:
-    """Make the id of one attempt; seven digits, so that they sort within a call too."""
+    """Make the id of one attempt. Seven digits, so that ids sort within a call, too."""
     return f"{sampling_id}-{iteration:07d}"

@@ -1,122 +1,108 @@
-"""Calls inside a call, one after the other: what each spent, tried and answered is on the result of the outer one."""
+"""Stages: calls inside a call, one after the other, whose attempts and answers are on the result of the outer one."""
 
 from typing import Any, Generic, TypeVar
 
 import attrs
 
-from sampling._engine.attempt import Call
-from sampling._engine.decisions import failure_of, next_stage, selected
-from sampling._engine.records import ResultQueue
+from sampling._engine import decisions
 from sampling._engine.run import Run, log_errors
 from sampling.errors import FatalError, SelectionFailed
 from sampling.hooks import Hooks
 from sampling.protocols import Stage
-from sampling.results import HookFailure, SamplingResult, Slice, StopReason
+from sampling.results import SamplingResult, Slice
 
-__all__ = ["StagedRun"]
+__all__ = ["Stages", "stages_of"]
 
 T = TypeVar("T")
 
 
-class StagedRun(Run[T], Generic[T]):
+@attrs.define
+class Stages(Generic[T]):
     """
-    A call that makes no attempt of its own, but other calls, as the strategy's `next_stage` says.
+    The calls that a strategy makes inside one call, as its `next_stage` says.
 
-    They run inside of it: they carry its id as their parent, and its cancellation, deadline and budget are theirs.
+    They carry the outer call's id as their parent, and share its cancellation, deadline and budget.
     """
 
-    def __init__(self, call: Call[T], hooks: Hooks | None) -> None:
-        super().__init__(call)
-        self._stage_hooks = _together(call.strategy, hooks)
-        self._results: list[SamplingResult[T]] = []
-        self._failures: list[Exception] = []
-        """What stages raised because no attempt of theirs came to an answer."""
+    _hooks: Hooks
+    """The hooks of the outer strategy and of its caller, for every stage."""
 
-        self._not_logged: list[tuple[str, Exception]] = []
-        self._hook_failures: list[HookFailure] = []
-        self._adopted: dict[str, Slice[T]] = {}
-        self._max_attempts = 0
+    _results: list[SamplingResult[T]] = attrs.field(factory=list[SamplingResult[T]])
+    _failures: list[Exception] = attrs.field(factory=list[Exception])
+    """The exceptions of stages in which no attempt came to an answer."""
 
-    def _new_queue(self) -> ResultQueue[T]:
-        # The stages have put their slices in order already.
-        return ResultQueue()
+    _not_logged: list[tuple[str, Exception]] = attrs.field(factory=list[tuple[str, Exception]])
+    _adopted: dict[str, Slice[T]] = attrs.field(factory=dict[str, Slice[T]])
 
-    async def _run_subsamples(self) -> None:
+    async def run(self, outer: Run[T]) -> None:
+        """Run one stage after the other until the strategy has no more, or one ends for good."""
+        call = outer.call
+        outer.max_attempts = 0
         while True:
-            stage = next_stage(self._call.strategy, self._call.first, tuple(self._results), self._queue.slices)
+            stage = decisions.next_stage(call.strategy, call.first, tuple(self._results), outer.queue.slices)
             if stage is None:
                 break
-            result = await self._run_stage(stage)
+            result = await self._run_stage(stage, outer)
             self._results.append(result)
-            self._attempter.budget_detail = result.stop_detail
-            if result.stop_reason in {"budget", "deadline"} or self._fatal is not None:
+            outer.stop_reason, outer.budget_detail = result.stop_reason, result.stop_detail
+            if result.stop_reason in {"budget", "deadline"} or outer.fatal is not None:
                 break
         if not self._results:
-            raise SelectionFailed("next_stage() said that there is no call to make at all", ())
+            raise SelectionFailed("next_stage() returned None at once: there is no call to make", ())
 
-    async def _run_stage(self, stage: Stage[T]) -> SamplingResult[T]:
-        started_s = self._attempter.now()
-        inner: Run[T] = stage.strategy.run_inside(self._call, stage, self._stage_hooks)
+    async def _run_stage(self, stage: Stage[T], outer: Run[T]) -> SamplingResult[T]:
+        started_s = outer.call.elapsed_s()
+        inner: Run[T] = stage.strategy.run_inside(outer.call, stage, self._hooks)
         try:
             return await inner.run()
         except Exception as error:
             if error is not inner.failure:
                 raise
             self._failures.append(error)
-            self._not_logged.extend(inner._errors)
+            self._not_logged.extend(inner.errors)
             if isinstance(error, FatalError):
-                self._fatal = error
-            return inner._result(None, [])
+                outer.fatal = error
+            return inner.result(None)
         finally:
-            self._adopt(inner, started_s)
+            self._adopt(inner, outer, started_s)
 
-    def _adopt(self, inner: Run[T], started_s: float) -> None:
-        """Take over all that a stage did, with times that count from the start of this call."""
-        self._max_attempts += inner.max_attempts
-        self._errors.extend(inner._errors)
-        self._hook_failures.extend(inner.hook_failures)
-        for record in inner._by_iteration(inner._queue.records):
-            own = attrs.evolve(record, started_s=record.started_s + started_s, finished_s=record.finished_s + started_s)
-            self._adopted[own.iteration_id] = own
-            self._queue.put(own)
+    def _adopt(self, inner: Run[T], outer: Run[T], started_s: float) -> None:
+        """Add the records of a stage to the outer call, with times that count from its start."""
+        outer.max_attempts += inner.max_attempts
+        outer.errors.extend(inner.errors)
+        outer.nested_hook_failures.extend(inner.hook_failures)
+        for record in inner.records():
+            adopted = attrs.evolve(
+                record, started_s=record.started_s + started_s, finished_s=record.finished_s + started_s
+            )
+            self._adopted[adopted.iteration_id] = adopted
+            outer.queue.put(adopted)
 
-    def _choose(self) -> SamplingResult[T]:
+    def choose(self, outer: Run[T]) -> SamplingResult[T]:
+        """Choose among the winners of the stages, or raise the failure if no attempt came to an answer."""
+        strategy, slices = outer.call.strategy, outer.queue.slices
         winners = [
-            self._adopted[one.best.iteration_id] for one in self._results if one.success and one.best is not None
+            self._adopted[result.best.iteration_id]
+            for result in self._results
+            if result.success and result.best is not None
         ]
-        slices = self._by_iteration(self._queue.slices)
         best: Slice[T] | None = None
         if winners:
-            best = selected(self._call.strategy.select, winners)
+            best = decisions.select(strategy.select, winners)
         elif slices:
-            best = selected(self._call.strategy.select_from_failure, slices)
+            best = decisions.select(strategy.select_from_failure, slices)
         elif self._failures:
-            self.failure = failure_of(self._errors, self._fatal) if len(self._failures) > 1 else self._failures[0]
-            raise self.failure
+            several = len(self._failures) > 1
+            outer.failure = decisions.failure_of(outer.errors, outer.fatal) if several else self._failures[0]
+            raise outer.failure
         log_errors(self._not_logged)
-        return attrs.evolve(self._result(best, slices), hook_failures=self.hook_failures)
-
-    def _by_iteration(self, records: list[Slice[T]]) -> list[Slice[T]]:
-        # Stage by stage, and in each by iteration, is how they were put.
-        return records
-
-    @property
-    def hook_failures(self) -> tuple[HookFailure, ...]:
-        """What went wrong in hooks, in those of the stages too."""
-        return (*self._hook_failures, *super().hook_failures)
-
-    def _reason_to_stop(self) -> StopReason:
-        return "failed" if self._fatal is not None else self._results[-1].stop_reason
-
-    @property
-    def max_attempts(self) -> int:
-        """How many attempts the calls that were made could have made together."""
-        return self._max_attempts
+        return attrs.evolve(outer.result(best), hook_failures=outer.hook_failures)
 
 
-def _together(strategy: Any, given: Hooks | None) -> Hooks:
+def stages_of(strategy: Any, given: Hooks | None) -> Stages[Any]:
+    """Return the stages of a call, with the hooks of its strategy and of its caller."""
     hooks = Hooks()
     hooks.include(strategy.hooks)
     if given is not None:
         hooks.include(given)
-    return hooks
+    return Stages(hooks)

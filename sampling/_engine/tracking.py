@@ -1,8 +1,8 @@
 """
-A call that knows at every moment what each of its subsamples is at. Most need not, and do not pay for it.
+The state of every subsample, for the calls that need it.
 
-Three kinds of strategies do: those that let subsamples start late, those that decide by what may still come, and those
-whose winner must not depend on timing.
+Three kinds of strategies do: those that start subsamples late, those that decide by what may still come, and those
+whose winner must not depend on timing. Other calls do without, because it costs more than an attempt's own work.
 """
 
 import math
@@ -10,147 +10,94 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import anyio
-from anyio.abc import TaskGroup
+import attrs
 
-from sampling._engine.attempt import AttemptState, Call
-from sampling._engine.decisions import is_settled, wait_for_next_s
+from sampling._engine.call import Call
 from sampling._engine.records import OrderedQueue, Prefix, ResultQueue, order_key
-from sampling._engine.run import Run
-from sampling.errors import SelectionFailed
-from sampling.messages import Attempt
 from sampling.protocols import Progress, Running
 from sampling.results import Slice
 
-__all__ = ["FollowedRun"]
+__all__ = ["Tracker"]
 
 T = TypeVar("T")
 
 
-class FollowedRun(Run[T], Generic[T]):
-    """A call whose subsamples are followed."""
+@attrs.define
+class Tracker(Generic[T]):
+    """Tracks which subsamples have started, what each one runs, and which have ended."""
 
-    _ordered: OrderedQueue[T] | None
-    """The queue of a deterministic call, which hands slices out in an order that does not depend on timing."""
+    call: Call[T]
+    queue: ResultQueue[T]
+    started: int | None = None
+    """The number of subsamples that have started, if they start late."""
 
-    def __init__(self, call: Call[T]) -> None:
-        super().__init__(call)
-        self._decides_on_all = True
-        self._running: dict[int, Running] = {}
-        self._own_scopes: dict[int, anyio.CancelScope] = {}
-        self._ended: set[int] = set()
-        self._subsamples_started: int | None = None
-        """Where subsamples start late: how many have."""
+    running: dict[int, Running] = attrs.field(factory=dict[int, Running])
+    ended: set[int] = attrs.field(factory=set[int])
+    scopes: dict[int, anyio.CancelScope] = attrs.field(factory=dict[int, anyio.CancelScope])
+    """In a deterministic call: cancels one subsample."""
 
-        self._changed: anyio.Event | None = None
-        """Where subsamples start late: set when something happened that the next start may depend on."""
+    changed: anyio.Event | None = None
+    """Set when the next start has to be decided again."""
 
-        self._bound: tuple[float, float] = (math.inf, math.inf)
-        """In a deterministic call: no attempt that ranks after it can change the outcome."""
+    _bound: tuple[float, float] = (math.inf, math.inf)
+    """In a deterministic call: no attempt that ranks after this one can win."""
 
-    def _new_queue(self) -> ResultQueue[T]:
-        self._ordered = OrderedQueue(self._concurrency_budget) if self._call.deterministic else None
-        return self._ordered or super()._new_queue()
+    @property
+    def ordered(self) -> OrderedQueue[T] | None:
+        """The queue of a deterministic call."""
+        return self.queue if isinstance(self.queue, OrderedQueue) else None
 
-    # Starting: all at once, or when the strategy says so.
+    def scope_of(self, subsample: int) -> anyio.CancelScope:
+        """Return the cancel scope of one subsample."""
+        return self.scopes.setdefault(subsample, anyio.CancelScope())
 
-    async def _start_subsamples(self, group: TaskGroup) -> None:
-        if not self._call.seams.starts_late:
-            await super()._start_subsamples(group)
-            return
-        started = self._subsamples_started = 0
-        while started < self._concurrency_budget and not self._stopped:
-            # Whatever happens while it waits, the strategy is asked anew.
-            self._changed = anyio.Event()
-            wait_s = self._wait_for_next_s() if started else 0.0
-            if wait_s <= 0:
-                self._running[started] = Running(started, 0, self._attempter.now())
-                self._own_scopes[started] = anyio.CancelScope()
-                self._start_task(group, started)
-                started = self._subsamples_started = started + 1
-            elif wait_s == math.inf and len(self._ended) == started:
-                break
-            else:
-                with anyio.move_on_after(wait_s):
-                    await self._changed.wait()
-        self._subsamples_due = started
-        self._close_what_never_starts(started)
+    def start_subsample(self, subsample: int) -> None:
+        """Note that a subsample starts late, before its task has its first turn."""
+        self.running[subsample] = Running(subsample, 0, self.call.elapsed_s())
+        self.started = subsample + 1
 
-    def _wait_for_next_s(self) -> float:
-        try:
-            return wait_for_next_s(self._call.strategy, self._progress(self._queue.seen()))
-        except (SelectionFailed, MemoryError, RecursionError) as error:
-            self._end_with(error)
-            return math.inf
+    def start_attempt(self, subsample: int, attempt: int) -> bool:
+        """Note that an attempt starts, unless it could not win any more."""
+        if (attempt, subsample) > self._bound:
+            return False
+        self.running[subsample] = Running(subsample, attempt, self.call.elapsed_s())
+        return True
 
-    def _close_what_never_starts(self, first: int) -> None:
-        if self._ordered is not None:
-            for subsample in range(first, self._concurrency_budget):
-                self._ordered.close(subsample)
-            self._decide()
+    def end_subsample(self, subsample: int) -> None:
+        """Note that a subsample adds no more records."""
+        self.running.pop(subsample, None)
+        self.ended.add(subsample)
+        if self.ordered is not None:
+            self.ordered.close(subsample)
 
-    # Knowing what each subsample is at.
+    def close_from(self, first: int) -> None:
+        """Note that no subsample from this one on will ever start."""
+        if self.ordered is not None:
+            for subsample in range(first, self.call.concurrency_budget):
+                self.ordered.close(subsample)
 
-    async def _run_subsample(self, subsample: int) -> None:
-        if self._ordered is None:
-            await super()._run_subsample(subsample)
-        else:
-            with self._own_scopes.setdefault(subsample, anyio.CancelScope()):
-                await super()._run_subsample(subsample)
-            self._ordered.close(subsample)
-        self._running.pop(subsample, None)
-        self._ended.add(subsample)
-        if self._ordered is not None:
-            self._decide()
-        self._decide_again()
+    def wake(self) -> None:
+        """Have the next start decided again."""
+        if self.changed is not None:
+            self.changed.set()
 
-    def _start(self, plan: Attempt[T], subsample: int, number: int) -> AttemptState[T] | None:
-        if self._stopped or (number, subsample) > self._bound:
-            return None
-        self._running[subsample] = Running(subsample, number, self._attempter.now())
-        return super()._start(plan, subsample, number)
-
-    def _progress(self, slices: Sequence[Slice[T]]) -> Progress[T]:
+    def progress(self, slices: Sequence[Slice[T]]) -> Progress[T]:
+        """Return the state of the call, for a strategy that has seen these slices."""
+        call = self.call
         return Progress(
             slices=slices,
-            attempts=Prefix(self._queue.records),
-            started=self._concurrency_budget if self._subsamples_started is None else self._subsamples_started,
-            running=tuple(self._running.values()),
-            ended=frozenset(self._ended),
-            loop_budget=self._loop_budget,
-            concurrency_budget=self._concurrency_budget,
-            now_s=self._attempter.now(),
+            attempts=Prefix(self.queue.records),
+            started=call.concurrency_budget if self.started is None else self.started,
+            running=tuple(self.running.values()),
+            ended=frozenset(self.ended),
+            loop_budget=call.loop_budget,
+            concurrency_budget=call.concurrency_budget,
+            now_s=call.elapsed_s(),
         )
 
-    # Deciding by it.
-
-    def _decide_on(self, record: Slice[T]) -> None:
-        self._decide()
-        if record.outcome == "errored":
-            self._decide_again()
-        if self._ordered is not None and self._call.first_valid_ends:
-            self._give_up_what_cannot_win(record, self._ordered)
-        if self._changed is not None:
-            self._changed.set()
-
-    def _decide_again(self) -> None:
-        """Ask when no slice was added, but less can be added than before: that alone may settle the outcome."""
-        slices = self._queue.seen()
-        if self._call.seams.settles and slices and not self._stopped and self._is_enough(slices):
-            self._had_enough()
-        if self._changed is not None:
-            self._changed.set()
-
-    def _says_enough(self, slices: Sequence[Slice[T]]) -> bool:
-        if self._call.seams.settles:
-            return is_settled(self._call.strategy, self._progress(slices))
-        return super()._says_enough(slices)
-
-    def _give_up_what_cannot_win(self, record: Slice[T], ordered: OrderedQueue[T]) -> None:
-        """In a deterministic call, cancel what ranks after an answer that would do; what ranks before it goes on."""
-        known = ordered.known_up_to(record)
-        if self._stopped or not known or not self._is_enough(known):
-            return
+    def cancel_after(self, record: Slice[T]) -> None:
+        """In a deterministic call, cancel the attempts that rank after a possible winner."""
         self._bound = min(self._bound, order_key(record))
-        for running in self._running.values():
+        for running in self.running.values():
             if (running.attempt, running.subsample) > self._bound:
-                self._own_scopes[running.subsample].cancel()
+                self.scope_of(running.subsample).cancel()

@@ -19,7 +19,7 @@ from sampling.requirements import Requirement, Validation, View
 __all__ = [
     "Checking",
     "CutShort",
-    "Growing",
+    "PartialText",
     "check",
     "first_error",
     "limiter_of_this_loop",
@@ -63,15 +63,15 @@ class CutShort(Exception):
         self.validation = validation
 
 
-class Growing:
-    """The text of an answer while it streams in; taking a piece raises `CutShort` when it is past saving."""
+class PartialText:
+    """The text of an answer while it streams in. Adding a piece raises `CutShort` if the text can no longer pass."""
 
     def __init__(self, requirements: Sequence[Requirement]) -> None:
         self._requirements = requirements
         self._text = ""
         self.cut: CutShort | None = None
 
-    def take(self, piece: str) -> None:
+    def add(self, piece: str) -> None:
         """Add a piece and ask the partial checks."""
         self._text += piece
         for requirement in self._requirements:

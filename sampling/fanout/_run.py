@@ -392,7 +392,7 @@ class FanOut(Generic[T]):
             if not self._alive:
                 self._check_over()
 
-    async def _ask(self, item: Item[T], place: identity.ItemPlace) -> ItemOutcome[T]:
+    async def _ask(self, item: Item[T], place: identity.Scope) -> ItemOutcome[T]:
         try:
             result = await self._sample(item)
         except (MemoryError, RecursionError):
@@ -414,7 +414,7 @@ class FanOut(Generic[T]):
         return True
 
     def _settle(
-        self, item: Item[T], digest: int, outcome: ItemOutcome[T] | None, place: identity.ItemPlace
+        self, item: Item[T], digest: int, outcome: ItemOutcome[T] | None, place: identity.Scope
     ) -> Batch[Entry] | None:
         """Count what an item spent, and have it written; return what it is written with, if it is to be waited for."""
         result = None if outcome is None else outcome.result
@@ -475,7 +475,7 @@ def _was_cut_off(result: SamplingResult[Any]) -> bool:
     return not result.success and result.stop_reason in {"budget", "deadline"}
 
 
-def _spent_at(place: identity.ItemPlace) -> Usage:
+def _spent_at(place: identity.Scope) -> Usage:
     return place.spent if place.reported is None else place.spent + place.reported
 
 

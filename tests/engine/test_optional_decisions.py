@@ -275,5 +275,5 @@ class TestStages:
             def next_stage(self, first, results):
                 return None
 
-        with pytest.raises(SelectionFailed, match="no call to make at all"):
+        with pytest.raises(SelectionFailed, match="there is no call to make"):
             run(Idle().sample, "q", None, recording("yes"))

@@ -7,21 +7,21 @@ A harness that does not find them proves nothing.
 import anyio
 from anyio.lowlevel import checkpoint
 
-from sampling._engine.decisions import is_enough
+from sampling._engine.decisions import is_done
 from sampling._engine.run import Run
 
 
 class RacyDone(Run):
     """Completion is signalled beside the queue: what is still in the queue at that moment is lost."""
 
-    async def _run_subsamples(self):
+    async def _make_attempts(self):
         self._send, receive = anyio.create_memory_object_stream(100)
         self._all_done = anyio.Event()
-        self._running = self._concurrency_budget
+        self._running = self.call.concurrency_budget
         async with anyio.create_task_group() as group:
             self._scope = group.cancel_scope
             group.start_soon(self._consume, receive)
-            for subsample in range(self._concurrency_budget):
+            for subsample in range(self.call.concurrency_budget):
                 group.start_soon(self._subsample, subsample)
             await self._all_done.wait()
             group.cancel_scope.cancel()
@@ -55,28 +55,28 @@ class DoubleWinner(Run):
     """Check, then act, on the winner, with a hook's await between: two can pass the check."""
 
     def _put(self, record):
-        self._queue.put(record)
+        self.queue.put(record)
         if isinstance(record.error, Exception):
-            self._errors.append((record.iteration_id, record.error))
+            self.errors.append((record.iteration_id, record.error))
 
     async def _announce_record(self, record):
-        enough = not self._stopped and record.valid and is_enough(self._call.strategy, [record])
+        done = not self._stopped and record.valid and is_done(self.call.strategy, [record])
         await checkpoint()
         await super()._announce_record(record)
-        if enough:
-            self._had_enough()
+        if done:
+            self._finish()
 
 
 class LostSlice(Run):
     """An awaited send on a full stream dies with its scope, and a paid-for slice is gone."""
 
-    async def _run_subsamples(self):
+    async def _make_attempts(self):
         self._send, receive = anyio.create_memory_object_stream(0)
         async with self._send, receive, anyio.create_task_group() as group:
             self._scope = group.cancel_scope
             group.start_soon(self._consume, receive)
             async with anyio.create_task_group() as producers:
-                for subsample in range(self._concurrency_budget):
+                for subsample in range(self.call.concurrency_budget):
                     producers.start_soon(self._subsample, subsample)
             group.cancel_scope.cancel()
 

@@ -298,8 +298,8 @@ class TestThreads:
         runs = []
 
         class Spied(Run):
-            def __init__(self, call):
-                super().__init__(call)
+            def __init__(self, *args):
+                super().__init__(*args)
                 runs.append(self)
 
         monkeypatch.setattr("sampling.strategy.Run", Spied)
@@ -308,7 +308,7 @@ class TestThreads:
 
         def intrude():
             try:
-                runs[0]._queue.put(result.slices[0])
+                runs[0].queue.put(result.slices[0])
             except WrongThread as error:
                 refused.append(error)
 

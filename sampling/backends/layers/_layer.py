@@ -110,10 +110,10 @@ class Metered:
 
     def __init__(self, before: Usage = NOTHING) -> None:
         self._before = before
-        self._place: identity.Place | None = None
+        self._place: identity.Scope | None = None
 
     def __enter__(self) -> Self:
-        self._place = identity.apart()
+        self._place = identity.part_of_current()
         if self._place is not None:
             self._entered = identity.enter_part(self._place)
         return self

@@ -1,0 +1,84 @@
+"""The call: everything that is fixed when `sample()` starts."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+import attrs
+
+from sampling._engine.scope import Scope
+from sampling.budgets import Budget
+from sampling.hooks import Emitter, Hooks
+from sampling.messages import Attempt, Context, Generation, Options, Request
+from sampling.protocols import BackendLike, Decisions, Variation
+from sampling.requirements import Requirement
+from sampling.results import Slice
+
+__all__ = ["Call"]
+
+T = TypeVar("T")
+
+
+# Not slotted: a frozen class with slots takes twice as long to make, and every call makes one.
+@attrs.frozen(kw_only=True, slots=False)
+class Call(Generic[T]):
+    """The arguments of one `sample()`, its ids, and the decisions that its strategy makes."""
+
+    sampling_id: str
+    parent_id: str | None
+    item: Scope | None
+    """The item of a fan-out that the call is made for."""
+
+    item_call_name: str | None
+    """The name of this call among those of its item."""
+
+    clock: Callable[[], float]
+    """The clock of the event loop, in seconds."""
+
+    cancelled: type[BaseException]
+    """The exception that the event loop raises in a cancelled task."""
+
+    started_at: float
+    """The start of the call, by its clock."""
+
+    strategy: Decisions[T]
+    first: Attempt[T]
+    """The attempt that every subsample starts with."""
+
+    backend: BackendLike
+    generate: Callable[[Request], Awaitable[Generation | str]]
+    requirements: tuple[Requirement, ...]
+    partial: tuple[Requirement, ...]
+    """The requirements that check a text while it streams in. Empty if the backend cannot stream."""
+
+    needs_view: bool
+    """Whether a requirement looks at more than the text of the answer."""
+
+    options: Options
+    loop_budget: int
+    concurrency_budget: int
+    deterministic: bool
+    budget: Budget | None
+    validation_ctx: Context | None
+    emitter: Emitter
+    hooks: Hooks | None
+    """The hooks that the caller gave. Calls of stages have them, too."""
+
+    check_timeout_s: float | None
+    max_context_chars: int
+    overridden: frozenset[str]
+    """The optional methods that the strategy overrides. The engine skips the others."""
+
+    # None for a decision that is the default one: asking for it after every attempt costs 5 to 14 % of an attempt.
+    done: Callable[[Sequence[Slice[T]]], bool] | None = None
+    repair: Callable[[Sequence[Slice[T]]], Attempt[T]] | None = None
+    vary: Variation | None = None
+    should_continue: Callable[[Sequence[Slice[T]]], bool] | None = None
+
+    def elapsed_s(self) -> float:
+        """Return the seconds since the start of the call."""
+        return self.clock() - self.started_at
+
+    @property
+    def max_attempts(self) -> int:
+        """The number of attempts that the call may make."""
+        return self.loop_budget * self.concurrency_budget
