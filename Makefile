@@ -39,7 +39,7 @@ bench: $(READY)  ## Measure against a floor and against peers, in one run
 	$(BIN)/python -m benchmarks
 
 docs: $(READY)  ## Build the documentation into site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file .ci/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:  ## Remove what the other targets made
 	rm -rf $(VENV) site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/results

@@ -13,19 +13,18 @@ import textwrap
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from runpy import run_path
+from types import SimpleNamespace
 
 import attrs
 import pytest
 import structlog
 
-import sampling
-import sampling.load
-import sampling.testing
 from sampling.testing import BOTH_LOOPS, run_virtual
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 EXAMPLES = sorted(
     path for path in (ROOT / "examples").glob("*.py") if '__name__ == "__main__"' in path.read_text("utf-8")
 )
@@ -33,6 +32,15 @@ EXAMPLES = sorted(
 FENCE = re.compile(r"^```(?P<kind>\w*)[^\n]*\n(?P<body>.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(?P<title>.+?) *$", re.MULTILINE)
+
+
+def script(name: str) -> SimpleNamespace:
+    """Return what a script of the build defines."""
+    return SimpleNamespace(**run_path(str(ROOT / ".ci" / f"{name}.py")))
+
+
+reference = script("reference")
+draw_storeys = script("draw_storeys")
 
 
 def name_of(path: Path) -> str:
@@ -160,12 +168,33 @@ def test_every_link_between_pages_leads_somewhere(page: Path):
         assert not anchor or anchor in anchors_of(path), f"{name_of(page)} links to #{anchor}, which {target} has not"
 
 
-@pytest.mark.parametrize("module", [sampling, sampling.load, sampling.testing], ids=lambda module: module.__name__)
-def test_the_reference_names_everything_that_is_exported(module):
-    """Every public name stands in backticks at the start of a heading or an entry of a reference page."""
-    reference = "\n".join(page.read_text("utf-8") for page in (DOCS / "reference").glob("*.md"))
-    described = set(re.findall(r"^(?:#+|[-|]) *`(\w+)", reference, re.MULTILINE))
-    assert not sorted(set(module.__all__) - described)
+def test_every_guarantee_has_a_test_and_every_number_in_a_test_a_guarantee():
+    """The page of guarantees and the docstrings of the tests name the same points."""
+    points = reference.points()
+    assert len(points) == len(set(points))
+    assert set(points) == set(reference.tests_by_point())
+
+
+def test_the_picture_of_the_storeys_is_that_of_the_import_contract():
+    """`python .ci/draw_storeys.py` draws it again."""
+    picture = (DOCS / "explanation" / "storeys.svg").read_text("utf-8")
+    assert draw_storeys.draw() == picture
+    named = re.findall(r"<tspan[^>]*>([^<]+)</tspan>", picture)
+    assert [module for storey in draw_storeys.storeys() for module in storey] == named
+
+
+def test_the_map_has_every_folder_and_module():
+    """CONTRIBUTING.md has one line for each entry of `sampling/`, and none for what is gone."""
+    rows = re.findall(r"^\| `(\w+(?:\.py|/))` \|", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE)
+    folder = ROOT / "sampling"
+    packages = {f"{path.parent.name}/" for path in folder.glob("*/__init__.py")}
+    assert sorted(packages | {path.name for path in folder.glob("*.py")}) == sorted(rows)
+
+
+def test_every_page_is_in_the_navigation():
+    """A page that nobody can find is no page; the generated ones are added by the build."""
+    listed = set(re.findall(r"[\w/.-]+\.md", (ROOT / "mkdocs.yml").read_text("utf-8")))
+    assert {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} == listed
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
