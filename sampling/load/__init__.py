@@ -27,7 +27,7 @@ from sampling.load.planning._server_model import ServerModel
 from sampling.load.planning._simulation import simulate
 from sampling.load.report._comparison import Change, Comparison, compare
 from sampling.load.report._files import read_report, write_report
-from sampling.load.report._page import page_of
+from sampling.load.report._page import render_html
 from sampling.load.report._table import load_table
 from sampling.load.run import LoadRun, run_load
 from sampling.load.traffic._arrivals import read_trace
@@ -79,11 +79,11 @@ __all__ = [
     "judge",
     "load_table",
     "mix",
-    "page_of",
     "parse_steps",
     "plan",
     "read_report",
     "read_trace",
+    "render_html",
     "run_load",
     "simulate",
     "strategy_workload",

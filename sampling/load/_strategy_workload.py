@@ -54,9 +54,9 @@ class StrategyWorkload:
         """
         check_instance("strategy", strategy, BaseSamplingStrategy, "a strategy")
         self._strategy = strategy
-        self._next = _drawing(actions)
+        self._next = _action_source(actions)
         self._context = ctx
-        self._backend = _Stamped(backend) if isinstance(backend, StreamingBackend) else backend
+        self._backend = _FirstTokenBackend(backend) if isinstance(backend, StreamingBackend) else backend
         # Once, and not for every request.
         self._reqs = as_requirements("reqs", reqs)
         self._options = options
@@ -88,14 +88,14 @@ strategy_workload = StrategyWorkload
 """The name to call it by: `strategy_workload(strategy, actions, ctx, backend, reqs)`."""
 
 
-class _Stamped:
+class _FirstTokenBackend:
     """A backend that says when the first text of an answer comes."""
 
     def __init__(self, backend: StreamingBackend) -> None:
         self._backend = backend
 
     async def generate(self, request: Request) -> Generation:
-        return await self._backend.stream(request, _stamp)
+        return await self._backend.stream(request, _on_piece)
 
     async def stream(self, request: Request, receive: Callable[[str], None]) -> Generation:
         def stamp_and_receive(text: str) -> None:
@@ -105,18 +105,18 @@ class _Stamped:
         return await self._backend.stream(request, stamp_and_receive)
 
 
-def _stamp(_text: str) -> None:
+def _on_piece(_text: str) -> None:
     first_token()
 
 
-def _drawing(actions: Actions) -> Callable[[Arrival], Action[Any] | str | None]:
+def _action_source(actions: Actions) -> Callable[[Arrival], Action[Any] | str | None]:
     """Return the function that gives the next action."""
     if isinstance(actions, str | Action):
-        return _in_turn((cast("Action[Any] | str", actions),))
+        return _cycle((cast("Action[Any] | str", actions),))
     if callable(actions):
         return actions
     if isinstance(actions, Sequence):
-        return _in_turn(actions)
+        return _cycle(actions)
     if isinstance(actions, Iterator):
         return lambda _: next(actions, None)
     raise TypeError(
@@ -125,7 +125,7 @@ def _drawing(actions: Actions) -> Callable[[Arrival], Action[Any] | str | None]:
     )
 
 
-def _in_turn(actions: Sequence[Action[Any] | str]) -> Callable[[Arrival], Action[Any] | str]:
+def _cycle(actions: Sequence[Action[Any] | str]) -> Callable[[Arrival], Action[Any] | str]:
     if not actions:
         raise ValueError("actions must not be empty: there is nothing to ask")
 

@@ -1,7 +1,7 @@
 """`run_load`: make traffic, and report what became of it."""
 
 from sampling._arguments import check_instance, check_int
-from sampling.load.model._aggregation import report_of
+from sampling.load.model._aggregation import build_report
 from sampling.load.model._imported_workload import ImportedWorkload
 from sampling.load.model._profiles import Profile
 from sampling.load.model._recording import Tally
@@ -52,29 +52,31 @@ class LoadRun:
         self._seed = check_int("seed", seed)
         self._slo = slo
         self._workers = check_int("workers", workers, least=1)
-        self._maker: Generator | WorkerPool
+        self._generator: Generator | WorkerPool
         if workers > 1:
-            self._maker = WorkerPool(workload, profile, seed=seed, workers=workers)
+            self._generator = WorkerPool(workload, profile, seed=seed, workers=workers)
         else:
-            self._maker = Generator(workload, profile, seed=seed)
+            self._generator = Generator(workload, profile, seed=seed)
 
     async def run(self) -> LoadReport:
         """Make the traffic, wait for the answers, and report. A run runs once."""
-        await self._maker.generate()
+        await self._generator.generate()
         return self.report()
 
     def stop(self) -> None:
         """End the run now: what is in flight is cancelled and counted so, and `run()` returns its report."""
-        self._maker.stop()
+        self._generator.stop()
 
     @property
     def progress(self) -> Tally:
         """The counts so far, those of the warm-up included."""
-        return self._maker.progress
+        return self._generator.progress
 
     def report(self) -> LoadReport:
         """Report what was gathered, after the run has ended, whichever way that was."""
-        return report_of(self._maker.recording, self._profile, seed=self._seed, workers=self._workers, slo=self._slo)
+        return build_report(
+            self._generator.recording, self._profile, seed=self._seed, workers=self._workers, slo=self._slo
+        )
 
 
 async def run_load(

@@ -11,11 +11,11 @@ import attrs
 
 from sampling._json.bounded import loads
 from sampling.load.capacity._confidence import wilson
-from sampling.load.capacity._search import Bracket, Trial, bracket_of
+from sampling.load.capacity._search import Bracket, Trial, find_bracket
 from sampling.load.capacity._verdict import Verdict
 from sampling.load.model._report import LoadReport
 from sampling.load.model._slo import Slo
-from sampling.load.model._units import show_seconds, show_share
+from sampling.load.model._units import format_seconds, format_share
 
 __all__ = ["CSV_COLUMNS", "Axis", "CapacityAnswer", "Step", "csv_row"]
 
@@ -91,7 +91,7 @@ class CapacityAnswer:
 
     @property
     def _bracket(self) -> Bracket:
-        return bracket_of(step.trial for step in self.steps)
+        return find_bracket(step.trial for step in self.steps)
 
     @property
     def max_rate(self) -> float | None:
@@ -208,7 +208,7 @@ class CapacityAnswer:
         unit = "users" if self.axis == "users" else "per second"
         if self.max_rate is None:
             return f"{cut}none passed{f': {self.next_limit}' if self.next_limit else ''}"
-        sure = "" if self.confidence is None else f" (confidence {show_share(self.confidence)})"
+        sure = "" if self.confidence is None else f" (confidence {format_share(self.confidence)})"
         limit = f"; at {self.first_trip:g}: {self.next_limit}" if self.first_trip is not None else "; nothing tripped"
         return f"{cut}holds {self.max_rate:g} {unit}{sure}{limit}"
 
@@ -224,10 +224,10 @@ def _cells(step: Step) -> list[str]:
         times = [report.latency.p50, report.latency.p95, report.latency.p99]
         shares = [report.error_rate, report.validity_rate]
         numbers = [
-            *("—" if time is None else show_seconds(time) for time in times),
-            *("—" if share is None else show_share(share) for share in shares),
+            *("—" if time is None else format_seconds(time) for time in times),
+            *("—" if share is None else format_share(share) for share in shares),
             str(report.dropped),
-            "—" if report.schedule_lag.p99 is None else show_seconds(report.schedule_lag.p99),
+            "—" if report.schedule_lag.p99 is None else format_seconds(report.schedule_lag.p99),
         ]
     return [f"{step.target_rate:g}", f"{step.achieved_rate:.4g}", step.verdict, *numbers]
 
@@ -292,7 +292,7 @@ def csv_row(step: Step) -> list[str]:
 
 
 def _seconds(time: float | None) -> str:
-    return "—" if time is None else show_seconds(time)
+    return "—" if time is None else format_seconds(time)
 
 
 def _field(value: object) -> str:

@@ -10,7 +10,7 @@ queue are not, so the truth is less certain than the number; that is why a verdi
 import math
 from statistics import NormalDist
 
-__all__ = ["at_the_edge", "confidence_within", "wilson"]
+__all__ = ["confidence_within", "is_at_edge", "wilson"]
 
 _Z = NormalDist().inv_cdf(0.975)
 
@@ -25,7 +25,7 @@ def wilson(found: int, count: int, z: float = _Z) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def at_the_edge(found: int, count: int, allowed: float) -> bool:
+def is_at_edge(found: int, count: int, allowed: float) -> bool:
     """Tell whether another run might as well find the opposite: the allowed share is inside the interval."""
     low, high = wilson(found, count)
     return low <= allowed <= high

@@ -10,7 +10,7 @@ import attrs
 from sampling._arguments import check_bool, check_instance, check_int, check_number, shown
 from sampling.errors import PreflightFailed
 from sampling.load.capacity._answer import Axis, CapacityAnswer, Step
-from sampling.load.capacity._probe import BacklogProbe, ProbeWatch
+from sampling.load.capacity._probe import BacklogMonitor, BacklogProbe
 from sampling.load.capacity._search import StepsLike, next_trial, parse_steps
 from sampling.load.capacity._step_files import StepCsv, StepJournal
 from sampling.load.capacity._verdict import Backlog, judge
@@ -130,7 +130,7 @@ class CapacitySettings:
             drain_s=self.drain_s,
         )
 
-    def measured_how(self) -> dict[str, Any]:
+    def measurement_settings(self) -> dict[str, Any]:
         """Return what must be the same for steps of two searches to be put together."""
         names = ("warmup_s", "hold_s", "drain_s", "rate_tolerance", "max_in_flight", "axis", "arrivals")
         found: dict[str, Any] = {
@@ -157,7 +157,7 @@ class CapacityRun:
     ) -> None:
         self._workload = workload
         self._settings = settings
-        self._journal = None if journal is None else StepJournal(journal, settings.measured_how())
+        self._journal = None if journal is None else StepJournal(journal, settings.measurement_settings())
         self._csv = None if csv is None else StepCsv(csv)
         self._on_step = on_step
         self._steps: list[Step] = []
@@ -243,7 +243,7 @@ class CapacityRun:
         report, backlog = await self._measure(target, seed)
         if self._stopped:
             return None
-        step = self._judged(target, why, seed, report, backlog)
+        step = self._make_step(target, why, seed, report, backlog)
         self._steps.append(step)
         if self._journal is not None:
             self._journal.add(step)
@@ -262,12 +262,12 @@ class CapacityRun:
         try:
             if settings.probe is None:
                 return await self.running.run(), None
-            watch = ProbeWatch(settings.probe, timeout_s=settings.probe_timeout_s)
-            return await _beside(watch, settings, self.running), watch.backlog
+            monitor = BacklogMonitor(settings.probe, timeout_s=settings.probe_timeout_s)
+            return await _run_with_monitor(monitor, settings, self.running), monitor.backlog
         finally:
             self.running = None
 
-    def _judged(
+    def _make_step(
         self,
         target: float,
         why: Literal["ramp", "refine", "repeat"],
@@ -305,12 +305,12 @@ def _achieved(report: LoadReport | None, axis: Axis) -> float:
     return report.achieved_rate if axis == "rate" else float(report.active_users or 0)
 
 
-async def _beside(watch: ProbeWatch, settings: CapacitySettings, run: LoadRun) -> LoadReport | None:
+async def _run_with_monitor(monitor: BacklogMonitor, settings: CapacitySettings, run: LoadRun) -> LoadReport | None:
     """Run a step while its queue is watched; what the run raises comes through bare, not in a group."""
     report: LoadReport | None = None
     failure: Exception | None = None
     async with anyio.create_task_group() as group:
-        group.start_soon(watch.watch, settings.warmup_s, settings.hold_s)
+        group.start_soon(monitor.watch, settings.warmup_s, settings.hold_s)
         try:
             report = await run.run()
         except Exception as error:  # noqa: BLE001 - raised again below

@@ -15,7 +15,7 @@ import attrs
 from sampling._arguments import check_number
 from sampling.load.capacity._verdict import Verdict
 
-__all__ = ["Bracket", "Next", "Trial", "bracket_of", "next_trial", "parse_steps"]
+__all__ = ["Bracket", "Next", "Trial", "find_bracket", "next_trial", "parse_steps"]
 
 _MOST_RUNS = 3
 """How often one rate is run at most."""
@@ -49,7 +49,7 @@ class Next:
     why: Literal["refine", "repeat"]
 
 
-def bracket_of(trials: Iterable[Trial]) -> Bracket:
+def find_bracket(trials: Iterable[Trial]) -> Bracket:
     """Return the smallest rate that tripped, and the largest that passed below it."""
     verdicts = _verdicts(trials)
     tripped = min((rate for rate, verdict in verdicts.items() if verdict == "TRIP"), default=None)
@@ -65,10 +65,10 @@ def next_trial(trials: Sequence[Trial], *, precision: float, most_trials: int = 
     First the bracket is halved until it is narrower than `precision` of its upper end. Then its two ends are run again,
     if their verdicts are at the edge; should that overturn one of them, the halving goes on.
     """
-    bracket = bracket_of(trials)
+    bracket = find_bracket(trials)
     if bracket.tripped is None or len(trials) >= most_trials:
         return None
-    return _halve(trials, bracket, precision, whole=whole) or _doubt(trials, bracket)
+    return _halve(trials, bracket, precision, whole=whole) or _repeat_edge(trials, bracket)
 
 
 def _halve(trials: Sequence[Trial], bracket: Bracket, precision: float, *, whole: bool) -> Next | None:
@@ -78,7 +78,7 @@ def _halve(trials: Sequence[Trial], bracket: Bracket, precision: float, *, whole
         return None
     if low and high - low <= precision * high:
         return None
-    middle = _rounded(low, high, whole=whole)
+    middle = _midpoint(low, high, whole=whole)
     runs = [trial for trial in trials if trial.rate == middle]
     # Whatever was tried here was inconclusive: once more may help, but it never becomes a bound.
     if middle in (low, high) or len(runs) >= _MOST_RUNS - 1:
@@ -86,7 +86,7 @@ def _halve(trials: Sequence[Trial], bracket: Bracket, precision: float, *, whole
     return Next(middle, "refine")
 
 
-def _rounded(low: float, high: float, *, whole: bool) -> float:
+def _midpoint(low: float, high: float, *, whole: bool) -> float:
     middle = (low + high) / 2
     if whole:
         return float(math.floor(middle))
@@ -94,7 +94,7 @@ def _rounded(low: float, high: float, *, whole: bool) -> float:
     return rounded if low < rounded < high else middle
 
 
-def _doubt(trials: Sequence[Trial], bracket: Bracket) -> Next | None:
+def _repeat_edge(trials: Sequence[Trial], bracket: Bracket) -> Next | None:
     """Return an end of the bracket that should be run again: one at the edge, until its majority can't change."""
     for rate in (bracket.passed, bracket.tripped):
         runs = [trial for trial in trials if trial.rate == rate and trial.verdict != "INCONCLUSIVE"]

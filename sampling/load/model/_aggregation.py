@@ -12,12 +12,12 @@ from sampling.load.model._report import Bin, LoadReport, Operation
 from sampling.load.model._series import Summary, cumulative, slope
 from sampling.load.model._slo import Slo
 
-__all__ = ["report_of"]
+__all__ = ["build_report"]
 
 _SUCCEEDED: tuple[Outcome, ...] = ("valid", "invalid")
 
 
-def report_of(
+def build_report(
     recording: Recording, profile: Profile, *, seed: int, workers: int = 1, slo: Slo | None = None
 ) -> LoadReport:
     """Sum a recording up. The counts are those that the generator kept, checked against the samples themselves."""

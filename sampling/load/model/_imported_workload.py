@@ -8,9 +8,9 @@ from typing import Any, cast
 import attrs
 
 from sampling._arguments import check_instance, check_str, shown
-from sampling.load.model._workload import Draw, Workload, draw_of
+from sampling.load.model._workload import Draw, Workload, draw_function
 
-__all__ = ["ImportedWorkload", "named", "opened"]
+__all__ = ["ImportedWorkload", "as_imported_workload", "open_workload"]
 
 
 @attrs.frozen
@@ -48,7 +48,7 @@ class ImportedWorkload:
 
 
 @asynccontextmanager
-async def opened(workload: Workload | ImportedWorkload) -> AsyncGenerator[Draw]:
+async def open_workload(workload: Workload | ImportedWorkload) -> AsyncGenerator[Draw]:
     """
     Give what draws from a workload, for as long as it is needed.
 
@@ -57,12 +57,12 @@ async def opened(workload: Workload | ImportedWorkload) -> AsyncGenerator[Draw]:
     made: object = workload.make() if isinstance(workload, ImportedWorkload) else workload
     if made is not workload and isinstance(made, AbstractAsyncContextManager):
         async with cast("AbstractAsyncContextManager[object]", made) as inner:
-            yield draw_of(inner)
+            yield draw_function(inner)
     else:
-        yield draw_of(made)
+        yield draw_function(made)
 
 
-def named(workload: object) -> ImportedWorkload:
+def as_imported_workload(workload: object) -> ImportedWorkload:
     """Return a workload that other processes can make: a function at the top of a module has a name already."""
     if isinstance(workload, ImportedWorkload):
         return workload

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 
 from sampling._arguments import check_instance, check_items, check_number, check_str
-from sampling.load.model._workload import Arrival, Draw, Send, Workload, draw_of
+from sampling.load.model._workload import Arrival, Draw, Send, Workload, draw_function
 
 __all__ = ["Mix", "mix"]
 
@@ -24,7 +24,7 @@ class Mix:
             check_str("the name of an operation", name, empty=False)
             weight, workload = check_items(f"operations[{name!r}]", pair, "a pair of a weight and a workload")
             weights.append(check_number(f"the weight of {name!r}", weight, least=0))
-            self._draws.append((name, draw_of(workload)))
+            self._draws.append((name, draw_function(workload)))
         self._bounds = list(accumulate(weights))
         if not self._bounds[-1] > 0 or not math.isfinite(self._bounds[-1]):
             raise ValueError(f"the weights of a mix must add up to something positive, got {self._bounds[-1]:g}")

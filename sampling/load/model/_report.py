@@ -11,12 +11,12 @@ import attrs
 from sampling._json.bounded import loads
 from sampling.load.model._profiles import ClosedLoop, OpenLoop, Profile, profile_from_dict
 from sampling.load.model._recording import COLUMNS, Recording
-from sampling.load.model._series import NOTHING, Summary
+from sampling.load.model._series import EMPTY, Summary
 from sampling.load.model._slo import Slo
 from sampling.load.model._stall import Stall
-from sampling.load.model._units import show_seconds, show_share
+from sampling.load.model._units import format_seconds, format_share
 
-__all__ = ["Bin", "LoadReport", "Operation", "in_flight_at"]
+__all__ = ["Bin", "LoadReport", "Operation", "required_in_flight"]
 
 _SUMMARIES = ("latency", "service_time", "schedule_lag", "time_to_first_token", "time_to_valid", "error_latency")
 _LAG_SHARE = 0.1
@@ -37,8 +37,8 @@ class Operation:
     valid: int
     latency: Summary
     service_time: Summary
-    time_to_first_token: Summary = NOTHING
-    time_to_valid: Summary = NOTHING
+    time_to_first_token: Summary = EMPTY
+    time_to_valid: Summary = EMPTY
 
     @property
     def error_rate(self) -> float | None:
@@ -129,13 +129,13 @@ class LoadReport:
     latency: Summary
     service_time: Summary
     schedule_lag: Summary
-    time_to_first_token: Summary = NOTHING
+    time_to_first_token: Summary = EMPTY
     """From the instant it was due to the first token, where the workload told."""
 
-    time_to_valid: Summary = NOTHING
+    time_to_valid: Summary = EMPTY
     """Latency of valid answers."""
 
-    error_latency: Summary = NOTHING
+    error_latency: Summary = EMPTY
     """From the instant they were due to the failure, of failed requests."""
 
     peak_in_flight: int
@@ -175,11 +175,11 @@ class LoadReport:
     """Every single request, in columns; None in a report that was read from a file without them."""
 
     def __attrs_post_init__(self) -> None:
-        broken = [f"{left} = {right}" for left, right, holds in self._laws() if not holds]
+        broken = [f"{left} = {right}" for left, right, holds in self._invariants() if not holds]
         if broken:
             raise ValueError(f"the counts of this report do not add up: {' and '.join(broken)} must hold")
 
-    def _laws(self) -> list[tuple[str, str, bool]]:
+    def _invariants(self) -> list[tuple[str, str, bool]]:
         return [
             ("scheduled", "dropped + admitted", self.scheduled == self.dropped + self.admitted),
             (
@@ -266,7 +266,7 @@ class LoadReport:
         On the average `rate × mean service time` requests are in flight. A limit must leave room for slow ones,
         so the 99th percentile stands in for the mean: enough even if all were as slow as the slowest in a hundred.
         """
-        return in_flight_at(self.achieved_rate, self.service_time.p99)
+        return required_in_flight(self.achieved_rate, self.service_time.p99)
 
     @property
     def client_limit(self) -> str | None:
@@ -277,9 +277,9 @@ class LoadReport:
             )
         lag, latency = self.schedule_lag.p99, self.latency.p99
         if lag is not None and lag > _LAG_FLOOR_S and (latency is None or lag > _LAG_SHARE * latency):
-            behind = "" if latency is None else f" of a p99 latency of {show_seconds(latency)}"
+            behind = "" if latency is None else f" of a p99 latency of {format_seconds(latency)}"
             return (
-                f"the load generator was late by itself: p99 schedule lag {show_seconds(lag)}{behind}; "
+                f"the load generator was late by itself: p99 schedule lag {format_seconds(lag)}{behind}; "
                 "use more workers, or a lighter workload"
             )
         return None
@@ -296,9 +296,9 @@ class LoadReport:
             return None
         longest = max(self.stalls, key=lambda stall: stall.blocked_s)
         times = "once, for" if len(self.stalls) == 1 else f"{len(self.stalls)} times, for up to"
-        when = "in the warm-up" if longest.at_s < 0 else f"at {show_seconds(longest.at_s)}"
+        when = "in the warm-up" if longest.at_s < 0 else f"at {format_seconds(longest.at_s)}"
         by = ", called from ".join(dict.fromkeys((longest.where[0], longest.where[-1])))
-        return f"the event loop was blocked {times} {show_seconds(longest.blocked_s)} {when}, by {by}"
+        return f"the event loop was blocked {times} {format_seconds(longest.blocked_s)} {when}, by {by}"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -330,7 +330,7 @@ class LoadReport:
         found: dict[str, Any] = {"schema": self.schema, "model": self.model}
         for field in attrs.fields(LoadReport):
             if field.name != "samples":
-                found[field.name] = _plain(getattr(self, field.name))
+                found[field.name] = _to_json_value(getattr(self, field.name))
         if samples and self.samples is not None:
             found["samples"] = _columns(self.samples)
         return found
@@ -372,13 +372,13 @@ class LoadReport:
         counts = {"failed": self.failed, "cancelled": self.cancelled, "invalid": self.invalid}
         parts += [f"{count} {name}" for name, count in counts.items() if count]
         if self.latency.p50 is not None and self.latency.p99 is not None:
-            parts.append(f"latency p50 {show_seconds(self.latency.p50)}, p99 {show_seconds(self.latency.p99)}")
+            parts.append(f"latency p50 {format_seconds(self.latency.p50)}, p99 {format_seconds(self.latency.p99)}")
         if self.good_share is not None:
-            parts.append(f"goodput {show_share(self.good_share)}")
+            parts.append(f"goodput {format_share(self.good_share)}")
         return " · ".join([*parts, *self.notes[:2]])
 
 
-def in_flight_at(rate: float, service_s: float | None) -> int | None:
+def required_in_flight(rate: float, service_s: float | None) -> int | None:
     """Return how many requests are in flight at a rate when each takes so long: Little's law, rounded up."""
     # Rounded first: 20 × 0.5 must not become 11 because of the last bit.
     return None if service_s is None else max(1, math.ceil(round(rate * service_s, 6)))
@@ -391,16 +391,16 @@ def _in_flight_limit(profile: Profile) -> int:
 # Reading and writing one.
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     """Return what JSON can hold of a value of this report."""
     if isinstance(value, OpenLoop | ClosedLoop | Slo):
         return value.to_dict()
     if isinstance(value, Summary | Bin | Operation | Stall):
         return attrs.asdict(value)
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in cast("Mapping[str, Any]", value).items()}
+        return {key: _to_json_value(item) for key, item in cast("Mapping[str, Any]", value).items()}
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        return [_to_json_value(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     return value
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-__all__ = ["NOTHING", "PERCENTS", "Summary", "cumulative", "least_samples", "nearest_rank", "slope"]
+__all__ = ["EMPTY", "PERCENTS", "Summary", "cumulative", "least_samples", "nearest_rank", "slope"]
 
 PERCENTS = (50, 90, 95, 99)
 
@@ -48,7 +48,7 @@ class Summary:
         """Sum a series up. Every sample counts: nothing is estimated, binned or thrown away."""
         ordered = sorted(values)
         if not ordered:
-            return NOTHING
+            return EMPTY
         p50, p90, p95, p99 = (nearest_rank(ordered, percent) for percent in PERCENTS)
         return cls(len(ordered), math.fsum(ordered) / len(ordered), p50, p90, p95, p99, ordered[-1])
 
@@ -65,7 +65,7 @@ class Summary:
         return cls(**{field.name: numbers[field.name] for field in attrs.fields(cls)})
 
 
-NOTHING = Summary()
+EMPTY = Summary()
 
 
 def cumulative(values: Iterable[float], points: int = 200) -> list[tuple[float, float]]:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import attrs
 
 from sampling._arguments import check_number, check_str, shown, wrong_type
-from sampling.load.model._units import parse_count, parse_duration, parse_share, show_seconds, show_share
+from sampling.load.model._units import format_seconds, format_share, parse_count, parse_duration, parse_share
 
 __all__ = ["LatencyLimit", "Slo"]
 
@@ -146,7 +146,7 @@ class Slo:
             if dot:
                 operations.setdefault(operation, []).append(f"{metric}={value}")
                 continue
-            field, parse = _reader_of(metric)
+            field, parse = _field_and_parser(metric)
             if field in limits:
                 raise ValueError(f"{metric} is limited twice in {text!r}: keep one of them")
             limits[field] = parse(metric, value)
@@ -175,15 +175,15 @@ class Slo:
             if name == "operations":
                 parts += [f"{operation}.{part}" for operation, slo in value.items() for part in str(slo).split(",")]
             elif name.endswith("_s"):
-                parts.append(f"{name.removesuffix('_s')}={show_seconds(value, 6)}")
+                parts.append(f"{name.removesuffix('_s')}={format_seconds(value, 6)}")
             elif name.endswith("_rate"):
-                parts.append(f"{name.removesuffix('_rate')}={show_share(value, 6)}")
+                parts.append(f"{name.removesuffix('_rate')}={format_share(value, 6)}")
             else:
                 parts.append(f"{name}={value:g}")
         return ",".join(parts)
 
 
-def _reader_of(metric: str) -> tuple[str, Callable[[str, str], float]]:
+def _field_and_parser(metric: str) -> tuple[str, Callable[[str, str], float]]:
     """Return the field that a metric's name stands for, and how its limit is read."""
     field = _SHORT_NAMES.get(metric, metric)
     if f"{field}_s" in _LATENCY_FIELDS:

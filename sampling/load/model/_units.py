@@ -4,7 +4,7 @@ import re
 from fractions import Fraction
 from typing import TypeAlias
 
-__all__ = ["parse_count", "parse_duration", "parse_share", "show_seconds", "show_share"]
+__all__ = ["format_seconds", "format_share", "parse_count", "parse_duration", "parse_share"]
 
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([^\s\d]*)\s*")
 _Units: TypeAlias = dict[str, Fraction]
@@ -50,7 +50,7 @@ def _parse(name: str, text: str, units: _Units, allowed: str) -> float:
     return float(Fraction(found[1]) * units[found[2]])
 
 
-def show_seconds(seconds: float, digits: int = 3) -> str:
+def format_seconds(seconds: float, digits: int = 3) -> str:
     """Write a time: `143ms`, `2.5s`."""
     # 0.9999 is 1s, and not 1e+03ms.
     if float(f"{seconds:.{digits}g}") < 1:
@@ -58,7 +58,7 @@ def show_seconds(seconds: float, digits: int = 3) -> str:
     return f"{seconds:.{digits}g}s" if seconds < 1000 else f"{seconds:.0f}s"
 
 
-def show_share(share: float, digits: int = 3) -> str:
+def format_share(share: float, digits: int = 3) -> str:
     """Write a share: `0.1%`. What is less than all does not become all by rounding."""
     shown = f"{share * 100:.{digits}g}%"
     return ">99.9%" if shown == "100%" and share < 1 else shown

@@ -21,7 +21,7 @@ __all__ = [
     "Workload",
     "WorkloadFunction",
     "current_arrival",
-    "draw_of",
+    "draw_function",
     "enter_arrival",
     "first_token",
     "leave_arrival",
@@ -153,7 +153,7 @@ def first_token() -> None:
         arrival.first_token()
 
 
-def draw_of(workload: object) -> Draw:
+def draw_function(workload: object) -> Draw:
     """Return the function that draws the next request from a workload; a plain function never runs out."""
     draw = getattr(workload, "draw", None)
     if callable(draw):

@@ -12,7 +12,7 @@ from sampling._arguments import check_int
 from sampling.load.model._profiles import Profile
 from sampling.load.model._recording import ANSWERED, OUTCOMES, Recording
 from sampling.load.model._report import LoadReport
-from sampling.load.planning._matching import Traffic, matched
+from sampling.load.planning._fitting import Traffic, fit_server
 from sampling.load.planning._server_model import ServerModel
 from sampling.load.planning._simulation import replay
 
@@ -93,7 +93,7 @@ def calibrate(reports: LoadReport | Iterable[LoadReport], *, slots: int | None =
         raise ValueError(f"calibrate needs {_LEAST_SAMPLES} answered requests, there are {answered}: record for longer")
     found, notes = _slots(runs, slots)
     guess = _fit(runs, found)
-    match = matched(attrs.evolve(guess, jitter=_jitter(runs, guess)), _by_rate(runs))
+    match = fit_server(attrs.evolve(guess, jitter=_jitter(runs, guess)), _by_rate(runs))
     return Calibration(
         server=match.server,
         error=_error(attrs.evolve(match.server, jitter=0.0), runs),

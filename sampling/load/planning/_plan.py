@@ -13,7 +13,7 @@ from sampling.load.capacity._verdict import Judgement, judge
 from sampling.load.model._profiles import OpenLoop
 from sampling.load.model._report import LoadReport
 from sampling.load.model._slo import Slo
-from sampling.load.model._units import show_seconds, show_share
+from sampling.load.model._units import format_seconds, format_share
 from sampling.load.planning._server_model import ServerModel
 from sampling.load.planning._simulation import simulate
 from sampling.usage import Price
@@ -133,10 +133,10 @@ class Plan:
         report, latency = option.report, option.report.latency
         star = "*" if option is self.best else " "
         spent = option.cost_per_call if money else option.tokens_per_call
-        times = ["—" if time is None else show_seconds(time) for time in (latency.p50, latency.p95, latency.p99)]
+        times = ["—" if time is None else format_seconds(time) for time in (latency.p50, latency.p95, latency.p99)]
         return [
             f"{star} {option.depth}×{option.breadth}",
-            "—" if report.validity_rate is None else show_share(report.validity_rate),
+            "—" if report.validity_rate is None else format_share(report.validity_rate),
             *times,
             f"{option.requests_per_call:.2f}",
             f"{spent:.4g}",
@@ -150,9 +150,9 @@ class Plan:
             why = "; ".join(closest.judgement.reasons)
             return f"no depth × breadth meets the SLO at {self.rate:g} per second; the closest, {closest}: {why}"
         report = best.report
-        parts = [f"{best}: {show_share(report.validity_rate or 0.0)} valid"]
+        parts = [f"{best}: {format_share(report.validity_rate or 0.0)} valid"]
         if report.latency.p95 is not None:
-            parts.append(f"p95 {show_seconds(report.latency.p95)}")
+            parts.append(f"p95 {format_seconds(report.latency.p95)}")
         parts.append(f"{best.requests_per_call:.3g} requests a call")
         if best.cost_per_valid is not None and self.cost_per_hour is not None:
             spent = f"{best.cost_per_call:.4g} a call, {best.cost_per_valid:.4g} a valid answer"

@@ -15,7 +15,7 @@ from itertools import chain
 import attrs
 
 from sampling._arguments import check_budgets, check_instance, check_int
-from sampling.load.model._aggregation import report_of
+from sampling.load.model._aggregation import build_report
 from sampling.load.model._profiles import OpenLoop
 from sampling.load.model._recording import Outcome, Recording
 from sampling.load.model._report import LoadReport
@@ -32,7 +32,7 @@ _BINS = 60
 
 
 @attrs.define(eq=False)
-class _Call:
+class _SimulatedCall:
     """One arrival: a call of a strategy, with its attempts."""
 
     arrival: Arrival
@@ -48,10 +48,10 @@ class _Call:
 
 
 @attrs.define(eq=False)
-class _Attempt:
+class _SimulatedAttempt:
     """One request to the server. What is left of it is in seconds of a server that it has to itself."""
 
-    call: _Call
+    call: _SimulatedCall
     number: int
     tokens: int
     passes: bool
@@ -74,14 +74,14 @@ class _Server:
     def __init__(self, model: ServerModel) -> None:
         self._model = model
         self.now_s = 0.0
-        self._queue: deque[_Attempt] = deque()
-        self.busy: list[_Attempt] = []
+        self._queue: deque[_SimulatedAttempt] = deque()
+        self.busy: list[_SimulatedAttempt] = []
 
-    def enqueue(self, attempt: _Attempt) -> None:
+    def enqueue(self, attempt: _SimulatedAttempt) -> None:
         self._queue.append(attempt)
         self._fill()
 
-    def drop(self, call: _Call) -> None:
+    def drop(self, call: _SimulatedCall) -> None:
         """Free the slots of a call that has ended at once; what waits is passed over when its turn comes."""
         self.busy = [attempt for attempt in self.busy if attempt.call is not call]
         self._fill()
@@ -108,11 +108,11 @@ class _Server:
             for attempt in self.busy
         )
 
-    def advance(self, to_s: float) -> list[_Attempt]:
+    def advance(self, to_s: float) -> list[_SimulatedAttempt]:
         """Let time pass, at most to the next event; return the attempts whose answers are whole now."""
         first, later = self._slowness()
         passed_s, self.now_s = to_s - self.now_s, to_s
-        whole: list[_Attempt] = []
+        whole: list[_SimulatedAttempt] = []
         for attempt in self.busy:
             if attempt.first_left_s > 0:
                 attempt.first_left_s -= passed_s / first
@@ -151,7 +151,7 @@ class _Simulation:
         self._price = price
         self._lengths = lengths
         self._server = _Server(model)
-        self._in_flight: dict[_Call, None] = {}
+        self._in_flight: dict[_SimulatedCall, None] = {}
         measured_s = profile.measured_s or 1.0
         self.recording = Recording(measured_s / _BINS)
 
@@ -200,21 +200,21 @@ class _Simulation:
         tally.admitted += 1
         recording.levels.change(due_s, +1)
         rng = random.Random(derive_seed(self._seed, "call", index))  # noqa: S311 - a simulated answer is no secret
-        call = _Call(Arrival(index, due_s, number=index, seed=self._seed), rng, running=self._breadth)
+        call = _SimulatedCall(Arrival(index, due_s, number=index, seed=self._seed), rng, running=self._breadth)
         self._in_flight[call] = None
         for _ in range(self._breadth):
             self._server.enqueue(self._attempt(call, 0))
 
-    def _attempt(self, call: _Call, number: int) -> _Attempt:
+    def _attempt(self, call: _SimulatedCall, number: int) -> _SimulatedAttempt:
         model, rng = self._model, call.rng
         tokens = rng.choice(model.output_tokens) if self._lengths is None else self._lengths[call.arrival.index]
         passes = rng.random() < model.pass_probability
         pace = rng.lognormvariate(-(model.jitter**2) / 2, model.jitter) if model.jitter else 1.0
         token_s = model.time_per_token_s * pace
         first_s = model.time_to_first_token_s * pace
-        return _Attempt(call, number, tokens, passes, token_s, max(first_s, 1e-9), (tokens - 1) * token_s)
+        return _SimulatedAttempt(call, number, tokens, passes, token_s, max(first_s, 1e-9), (tokens - 1) * token_s)
 
-    def _answered(self, attempt: _Attempt) -> None:
+    def _answered(self, attempt: _SimulatedAttempt) -> None:
         call = attempt.call
         if call.ended:
             return
@@ -227,7 +227,7 @@ class _Simulation:
             if not call.running:
                 self._end(call, "invalid")
 
-    def _end(self, call: _Call, outcome: Outcome) -> None:
+    def _end(self, call: _SimulatedCall, outcome: Outcome) -> None:
         call.ended = True
         call.output_tokens += sum(attempt.generated for attempt in self._server.busy if attempt.call is call)
         self._server.drop(call)
@@ -293,7 +293,7 @@ def simulate(
     check_budgets(depth, breadth)
     check_int("seed", seed)
     recording = _Simulation(server, profile, depth=depth, breadth=breadth, seed=seed, price=price).run()
-    return report_of(recording, profile, seed=seed, slo=slo)
+    return build_report(recording, profile, seed=seed, slo=slo)
 
 
 def replay(server: ServerModel, sent_s: Sequence[float], lengths: Sequence[int], *, seed: int = 0) -> Recording:

@@ -9,7 +9,7 @@ from sampling._arguments import check_number
 from sampling._text import aligned
 from sampling.load.capacity._answer import CapacityAnswer, Step
 from sampling.load.model._report import LoadReport
-from sampling.load.model._units import show_seconds, show_share
+from sampling.load.model._units import format_seconds, format_share
 
 __all__ = ["Change", "Comparison", "compare"]
 
@@ -71,7 +71,7 @@ class Comparison:
 
     def __str__(self) -> str:
         if not self.worse and not self.better:
-            return f"the same, within {show_share(self.tolerance)}"
+            return f"the same, within {format_share(self.tolerance)}"
         parts = [("worse", self.worse), ("better", self.better)]
         return "; ".join(
             f"{len(changes)} {trend}: {', '.join(change.name for change in changes)}"
@@ -92,7 +92,7 @@ def compare(
     Args:
         before: The one to compare with.
 
-        after: The one that is judged.
+        after: The one that is classify.
 
         tolerance: Which change of a number is still the same, as a share of it. Shares (errors, validity, drops) are
             compared by their difference instead, in units of a tenth of it: with 0.05, half a percentage point.
@@ -114,7 +114,7 @@ def _kind(report: object) -> str:
 
 
 @attrs.frozen
-class _Judge:
+class _Classifier:
     """Tells better from worse."""
 
     tolerance: float
@@ -123,12 +123,12 @@ class _Judge:
         self, name: str, before: float | None, after: float | None, *, less_is_better: bool, floor: float = 0.0
     ) -> Change:
         """Compare two numbers by their ratio; differences up to `floor` are noise."""
-        show: Callable[[float], str] = show_seconds if less_is_better else _four_digits
+        show: Callable[[float], str] = format_seconds if less_is_better else _four_digits
         return self._change(name, before, after, max(self.tolerance * (before or 0.0), floor), less_is_better, show)
 
     def share(self, name: str, before: float | None, after: float | None, *, less_is_better: bool) -> Change:
         """Compare two shares by their difference: half an error in a hundred is not half a catastrophe."""
-        return self._change(name, before, after, self.tolerance / 10, less_is_better, show_share)
+        return self._change(name, before, after, self.tolerance / 10, less_is_better, format_share)
 
     def _change(
         self,
@@ -161,26 +161,26 @@ def _compare_runs(before: LoadReport, after: LoadReport, tolerance: float) -> Co
             f"can't compare a report of the {before.model} loop with one of the {after.model} loop: "
             "in a closed loop users wait for slow answers, so its latencies mean something else"
         )
-    changes = tuple(change for change in _run_changes(before, after, _Judge(tolerance)) if _says_something(change))
+    changes = tuple(change for change in _run_changes(before, after, _Classifier(tolerance)) if _has_value(change))
     return Comparison(changes=changes, tolerance=tolerance, remarks=tuple(_remarks(before, after)))
 
 
-def _says_something(change: Change) -> bool:
+def _has_value(change: Change) -> bool:
     return change.before is not None or change.after is not None
 
 
-def _run_changes(before: LoadReport, after: LoadReport, judged: _Judge, prefix: str = "") -> Iterator[Change]:
+def _run_changes(before: LoadReport, after: LoadReport, classify: _Classifier, prefix: str = "") -> Iterator[Change]:
     for name, series in (("", "latency"), ("first token ", "time_to_first_token"), ("valid answer ", "time_to_valid")):
         for percent in (50, 95, 99):
             times = [getattr(report, series).at(percent) for report in (before, after)]
-            yield judged.number(f"{prefix}{name}p{percent}", *times, less_is_better=True, floor=_TIMER_S)
-    yield judged.share(f"{prefix}errors", before.error_rate, after.error_rate, less_is_better=True)
-    yield judged.share(f"{prefix}valid", before.validity_rate, after.validity_rate, less_is_better=False)
-    yield judged.share(f"{prefix}dropped", _dropped(before), _dropped(after), less_is_better=True)
-    yield judged.number(f"{prefix}goodput", before.goodput, after.goodput, less_is_better=False)
-    yield judged.number(f"{prefix}answers/s", before.answered_rate, after.answered_rate, less_is_better=False)
+            yield classify.number(f"{prefix}{name}p{percent}", *times, less_is_better=True, floor=_TIMER_S)
+    yield classify.share(f"{prefix}errors", before.error_rate, after.error_rate, less_is_better=True)
+    yield classify.share(f"{prefix}valid", before.validity_rate, after.validity_rate, less_is_better=False)
+    yield classify.share(f"{prefix}dropped", _dropped(before), _dropped(after), less_is_better=True)
+    yield classify.number(f"{prefix}goodput", before.goodput, after.goodput, less_is_better=False)
+    yield classify.number(f"{prefix}answers/s", before.answered_rate, after.answered_rate, less_is_better=False)
     costs = [report.cost / report.valid if report.cost and report.valid else None for report in (before, after)]
-    change = judged.number(f"{prefix}cost per valid answer", *costs, less_is_better=True)
+    change = classify.number(f"{prefix}cost per valid answer", *costs, less_is_better=True)
     yield attrs.evolve(change, show=_four_digits)
 
 
@@ -211,14 +211,16 @@ def _compare_answers(before: CapacityAnswer, after: CapacityAnswer, tolerance: f
         raise ValueError(
             f"can't compare what holds {before.slo} with what holds {after.slo}: use the same --slo for both searches"
         )
-    judged = _Judge(tolerance)
-    changes = [judged.number(f"max {before.axis}", before.max_rate or 0.0, after.max_rate or 0.0, less_is_better=False)]
+    classify = _Classifier(tolerance)
+    changes = [
+        classify.number(f"max {before.axis}", before.max_rate or 0.0, after.max_rate or 0.0, less_is_better=False)
+    ]
     theirs, ours = _by_target(before), _by_target(after)
     for target in sorted({*theirs} & {*ours}):
         both = theirs[target].report, ours[target].report
         if theirs[target].verdict == "PASS" and both[0] is not None and both[1] is not None:
-            found = _run_changes(both[0], both[1], judged, f"at {target:g}: ")
-            changes += [change for change in found if _says_something(change) and change.name.endswith(_AT_STEPS)]
+            found = _run_changes(both[0], both[1], classify, f"at {target:g}: ")
+            changes += [change for change in found if _has_value(change) and change.name.endswith(_AT_STEPS)]
     missing = sorted({*theirs} ^ {*ours})
     remarks = [f"steps that only one of them has: {', '.join(f'{target:g}' for target in missing)}"] if missing else []
     return Comparison(changes=tuple(changes), tolerance=tolerance, remarks=tuple(remarks))

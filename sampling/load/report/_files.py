@@ -14,7 +14,7 @@ from sampling.load.capacity._answer import CapacityAnswer, Step, csv_text
 from sampling.load.capacity._verdict import judge
 from sampling.load.model._report import LoadReport
 from sampling.load.planning._plan import Plan
-from sampling.load.report._page import page_of
+from sampling.load.report._page import render_html
 
 __all__ = ["FORMATS", "Report", "format_of", "load_csv", "read_report", "write_report"]
 
@@ -59,7 +59,7 @@ def _csv(report: Report) -> str:
 def _page(report: Report) -> str:
     if isinstance(report, Plan):
         raise TypeError("a plan is written as .json or .csv, there is no page of it")
-    return page_of(report)
+    return render_html(report)
 
 
 FORMATS: Mapping[str, Callable[[Report], str]] = {

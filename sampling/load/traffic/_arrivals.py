@@ -13,7 +13,7 @@ from itertools import islice, takewhile
 from sampling.load.model._profiles import ClosedLoop, OpenLoop
 from sampling.load.model._seeds import derive_seed
 
-__all__ = ["first_requests", "instants", "rate_at", "read_trace", "share", "start_of"]
+__all__ = ["first_requests", "instants", "rate_at", "read_trace", "share", "start_time"]
 
 
 def instants(profile: OpenLoop, seed: int) -> Iterator[float]:
@@ -97,7 +97,7 @@ def _rate(profile: OpenLoop) -> float:
     return profile.rate
 
 
-def start_of(user: int, profile: ClosedLoop) -> float:
+def start_time(user: int, profile: ClosedLoop) -> float:
     """Return when a user makes the first request: spread over the think time, and no faster than may be activated."""
     spread = user * profile.think_time_s / profile.users
     return spread if profile.activate_per_s is None else max(spread, user / profile.activate_per_s)

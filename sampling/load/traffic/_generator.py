@@ -10,13 +10,13 @@ from functools import partial
 import anyio
 
 from sampling._arguments import check_instance, check_int
-from sampling.load.model._imported_workload import ImportedWorkload, opened
+from sampling.load.model._imported_workload import ImportedWorkload, open_workload
 from sampling.load.model._profiles import ClosedLoop, OpenLoop, Profile
 from sampling.load.model._recording import Recording, Tally
-from sampling.load.model._workload import Draw, Workload, draw_of
+from sampling.load.model._workload import Draw, Workload, draw_function
 from sampling.load.traffic._closed_loop import drive_closed_loop
 from sampling.load.traffic._open_loop import drive_open_loop
-from sampling.load.traffic._sending import WHOLE, Part, Sender
+from sampling.load.traffic._sending import WHOLE, Sender, Shard
 from sampling.load.traffic._stalls import watch_for_stalls
 
 __all__ = ["Generator"]
@@ -29,15 +29,15 @@ class Generator:
     """One run of one profile: `await generate()`, and read `recording`, also when the run was cut short."""
 
     def __init__(
-        self, workload: Workload | ImportedWorkload, profile: Profile, *, seed: int = 0, part: Part = WHOLE
+        self, workload: Workload | ImportedWorkload, profile: Profile, *, seed: int = 0, shard: Shard = WHOLE
     ) -> None:
         check_instance("profile", profile, (OpenLoop, ClosedLoop), "an OpenLoop or a ClosedLoop")
         if not isinstance(workload, ImportedWorkload):
-            draw_of(workload)
+            draw_function(workload)
         self._workload = workload
         self._profile = profile
         self._seed = check_int("seed", seed)
-        self._part = part
+        self._shard = shard
         measured_s = profile.measured_s
         self.recording = Recording(measured_s / _LEVELS if measured_s else 1.0)
         self._stopping = anyio.CancelScope()
@@ -56,7 +56,7 @@ class Generator:
 
     async def generate(self) -> Recording:
         """Make the traffic, from now on. What is cancelled from outside raises, and the recording is whole."""
-        async with opened(self._workload) as draw:
+        async with open_workload(self._workload) as draw:
             return await self.drive(draw, anyio.current_time())
 
     async def drive(self, draw: Draw, start: float) -> Recording:
@@ -77,6 +77,6 @@ class Generator:
 
     async def _send_all(self, sender: Sender, draw: Draw) -> None:
         if isinstance(self._profile, OpenLoop):
-            await drive_open_loop(sender, self._profile, draw, seed=self._seed, part=self._part)
+            await drive_open_loop(sender, self._profile, draw, seed=self._seed, shard=self._shard)
         else:
-            await drive_closed_loop(sender, self._profile, draw, seed=self._seed, part=self._part)
+            await drive_closed_loop(sender, self._profile, draw, seed=self._seed, shard=self._shard)

@@ -17,7 +17,7 @@ from anyio.abc import ByteStream
 from sampling._arguments import check_bool, check_instance, check_number, check_str, shown
 from sampling.errors import ConnectFailed, ConnectionLost, MalformedResponse, ServerError, Timeout
 from sampling.load.model._workload import Answered, Arrival
-from sampling.load.traffic._raw_socket import Address, LeanSocket
+from sampling.load.traffic._raw_socket import RawSocketStream, SocketAddress
 
 __all__ = ["HttpWorkload"]
 
@@ -80,8 +80,8 @@ class HttpWorkload:
         self._verify_status = check_bool("verify_status", verify_status)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._request = _head(target, parts.netloc, headers or {}, len(body)) + body
-        self._address = None if self._tls else Address.of(self._host, self._port)
-        self._idle: list[ByteStream | LeanSocket] = []
+        self._address = None if self._tls else SocketAddress.of(self._host, self._port)
+        self._idle: list[ByteStream | RawSocketStream] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -106,40 +106,40 @@ class HttpWorkload:
         if self._idle:
             try:
                 return await self._exchange(self._idle.pop(), arrival)
-            except _ClosedMeanwhile:
+            except _StaleConnection:
                 pass  # between two requests, as servers may: nothing of an answer had come
         try:
             return await self._exchange(await self._connect(), arrival)
-        except _ClosedMeanwhile:
+        except _StaleConnection:
             raise ConnectionLost("the server closed the connection without an answer") from None
 
-    async def _exchange(self, stream: ByteStream | LeanSocket, arrival: Arrival) -> int:
+    async def _exchange(self, stream: ByteStream | RawSocketStream, arrival: Arrival) -> int:
         """Send the request, read the answer, and keep the connection if both were whole."""
-        answer = _Answer()
+        response = _ResponseReader()
         try:
             await stream.send(self._request)
-            while not answer.whole:
-                answer.feed(await stream.receive(_READ))
-                if answer.body_began:
+            while not response.whole:
+                response.feed(await stream.receive(_READ))
+                if response.body_began:
                     arrival.first_token()
         except anyio.EndOfStream:
-            if not answer.ends_with_connection:
-                raise (ConnectionLost("the answer broke off") if answer.began else _ClosedMeanwhile) from None
+            if not response.ends_with_connection:
+                raise (ConnectionLost("the answer broke off") if response.began else _StaleConnection) from None
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            raise (ConnectionLost("the connection broke") if answer.began else _ClosedMeanwhile) from None
+            raise (ConnectionLost("the connection broke") if response.began else _StaleConnection) from None
         finally:
-            if answer.whole and answer.keeps_open:
+            if response.whole and response.keeps_open:
                 self._idle.append(stream)
             else:
                 with anyio.CancelScope(shield=True):
                     await anyio.aclose_forcefully(stream)
-        return answer.status
+        return response.status
 
-    async def _connect(self) -> ByteStream | LeanSocket:
+    async def _connect(self) -> ByteStream | RawSocketStream:
         try:
             with anyio.fail_after(self._connect_timeout_s):
                 if self._address is not None:
-                    return await LeanSocket.connect(self._address)
+                    return await RawSocketStream.connect(self._address)
                 if not self._tls:
                     return await anyio.connect_tcp(self._host, self._port)
                 return await anyio.connect_tcp(
@@ -153,11 +153,11 @@ class HttpWorkload:
             raise ConnectFailed(f"no connection: {type(error).__name__}") from None
 
 
-class _ClosedMeanwhile(Exception):
+class _StaleConnection(Exception):
     """A connection ended before a byte of the answer came."""
 
 
-class _Answer:
+class _ResponseReader:
     """Reads an answer as its bytes come, only to know where it ends."""
 
     def __init__(self) -> None:

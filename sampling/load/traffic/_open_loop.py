@@ -7,7 +7,7 @@ import anyio
 from sampling.load.model._profiles import OpenLoop
 from sampling.load.model._workload import Arrival, Draw
 from sampling.load.traffic._arrivals import instants, share
-from sampling.load.traffic._sending import Part, Sender
+from sampling.load.traffic._sending import Sender, Shard
 from sampling.load.traffic._task_pool import TaskPool
 
 __all__ = ["drive_open_loop"]
@@ -16,9 +16,9 @@ _MOST_IN_A_TURN = 16
 """How many arrivals that are due may be sent before the requests themselves get a turn: far less than a millisecond."""
 
 
-async def drive_open_loop(sender: Sender, profile: OpenLoop, draw: Draw, *, seed: int, part: Part) -> None:
+async def drive_open_loop(sender: Sender, profile: OpenLoop, draw: Draw, *, seed: int, shard: Shard) -> None:
     """Send every arrival at its instant or count it as dropped, then wait for the answers that are still out."""
-    ticker = _Ticker(sender, profile, draw, seed, part)
+    ticker = _Ticker(sender, profile, draw, seed, shard)
     with anyio.CancelScope() as overtime:
         async with anyio.create_task_group() as tasks:
             requests = TaskPool(tasks, sender.send)
@@ -35,20 +35,20 @@ async def drive_open_loop(sender: Sender, profile: OpenLoop, draw: Draw, *, seed
 class _Ticker:
     """The clock of an open loop. It waits for its own instants, and for nothing else."""
 
-    def __init__(self, sender: Sender, profile: OpenLoop, draw: Draw, seed: int, part: Part) -> None:
+    def __init__(self, sender: Sender, profile: OpenLoop, draw: Draw, seed: int, shard: Shard) -> None:
         self._sender = sender
         self._profile = profile
         self._draw = draw
         self._seed = seed
-        self._part = part
-        self._permits = max(1, part.of(profile.max_in_flight))
+        self._shard = shard
+        self._permits = max(1, shard.of(profile.max_in_flight))
         self._slept_until_s = -math.inf
         self._drawn = 0
         self._sent_this_turn = _MOST_IN_A_TURN
 
     async def tick(self, requests: TaskPool) -> None:
         """Go through the instants."""
-        for index, instant_s in share(instants(self._profile, self._seed), self._part.worker, self._part.workers):
+        for index, instant_s in share(instants(self._profile, self._seed), self._shard.worker, self._shard.workers):
             await self._wait_for(instant_s)
             if self._slept_through(instant_s):
                 self._sender.recording.missed_s.append(instant_s)
@@ -91,13 +91,13 @@ class _Ticker:
         return instant_s < self._slept_until_s
 
     def _count_drop(self, instant_s: float) -> None:
-        tally = self._sender.tally_of(instant_s)
+        tally = self._sender.tally_for(instant_s)
         tally.scheduled += 1
         tally.dropped += 1
 
     def _send(self, requests: TaskPool, index: int, instant_s: float) -> bool:
         """Draw a request, for which there is a permit, and send it; False if there is nothing left to draw."""
-        arrival = Arrival(index, instant_s, number=self._drawn, seed=self._seed, worker=self._part.worker)
+        arrival = Arrival(index, instant_s, number=self._drawn, seed=self._seed, worker=self._shard.worker)
         send = self._draw(arrival)
         if send is None:
             return False

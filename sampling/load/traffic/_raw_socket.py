@@ -9,12 +9,12 @@ from typing import NamedTuple, Self
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
-__all__ = ["Address", "LeanSocket"]
+__all__ = ["RawSocketStream", "SocketAddress"]
 
 _UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 
 
-class Address(NamedTuple):
+class SocketAddress(NamedTuple):
     """Where to connect to, without asking anyone for it."""
 
     family: socket.AddressFamily
@@ -22,7 +22,7 @@ class Address(NamedTuple):
     port: int
 
     @classmethod
-    def of(cls, host: str, port: int) -> "Address | None":
+    def of(cls, host: str, port: int) -> "SocketAddress | None":
         """Return the address of a host that is given by its number; None for one with a name."""
         try:
             version = ip_address(host).version
@@ -31,14 +31,14 @@ class Address(NamedTuple):
         return None if "%" in host else cls(socket.AF_INET if version == 4 else socket.AF_INET6, host, port)
 
 
-class LeanSocket(ByteSendStream, ByteReceiveStream):
+class RawSocketStream(ByteSendStream, ByteReceiveStream):
     """What is sent leaves at once if the system takes it; the first turn for others is when an answer is waited for."""
 
     def __init__(self, raw: socket.socket) -> None:
         self._raw = raw
 
     @classmethod
-    async def connect(cls, address: Address) -> Self:
+    async def connect(cls, address: SocketAddress) -> Self:
         """Open a connection; an `OSError` says why that can't be."""
         raw = socket.socket(address.family, socket.SOCK_STREAM)
         try:
@@ -80,7 +80,7 @@ class LeanSocket(ByteSendStream, ByteReceiveStream):
         self._raw.close()
 
 
-async def _reach(raw: socket.socket, address: Address) -> None:
+async def _reach(raw: socket.socket, address: SocketAddress) -> None:
     failure = raw.connect_ex((address.host, address.port))
     if failure in _UNDER_WAY:
         await anyio.wait_writable(raw)

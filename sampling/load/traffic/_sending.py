@@ -10,13 +10,13 @@ from sampling._event_loop import running_loop
 from sampling.load.model._recording import Outcome, Recording, Tally
 from sampling.load.model._workload import Answered, Arrival, Send, enter_arrival, leave_arrival
 
-__all__ = ["WHOLE", "Part", "Sender", "Sent"]
+__all__ = ["WHOLE", "Sender", "Sent", "Shard"]
 
-_UNTOLD = Answered()
+_DEFAULT_ANSWER = Answered()
 
 
 @attrs.frozen
-class Part:
+class Shard:
     """Which part of the traffic a process makes: that of worker 2 of 4, say."""
 
     worker: int = 0
@@ -27,7 +27,7 @@ class Part:
         return total // self.workers + (self.worker < total % self.workers)
 
 
-WHOLE = Part()
+WHOLE = Shard()
 
 
 class Sent(NamedTuple):
@@ -55,7 +55,7 @@ class Sender:
         """Sleep until an instant of the run; if it has passed, only let the others have their turn."""
         await anyio.sleep(max(0.0, self._start + instant_s - self._clock()))
 
-    def tally_of(self, intended_s: float) -> Tally:
+    def tally_for(self, intended_s: float) -> Tally:
         """Return the counts that an arrival belongs to: those of the warm-up, or those that are reported."""
         return self.recording.warmup if intended_s < self._warmup_s else self.recording.tally
 
@@ -66,7 +66,7 @@ class Sender:
 
     def admit(self, arrival: Arrival) -> None:
         """Count an arrival that will be sent; from here on it holds its permit."""
-        tally = self.tally_of(arrival.intended_s)
+        tally = self.tally_for(arrival.intended_s)
         tally.scheduled += 1
         tally.admitted += 1
 
@@ -76,7 +76,7 @@ class Sender:
         self.recording.levels.change(sent_s, +1)
         entered = enter_arrival(arrival)
         outcome: Outcome = "cancelled"
-        answer = _UNTOLD
+        answer = _DEFAULT_ANSWER
         try:
             returned = await send()
             if isinstance(returned, Answered):
@@ -99,7 +99,7 @@ class Sender:
     def _write(self, arrival: Arrival, outcome: Outcome, sent_s: float, done_s: float, answer: Answered) -> None:
         recording = self.recording
         recording.levels.change(done_s, -1)
-        tally = self.tally_of(arrival.intended_s)
+        tally = self.tally_for(arrival.intended_s)
         if outcome == "failed":
             tally.failed += 1
         elif outcome == "cancelled":

@@ -43,14 +43,14 @@ async def watch_for_stalls(work: Callable[[], Awaitable[None]], start: float, st
         await work()
         return
     failure: Exception | None = None
-    with _Watch(stalls, time.monotonic() - (anyio.current_time() - start)) as watch:
-        async with anyio.create_task_group() as beside:
-            beside.start_soon(watch.beat)
+    with _StallMonitor(stalls, time.monotonic() - (anyio.current_time() - start)) as monitor:
+        async with anyio.create_task_group() as helpers:
+            helpers.start_soon(monitor.beat)
             try:
                 await work()
             except Exception as error:  # noqa: BLE001 - for the caller, as it is and not in a group
                 failure = error
-            beside.cancel_scope.cancel()
+            helpers.cancel_scope.cancel()
     if failure is not None:
         raise failure
 
@@ -63,19 +63,19 @@ def _is_real(clock: Callable[[], float]) -> bool:
     return clock() != before
 
 
-class _Watch:
+class _StallMonitor:
     """A thread that looks at the event loop's thread, for as long as it is entered."""
 
     def __init__(self, stalls: list[Stall], start_s: float) -> None:
         self._stalls = stalls
         self._start_s = start_s
         self._watched = threading.get_ident()
-        self._thread = threading.Thread(target=self._keep_looking, name="sampling load stalls", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name="sampling load stalls", daemon=True)
         self._over = threading.Event()
         # Both threads write what follows, so that a stall is either still going on or already over.
         self._lock = threading.Lock()
         self._due_s = time.monotonic() + _BEAT_S
-        self._in_the_way: tuple[str, ...] = ()
+        self._blocking: tuple[str, ...] = ()
         self._last_seen: Sequence[FrameType] = ()
 
     def __enter__(self) -> Self:
@@ -100,25 +100,25 @@ class _Watch:
     def _end_stall(self) -> None:
         now_s = time.monotonic()
         with self._lock:
-            if self._in_the_way:
-                stall = Stall(at_s=self._due_s - self._start_s, blocked_s=now_s - self._due_s, where=self._in_the_way)
+            if self._blocking:
+                stall = Stall(at_s=self._due_s - self._start_s, blocked_s=now_s - self._due_s, where=self._blocking)
                 self._stalls.append(stall)
-                self._in_the_way = ()
+                self._blocking = ()
             self._due_s = now_s + _BEAT_S
 
     # In the thread.
 
-    def _keep_looking(self) -> None:
-        looked_s, used_s = time.monotonic(), time.process_time()
+    def _run_thread(self) -> None:
+        checked_s, used_s = time.monotonic(), time.process_time()
         while not self._over.wait(_BEAT_S):
             now_s, now_used_s = time.monotonic(), time.process_time()
             # A C function that holds the interpreter stops this thread, too, but it uses a processor meanwhile;
             # a machine that was suspended does not.
-            was_kept_out = min(now_s - looked_s - _BEAT_S, now_used_s - used_s) > BLOCKED_S / 2
-            self._look(now_s, was_kept_out=was_kept_out)
-            looked_s, used_s = now_s, now_used_s
+            was_starved = min(now_s - checked_s - _BEAT_S, now_used_s - used_s) > BLOCKED_S / 2
+            self._check(now_s, was_starved=was_starved)
+            checked_s, used_s = now_s, now_used_s
 
-    def _look(self, now_s: float, *, was_kept_out: bool) -> None:
+    def _check(self, now_s: float, *, was_starved: bool) -> None:
         with self._lock:
             overdue_s = now_s - self._due_s
             if overdue_s < BLOCKED_S / 2:
@@ -127,11 +127,11 @@ class _Watch:
             running = _running_code(self._watched)
             # Many short steps, or a processor that is busy elsewhere, make the loop late as well: only what was
             # running at the last look, and still is, or what has kept this thread out, is in the way.
-            blocking = [frame for frame in running if was_kept_out or any(frame is seen for seen in self._last_seen)]
+            blocking = [frame for frame in running if was_starved or any(frame is seen for seen in self._last_seen)]
             self._last_seen = running
-            if overdue_s < BLOCKED_S or not blocking or self._in_the_way:
+            if overdue_s < BLOCKED_S or not blocking or self._blocking:
                 return
-            where = self._in_the_way = tuple(islice(_places(blocking), _MOST_FRAMES))
+            where = self._blocking = tuple(islice(_locations(blocking), _MOST_FRAMES))
         # Said at once: there may be no end to it.
         log.warning("event_loop_blocked", by=where[0], called_from=list(where[1:]), blocked_s=round(overdue_s, 3))
 
@@ -147,7 +147,7 @@ def _running_code(thread: int) -> list[FrameType]:
     return [] if len(found) == 1 and _module(found[0]) == "selectors" else found
 
 
-def _places(frames: Sequence[FrameType]) -> Iterator[str]:
+def _locations(frames: Sequence[FrameType]) -> Iterator[str]:
     """Say where code is, without the generator itself where it only called who is in the way."""
     for frame in [frame for frame in frames if not _module(frame).startswith(_GENERATOR)] or frames:
         code = frame.f_code

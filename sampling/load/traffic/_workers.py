@@ -20,7 +20,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from sampling._arguments import check_instance
 from sampling._event_loop import running_loop_name
 from sampling.errors import WorkerFailed
-from sampling.load.model._imported_workload import ImportedWorkload, named
+from sampling.load.model._imported_workload import ImportedWorkload, as_imported_workload
 from sampling.load.model._profiles import ClosedLoop, OpenLoop, Profile
 from sampling.load.model._recording import Recording, Tally
 from sampling.load.model._workload import Workload
@@ -47,7 +47,7 @@ class WorkerPool:
             raise ValueError("a shape is code and can't be sent to another process: use workers=1, or to_rate or trace")
         if isinstance(profile, OpenLoop) and profile.max_in_flight < workers:
             raise ValueError(f"max_in_flight must be >= workers ({workers}), got {profile.max_in_flight}")
-        imported = named(workload)
+        imported = as_imported_workload(workload)
         self._orders = [
             {
                 "target": imported.target,
@@ -100,7 +100,7 @@ class WorkerPool:
                 await worker.ready()
             start_at = time.monotonic() + _LEAD_S
             for worker in self._workers:
-                await worker.tell(start_at=start_at)
+                await worker.send(start_at=start_at)
         except WorkerFailed as failure:
             self._failure = failure
         else:
@@ -119,14 +119,14 @@ class WorkerPool:
     async def _pass_on_stop(self) -> None:
         await self._stopping.wait()
         for worker in self._workers:
-            await worker.tell(stop=True)
+            await worker.send(stop=True)
 
     async def _collect_rest(self) -> None:
         """Have those who are not done stop, and take what they have."""
         for worker in self._workers:
             if worker.recording is None:
                 try:
-                    await worker.tell(stop=True)
+                    await worker.send(stop=True)
                     await worker.finish()
                 except (WorkerFailed, anyio.BrokenResourceError, anyio.ClosedResourceError):
                     continue  # what it had is lost with it; why the run ended is on its way already
@@ -160,7 +160,7 @@ class _Worker:
         if self._process.stdout is None:
             raise WorkerFailed(f"{self._name} has no output")
         self._output = BufferedByteReceiveStream(self._process.stdout)
-        await self.tell(**self._order, path=sys.path, loop=running_loop_name())
+        await self.send(**self._order, path=sys.path, loop=running_loop_name())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -171,7 +171,7 @@ class _Worker:
                 self._process.kill()
             await self._process.aclose()
 
-    async def tell(self, **message: Any) -> None:
+    async def send(self, **message: Any) -> None:
         """Send one line."""
         if self._process is None or self._process.stdin is None:
             raise WorkerFailed(f"{self._name} has no input")
@@ -182,23 +182,23 @@ class _Worker:
 
     async def ready(self) -> None:
         """Wait until the worker has made its workload."""
-        message = await self._hear()
+        message = await self._receive()
         if "ready" not in message:
             raise WorkerFailed(f"{self._name} could not start: {message.get('error', 'no reason given')}")
 
     async def finish(self) -> None:
         """Wait until the worker hands over its recording."""
         while self.recording is None:
-            message = await self._hear()
+            message = await self._receive()
             if "error" in message:
                 raise WorkerFailed(f"{self._name} failed: {message['error']}")
             if "progress" in message:
                 self.progress = Tally(**message["progress"])
             if "recording" in message:
                 head = message["recording"]
-                self.recording = Recording.unpack(head, await self._take(sum(head["sizes"])))
+                self.recording = Recording.unpack(head, await self._receive_exactly(sum(head["sizes"])))
 
-    async def _hear(self) -> dict[str, Any]:
+    async def _receive(self) -> dict[str, Any]:
         if self._output is None:
             raise WorkerFailed(f"{self._name} has no output")
         try:
@@ -207,7 +207,7 @@ class _Worker:
             raise self._died() from None
         return cast("dict[str, Any]", json.loads(line))
 
-    async def _take(self, size: int) -> bytes:
+    async def _receive_exactly(self, size: int) -> bytes:
         if self._output is None or not size:
             return b""
         try:

@@ -5,6 +5,6 @@ A report as one HTML page: pictures, the numbers beside them, and nothing from e
 and `page` puts it together.
 """
 
-from sampling.load.report._page.page import page_of
+from sampling.load.report._page.page import render_html
 
-__all__ = ["page_of"]
+__all__ = ["render_html"]

@@ -8,10 +8,10 @@ import attrs
 
 from sampling.load.report._page.markup import Markup, element
 
-__all__ = ["Axis", "Bars", "Chart", "Dot", "Line", "Rule", "Size", "draw", "ticks"]
+__all__ = ["Bars", "Chart", "ChartAxis", "Curve", "Dot", "Rule", "Size", "draw", "ticks"]
 
 Tone: TypeAlias = Literal["first", "second", "third", "quiet", "limit", "good", "bad"]
-"""What a colour says. Which one it is, in light and in dark, the style sheet knows."""
+"""What a colour description. Which one it is, in light and in dark, the style sheet knows."""
 
 
 @attrs.frozen
@@ -23,7 +23,7 @@ class Size:
 
 
 @attrs.frozen
-class Line:
+class Curve:
     """A curve with its name at its end. A point whose value is None is a gap."""
 
     name: str
@@ -42,7 +42,7 @@ class Dot:
     x: float
     y: float
     tone: Tone
-    says: str
+    description: str
     hollow: bool = False
 
 
@@ -66,7 +66,7 @@ class Rule:
 
 
 @attrs.frozen
-class Axis:
+class ChartAxis:
     """What is along an edge, and how it is written."""
 
     name: str
@@ -83,12 +83,12 @@ class Chart:
     """What is in a picture."""
 
     title: str
-    says: str
+    description: str
     """The picture in words, for those who do not see it."""
 
-    x: Axis
-    y: Axis
-    lines: Sequence[Line] = ()
+    x: ChartAxis
+    y: ChartAxis
+    lines: Sequence[Curve] = ()
     dots: Sequence[Dot] = ()
     bars: Sequence[Bars] = ()
     rules: Sequence[Rule] = ()
@@ -122,7 +122,7 @@ class _Scale:
 
 
 @attrs.frozen
-class _Frame:
+class _PlotArea:
     """Where the picture proper is, and the places of numbers in it."""
 
     x: _Scale
@@ -140,7 +140,7 @@ def draw(chart: Chart, size: Size, *, class_: str, number: str) -> Markup:
     return element(
         "svg",
         element("title", chart.title, id=f"{number}-title"),
-        element("desc", chart.says, id=f"{number}-says"),
+        element("desc", chart.description, id=f"{number}-description"),
         *_grid(chart, frame),
         *_bars(chart, frame),
         *_rules(chart, frame),
@@ -150,11 +150,11 @@ def draw(chart: Chart, size: Size, *, class_: str, number: str) -> Markup:
         class_=class_,
         viewBox=f"0 0 {size.width:g} {size.height:g}",
         role="img",
-        aria_labelledby=f"{number}-title {number}-says",
+        aria_labelledby=f"{number}-title {number}-description",
     )
 
 
-def _frame(chart: Chart, size: Size) -> _Frame:
+def _frame(chart: Chart, size: Size) -> _PlotArea:
     names = [_LETTER * len(line.name) for line in chart.lines]
     right = size.width - max([*names, 12.0]) - 12
     top, bottom = 34.0, size.height - 38
@@ -162,7 +162,7 @@ def _frame(chart: Chart, size: Size) -> _Frame:
     marks = ticks(y_low, y_high, most=_most_marks(bottom - top, _ROW), log=chart.y.log)
     left = 12 + max((_LETTER * len(chart.y.show(mark)) for mark in marks), default=20.0)
     x_low, x_high = _range(chart.x, list(_places(chart)))
-    return _Frame(
+    return _PlotArea(
         x=_Scale(x_low, x_high, left, right, chart.x.log),
         y=_Scale(y_low, y_high, bottom, top, chart.y.log),
         size=size,
@@ -190,7 +190,7 @@ def _places(chart: Chart) -> Iterator[float]:
     yield from (rule.at for rule in chart.rules if rule.upright)
 
 
-def _range(axis: Axis, values: list[float]) -> tuple[float, float]:
+def _range(axis: ChartAxis, values: list[float]) -> tuple[float, float]:
     """Return where an axis begins and ends: a little beyond its values, and never nowhere."""
     if axis.log:
         values = [value for value in values if value > 0] or [1.0]
@@ -229,7 +229,7 @@ def _most_marks(length: float, each: float) -> int:
     return max(2, int(length / each))
 
 
-def _grid(chart: Chart, frame: _Frame) -> Iterator[Markup]:
+def _grid(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
     """Draw as little as it takes to read a value: levels across, marks below, and what each edge is."""
     yield element("text", chart.y.name, x=2, y=14, class_="axis")
     for mark in ticks(frame.y.low, frame.y.high, most=_most_marks(frame.bottom - frame.top, _ROW), log=chart.y.log):
@@ -245,7 +245,7 @@ def _grid(chart: Chart, frame: _Frame) -> Iterator[Markup]:
     yield element("text", chart.x.name, x=frame.right, y=frame.bottom + 33, text_anchor="end", class_="axis")
 
 
-def _bars(chart: Chart, frame: _Frame) -> Iterator[Markup]:
+def _bars(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
     for bars in chart.bars:
         for place, value in bars.values:
             if value <= 0:
@@ -262,7 +262,7 @@ def _bars(chart: Chart, frame: _Frame) -> Iterator[Markup]:
             )
 
 
-def _rules(chart: Chart, frame: _Frame) -> Iterator[Markup]:
+def _rules(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
     upright = sorted((rule for rule in chart.rules if rule.upright), key=lambda rule: rule.at)
     for row, rule in enumerate(upright):
         x = frame.x(rule.at)
@@ -283,7 +283,7 @@ def _rules(chart: Chart, frame: _Frame) -> Iterator[Markup]:
             yield element("text", rule.name, x=frame.left + 4, y=y - 5, class_=f"name {rule.tone}")
 
 
-def _lines(chart: Chart, frame: _Frame) -> Iterator[Markup]:
+def _lines(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
     for line in chart.lines:
         broad = " broad" if line.broad else ""
         for piece in _pieces(line):
@@ -294,7 +294,7 @@ def _lines(chart: Chart, frame: _Frame) -> Iterator[Markup]:
                 yield element("path", d=_path(places, stepped=line.stepped), class_=f"line {line.tone}{broad}")
 
 
-def _pieces(line: Line) -> Iterator[list[tuple[float, float]]]:
+def _pieces(line: Curve) -> Iterator[list[tuple[float, float]]]:
     """Cut a line at its gaps."""
     piece: list[tuple[float, float]] = []
     for x, y in line.points:
@@ -314,12 +314,12 @@ def _path(places: list[tuple[float, float]], *, stepped: bool) -> str:
     return "".join(parts)
 
 
-def _dots(chart: Chart, frame: _Frame) -> Iterator[Markup]:
+def _dots(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
     for dot in chart.dots:
         hollow = " hollow" if dot.hollow else ""
         yield element(
             "circle",
-            element("title", dot.says),
+            element("title", dot.description),
             cx=frame.x(dot.x),
             cy=frame.y(dot.y),
             r=4,
@@ -327,7 +327,7 @@ def _dots(chart: Chart, frame: _Frame) -> Iterator[Markup]:
         )
 
 
-def _names(chart: Chart, frame: _Frame) -> Iterator[Markup]:
+def _names(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
     """Write each line's name where it ends, apart from the others."""
     ends = [
         (frame.y(values[-1]), line) for line in chart.lines if (values := [y for _, y in line.points if y is not None])

@@ -17,7 +17,7 @@ from sampling.load.model._series import nearest_rank
 from sampling.load.planning._server_model import ServerModel
 from sampling.load.planning._simulation import replay
 
-__all__ = ["Match", "Traffic", "matched"]
+__all__ = ["Fit", "Traffic", "fit_server"]
 
 _MOST_REPLAYED = 2_000
 """Of one run: so many give its percentiles, and each is played some fifty times."""
@@ -46,7 +46,7 @@ class _Times:
 
 
 @attrs.frozen
-class _Run:
+class _RecordedRun:
     """One run: what was sent when, which of it was answered, by its place, and how long that took."""
 
     sent_s: tuple[float, ...]
@@ -55,7 +55,7 @@ class _Run:
     times: _Times
 
     @classmethod
-    def of(cls, recording: Recording) -> "_Run":
+    def of(cls, recording: Recording) -> "_RecordedRun":
         """Read a recording, or the first part of it if it is long."""
         names = ("sent_s", "first_token_s", "done_s", "output_tokens", "outcome")
         rows = sorted(zip(*(recording.columns[name] for name in names), strict=True))[:_MOST_REPLAYED]
@@ -82,12 +82,12 @@ class _Run:
 class Traffic:
     """What was sent at one rate, in one run or several, and how long it took."""
 
-    runs: tuple[_Run, ...]
+    runs: tuple[_RecordedRun, ...]
 
     @classmethod
     def of(cls, recordings: Iterable[Recording]) -> "Traffic":
         """Read the recordings of runs at the same rate."""
-        return cls(tuple(map(_Run.of, recordings)))
+        return cls(tuple(map(_RecordedRun.of, recordings)))
 
     def percentiles(self) -> list[float]:
         """Return the percentiles that a model is to show."""
@@ -99,14 +99,14 @@ class Traffic:
 
 
 @attrs.frozen
-class Match:
+class Fit:
     """A corrected server, and by which share its percentiles are off those that were recorded, on average."""
 
     server: ServerModel
     error: float
 
 
-def matched(server: ServerModel, traffic: Sequence[Traffic]) -> Match:
+def fit_server(server: ServerModel, traffic: Sequence[Traffic]) -> Fit:
     """
     Correct times, slowdowns and jitter; each rate counts as much as the others, however many requests it has.
 
@@ -117,17 +117,17 @@ def matched(server: ServerModel, traffic: Sequence[Traffic]) -> Match:
     """
     recorded = [math.log(time) for part in traffic for time in part.percentiles()]
 
-    def off(numbers: Sequence[float]) -> list[float]:
-        changed = _with(server, numbers)
+    def residuals(numbers: Sequence[float]) -> list[float]:
+        changed = _with_parameters(server, numbers)
         expected = [math.log(time) for part in traffic for time in part.percentiles_on(changed)]
         return [simulated - seen for simulated, seen in zip(expected, recorded, strict=True)]
 
-    numbers = _least_squares(off, [1.0] * len(_TIMES) + [getattr(server, name) for name in _SHARES])
-    errors = off(numbers)
-    return Match(_with(server, numbers), sum(map(abs, errors)) / len(errors))
+    numbers = _least_squares(residuals, [1.0] * len(_TIMES) + [getattr(server, name) for name in _SHARES])
+    errors = residuals(numbers)
+    return Fit(_with_parameters(server, numbers), sum(map(abs, errors)) / len(errors))
 
 
-def _with(server: ServerModel, numbers: Sequence[float]) -> ServerModel:
+def _with_parameters(server: ServerModel, numbers: Sequence[float]) -> ServerModel:
     """Return the server with each time multiplied by its number, and each share replaced by its own."""
     factors, shares = numbers[: len(_TIMES)], numbers[len(_TIMES) :]
     changes = {
@@ -155,16 +155,16 @@ def _percentiles(runs: Sequence[_Times]) -> list[float]:
 # Least squares of a function that is known only by calling it (Levenberg and Marquardt's way).
 
 
-def _least_squares(off: Callable[[Sequence[float]], list[float]], start: Sequence[float]) -> list[float]:
-    """Return numbers for which the sum of squares of `off(numbers)` is smallest, near the start."""
-    numbers, errors, damping = list(start), off(start), 0.01
+def _least_squares(residuals: Callable[[Sequence[float]], list[float]], start: Sequence[float]) -> list[float]:
+    """Return numbers for which the sum of squares of `residuals(numbers)` is smallest, near the start."""
+    numbers, errors, damping = list(start), residuals(start), 0.01
     for _ in range(_MOST_ROUNDS):
-        slopes = [_slopes(off, numbers, errors, place) for place in range(len(numbers))]
+        slopes = [_slopes(residuals, numbers, errors, place) for place in range(len(numbers))]
         before = _square(errors)
         for _ in range(_MOST_ROUNDS):
-            step = _solve(_damped(slopes, damping), [-_dot(slope, errors) for slope in slopes])
+            step = _solve(_normal_matrix(slopes, damping), [-_dot(slope, errors) for slope in slopes])
             tried = [max(0.0, number + change) for number, change in zip(numbers, step, strict=True)]
-            found = off(tried)
+            found = residuals(tried)
             if _square(found) < before:
                 numbers, errors, damping = tried, found, damping / 10
                 break
@@ -175,15 +175,15 @@ def _least_squares(off: Callable[[Sequence[float]], list[float]], start: Sequenc
 
 
 def _slopes(
-    off: Callable[[Sequence[float]], list[float]], numbers: Sequence[float], errors: Sequence[float], place: int
+    residuals: Callable[[Sequence[float]], list[float]], numbers: Sequence[float], errors: Sequence[float], place: int
 ) -> list[float]:
     """Return by how much each error grows with one of the numbers; not at all if it is 0 and should be even less."""
     nudged = [number + _NUDGE * (place == here) for here, number in enumerate(numbers)]
-    slopes = [(after - before) / _NUDGE for after, before in zip(off(nudged), errors, strict=True)]
+    slopes = [(after - before) / _NUDGE for after, before in zip(residuals(nudged), errors, strict=True)]
     return [0.0] * len(slopes) if not numbers[place] and _dot(slopes, errors) > 0 else slopes
 
 
-def _damped(slopes: Sequence[Sequence[float]], damping: float) -> list[list[float]]:
+def _normal_matrix(slopes: Sequence[Sequence[float]], damping: float) -> list[list[float]]:
     """Return the matrix of the normal equations; the damping keeps steps short, and what has no effect."""
     return [
         [_dot(left, right) + damping * (row == column) for column, right in enumerate(slopes)]
