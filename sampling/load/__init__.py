@@ -1,8 +1,9 @@
 """
-How much can a backend take? Open-loop and closed-loop traffic, and a search for the highest rate that holds an SLO.
+Load tests: open-loop and closed-loop traffic, and a search for the highest rate that meets an SLO.
 
-`run_load` makes traffic and reports what became of it. `find_capacity` raises it until an SLO breaks.
-Both drive any `async def f(arrival)`; `strategy_workload` makes one of a strategy.
+`run_load` generates traffic and returns a report. `find_capacity` raises the load until an SLO breaks.
+Both drive any `async def f(arrival)`. `strategy_workload` turns a strategy into such a function.
+`calibrate`, `simulate` and `plan` predict the results without traffic.
 """
 
 from sampling.errors import PreflightFailed, WorkerFailed

@@ -198,7 +198,7 @@ def test_too_few_samples_for_a_percentile_are_inconclusive(run):
 def test_a_limit_on_what_nobody_told_is_inconclusive(run):
     """R6: an empty series has no percentiles, and says so."""
     judgement = judge(build_report(run), Slo(ttft_p95_s=1.0))
-    assert ("ttft_p95 can't be told: the series is empty",) == judgement.reasons
+    assert ("ttft_p95 can't be computed: the series is empty",) == judgement.reasons
 
 
 # R4, R5.

@@ -1,4 +1,4 @@
-"""Look at the server's own queue while a step is measured."""
+"""Poll the length of the server's queue during a step."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
@@ -15,16 +15,16 @@ __all__ = ["BacklogMonitor", "BacklogProbe"]
 log = structlog.get_logger("sampling")
 
 BacklogProbe: TypeAlias = Callable[[], Awaitable[float | None]]
-"""Returns how many requests wait in the server's queue, or None if there is no such queue (any more)."""
+"""Returns the number of requests in the server's queue, or None if there is no such queue (any more)."""
 
 _POLLS = 30
-"""How many times it is looked at the queue during a measurement."""
+"""Number of polls per measurement."""
 
 _TRIES = 3
 
 
 class BacklogMonitor:
-    """Looks at the queue from the start of a measurement to its end."""
+    """Polls the queue from the start of a measurement to its end."""
 
     def __init__(self, probe: BacklogProbe, *, timeout_s: float) -> None:
         self._probe = probe
@@ -36,12 +36,12 @@ class BacklogMonitor:
 
     @property
     def backlog(self) -> Backlog:
-        """What was seen."""
+        """The result of the polls so far."""
         growth = self._values[-1] - self._values[0] if self._values else None
         return Backlog(growth, slope(self._times, self._values), self._disappeared, self._warning)
 
     async def watch(self, warmup_s: float, measured_s: float) -> None:
-        """Look at even distances; give the signal up, and only that, when looking fails again and again."""
+        """Poll at even intervals. Repeated failures end the polling, but not the run."""
         start = anyio.current_time() + warmup_s
         for poll in range(_POLLS + 1):
             await anyio.sleep_until(start + measured_s * poll / _POLLS)
@@ -68,5 +68,5 @@ class BacklogMonitor:
         if waiting is None:
             self._disappeared |= bool(self._values)
             return
-        self._values.append(float(check_number("what the backlog probe returns", waiting)))
+        self._values.append(float(check_number("the result of the backlog probe", waiting)))
         self._times.append(at_s)

@@ -1,9 +1,9 @@
 """
-Does a step hold? Pure: a report and an SLO in, a verdict with its reasons out.
+Judge a step: a pure function from a report and an SLO to a verdict with reasons.
 
-The order matters. What was not measured is INCONCLUSIVE. A broken limit is a TRIP, even if the target rate was not
-reached: backpressure by the server is not a limit of the load generator. Only when the service looks healthy is a
-shortfall, or a generator that ran late, the generator's own, and INCONCLUSIVE.
+The order of the checks matters. A failed measurement is INCONCLUSIVE. A broken limit is a TRIP, even if the target
+rate was not reached, because backpressure by the server is not a limit of the load generator. Only when the service
+looks healthy, a shortfall or a late generator makes the step INCONCLUSIVE.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,68 +26,68 @@ Verdict: TypeAlias = Literal["PASS", "TRIP", "INCONCLUSIVE"]
 _Show: TypeAlias = Callable[[float, int], str]
 
 _LAG_SHARE = 0.1
-"""How much of the tightest latency limit the load generator may itself be late, at p99."""
+"""Maximum p99 schedule lag, as a share of the tightest latency limit."""
 
 _ACTIVE_SHARE = 0.95
-"""How many of a step's users must have become active."""
+"""Minimum share of a step's users that must have become active."""
 
 _NEAR = 0.1
-"""Where nothing can be counted, a value that is this close to its limit is at the edge."""
+"""Without counts, a value within this share of its limit is uncertain."""
 
 
 @attrs.frozen
 class Backlog:
-    """What a probe of the server's own queue saw during the measurement."""
+    """The change of the server's queue during the measurement, from a probe."""
 
     growth: float | None = None
-    """How much longer the queue was at the end than at the start; None if it could not be seen."""
+    """Growth of the queue from start to end, or None if it is unknown."""
 
     slope: float | None = None
-    """By how much it grew per second."""
+    """Growth of the queue per second."""
 
     disappeared: bool = False
-    """Whether there was a queue, and then there was none any more."""
+    """True if the queue stopped existing during the measurement."""
 
     warning: str | None = None
-    """Why this signal was dropped, if it was."""
+    """The reason why this signal was dropped, if it was."""
 
 
 @attrs.frozen
 class Judgement:
-    """A verdict, why, and how sure."""
+    """A verdict with its reasons and its confidence."""
 
     verdict: Verdict
     reasons: tuple[str, ...] = ()
     edge: bool = False
-    """Whether another run might as well have found the opposite."""
+    """True if another run could well have the opposite verdict."""
 
     confidence: float | None = None
-    """How sure a PASS is that every limit holds, by the least sure of them; None where that can't be said."""
+    """The confidence of a PASS, for its least certain limit, or None if it can't be computed."""
 
 
 @attrs.frozen
 class _Finding:
-    """One limit, held against what was measured."""
+    """One limit compared with its measured value."""
 
     name: str
     reason: str
     broken: bool
     found: int | None = None
-    """How many exceeded it, …"""
+    """Number of samples beyond the limit, or None if they can't be counted."""
 
     count: int = 0
-    """… of how many, …"""
+    """Number of samples."""
 
     allowed: float = 0.0
-    """… and which share may."""
+    """Share of samples that may be beyond the limit."""
 
     close: bool = False
     too_few: str | None = None
     is_latency: bool = False
-    """Whether it is a latency, which a generator that runs late makes worse by itself."""
+    """True for latencies, which a late load generator makes worse by itself."""
 
     service_time_breaks: bool = False
-    """Whether the service time alone breaks it: then the generator's lateness is no excuse."""
+    """True if the service time alone breaks the limit, so that the generator's lag is not the cause."""
 
     @property
     def edge(self) -> bool:
@@ -106,7 +106,7 @@ def judge(
     backlog: Backlog | None = None,
     failure: str | None = None,
 ) -> Judgement:
-    """Say whether a step holds, trips, or proves nothing, with every reason."""
+    """Return the verdict on a step, with every reason."""
     if report is None or failure is not None:
         return Judgement("INCONCLUSIVE", (failure or "the measurement itself failed",))
     unmeasured = _unmeasured(report)
@@ -133,7 +133,7 @@ def _unmeasured(report: LoadReport) -> str | None:
     if report.interrupted:
         return "the measurement was interrupted"
     if not report.admitted:
-        return "nothing was sent: check that the workload is not empty and that permits are free"
+        return "nothing was sent: check that the workload is not empty and that max_in_flight is large enough"
     if report.exhausted:
         return "the workload ran out of requests during the measurement: give it more, or an endless one"
     return None
@@ -156,7 +156,7 @@ def _findings(report: LoadReport, slo: Slo, backlog: Backlog | None) -> Iterator
 def _common_findings(
     part: LoadReport | Operation, slo: Slo, prefix: str, operation: str | None, report: LoadReport
 ) -> Iterator[_Finding]:
-    """Hold against the limits what whole reports and single operations have in common."""
+    """Check the limits that whole reports and single operations have in common."""
     for limit in slo.latency_limits:
         yield _latency_finding(part, limit, prefix, operation, report)
     sent = part.admitted if isinstance(part, LoadReport) else part.sent
@@ -179,7 +179,7 @@ def _latency_finding(
     value = series.at(limit.percent)
     name = f"{prefix}{limit.name}"
     if value is None:
-        return _Finding(name, "", broken=False, too_few=f"{name} can't be told: the series is empty")
+        return _Finding(name, "", broken=False, too_few=f"{name} can't be computed: the series is empty")
     service = part.service_time.at(limit.percent)
     least = least_samples(limit.percent)
     return _Finding(
@@ -228,21 +228,21 @@ def _backlog_findings(report: LoadReport, slo: Slo, backlog: Backlog | None) -> 
         if limit is None:
             continue
         if value is None:
-            yield _Finding(name, "", broken=False, too_few=f"{name} can't be told: too short a measurement")
+            yield _Finding(name, "", broken=False, too_few=f"{name} can't be computed: too short a measurement")
             continue
         reason = f"{name}=+{value:.3g}{unit} > {limit:g}{unit}"
         yield _Finding(name, reason, value > limit, close=abs(value - limit) <= _NEAR * max(limit, 1))
 
 
 def _compared(value: float, limit: float, show: _Show, sign: str = ">") -> str:
-    """Write a value against its limit, with as many digits as it takes to tell them apart."""
+    """Format a value and its limit, with enough digits to tell them apart."""
     for digits in (3, 6, 9):
         if show(value, digits) != show(limit, digits):
             return f"{show(value, digits)} {sign} {show(limit, digits)}"
     return f"{show(value, 17)} {sign} {show(limit, 17)}"
 
 
-# The load generator's own limits.
+# Limits of the load generator.
 
 
 def _client_lag(report: LoadReport, slo: Slo) -> str | None:

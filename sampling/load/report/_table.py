@@ -1,4 +1,4 @@
-"""A run as a table for a terminal."""
+"""Format a load report as a table for a terminal."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ _NUMBERS = ("count", "mean", "p50", "p90", "p95", "p99", "max")
 
 
 def load_table(report: LoadReport) -> str:
-    """Return what a run came to: its counts, its latencies, and what to know before believing them."""
+    """Return the counts, latencies and notes of a report as text."""
     series = [("", *_NUMBERS), *((name, *_cells(summary)) for name, summary in _series(report) if summary.count)]
     return "\n".join([*_counts(report), "", *aligned(series), *_remarks(report)])
 

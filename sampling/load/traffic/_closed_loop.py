@@ -1,4 +1,4 @@
-"""Traffic of users who wait for their answers."""
+"""Closed-loop traffic: users wait for their answers."""
 
 import math
 
@@ -14,7 +14,7 @@ __all__ = ["drive_closed_loop"]
 
 
 async def drive_closed_loop(sender: Sender, profile: ClosedLoop, draw: Draw, *, seed: int, shard: Shard) -> None:
-    """Let every user of this part live until its end."""
+    """Run every user of this shard to its end."""
     with anyio.CancelScope() as overtime:
         group = _UserGroup(sender, profile, draw, seed, shard, overtime)
         async with anyio.create_task_group() as users:
@@ -24,7 +24,7 @@ async def drive_closed_loop(sender: Sender, profile: ClosedLoop, draw: Draw, *, 
 
 
 class _UserGroup:
-    """All users of one process, and what they share: the requests that are left, and the end."""
+    """The users of one process, with their shared request budget and deadline."""
 
     def __init__(
         self, sender: Sender, profile: ClosedLoop, draw: Draw, seed: int, shard: Shard, overtime: anyio.CancelScope
@@ -44,13 +44,13 @@ class _UserGroup:
             self._end_by(profile.horizon_s)
 
     def count_unstarted(self, users: int) -> None:
-        """Count the users for whom there is not even a first request. They never start, and draw nothing."""
+        """Count the users beyond the request budget. They never start, and draw nothing."""
         started = len(range(self._shard.worker, self.starting_users, self._shard.workers))
         if users > started:
             self._sender.recording.user_ends["budget"] += users - started
 
     async def run_user(self, user: int) -> None:
-        """Ask, wait, think, ask again; every user ends in exactly one way."""
+        """Run one user, and record its end exactly once."""
         end: UserEnd = "cancelled"
         try:
             end = await self._send_requests(user)
@@ -94,6 +94,6 @@ class _UserGroup:
             self._end_by(arrival.intended_s)
 
     def _end_by(self, instant_s: float) -> None:
-        """Let no answer be waited for much longer than this."""
+        """Set the deadline for answers to this time plus the drain."""
         in_s = instant_s - self._sender.elapsed_s + self._drain_s
         self._overtime.deadline = min(self._overtime.deadline, anyio.current_time() + in_s)

@@ -1,8 +1,8 @@
 """
-HTTP for load: as little work for each request as HTTP/1.1 allows, so that the client is not what is measured.
+A minimal HTTP/1.1 client for load tests.
 
-It does one thing: POST the same way again and again over connections that are kept open, and read the answer as it
-comes. It follows no redirects, uses no proxy, keeps no cookies and decompresses nothing.
+It does as little work per request as possible, so that the client is not the bottleneck: it sends the same POST over
+kept-open connections and reads the responses. It has no redirects, proxies, cookies or decompression.
 """
 
 import ssl
@@ -29,11 +29,11 @@ _TOKENS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGH
 
 class HttpWorkload:
     """
-    A workload that posts one body to one address: `async with HttpWorkload(url, body) as workload`.
+    A workload that posts one body to one URL: `async with HttpWorkload(url, body) as workload`.
 
-    Any answer with status 200 is valid, and the first byte of its body is its first token.
-    There are as many connections as requests in flight. One that the server has closed in the meantime is replaced,
-    once, if not a byte of an answer had come.
+    Any response with status 200 is valid, and the first byte of its body counts as the first token.
+    There are as many connections as requests in flight. A connection that the server has closed is replaced once,
+    if no byte of a response had arrived.
     """
 
     def __init__(
@@ -48,22 +48,22 @@ class HttpWorkload:
         verify_status: bool = True,
     ) -> None:
         """
-        Prepare the one request that is sent.
+        Prepare the request.
 
         Args:
             url: `http://` or `https://`.
 
-            body: What is posted.
+            body: The body of the POST.
 
-            headers: Sent with it; `content-type: application/json` unless they say otherwise.
+            headers: Extra headers. The default content type is `application/json`.
 
-            timeout_s: For a whole answer.
+            timeout_s: Timeout of a whole response.
 
-            connect_timeout_s: For a new connection.
+            connect_timeout_s: Timeout of a new connection.
 
-            ssl_context: What to check an https server with, instead of the system's authorities.
+            ssl_context: Used to verify an https server, instead of the system's certificate authorities.
 
-            verify_status: Count any other status than 200 as failed.
+            verify_status: Count every status other than 200 as failed.
         """
         parts = urlsplit(check_str("url", url, empty=False))
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -94,7 +94,7 @@ class HttpWorkload:
                 await self._idle.pop().aclose()
 
     async def __call__(self, arrival: Arrival) -> Answered:
-        """Post once, and read the answer to its end."""
+        """Send one request and read the whole response."""
         with anyio.move_on_after(self._timeout_s):
             status = await self._post(arrival)
             if self._verify_status and status != 200:
@@ -107,14 +107,14 @@ class HttpWorkload:
             try:
                 return await self._exchange(self._idle.pop(), arrival)
             except _StaleConnection:
-                pass  # between two requests, as servers may: nothing of an answer had come
+                pass  # Servers may close idle connections. No byte of a response had arrived, so sending again is safe.
         try:
             return await self._exchange(await self._connect(), arrival)
         except _StaleConnection:
             raise ConnectionLost("the server closed the connection without an answer") from None
 
     async def _exchange(self, stream: ByteStream | RawSocketStream, arrival: Arrival) -> int:
-        """Send the request, read the answer, and keep the connection if both were whole."""
+        """Send the request, read the response, and keep the connection if both were complete."""
         response = _ResponseReader()
         try:
             await stream.send(self._request)
@@ -147,18 +147,18 @@ class HttpWorkload:
                     self._port,
                     tls=True,
                     ssl_context=self._ssl_context,
-                    tls_standard_compatible=False,  # most servers close without a farewell
+                    tls_standard_compatible=False,  # most servers close without a TLS close_notify
                 )
         except (OSError, TimeoutError) as error:
             raise ConnectFailed(f"no connection: {type(error).__name__}") from None
 
 
 class _StaleConnection(Exception):
-    """A connection ended before a byte of the answer came."""
+    """A connection that ended before any byte of the response arrived."""
 
 
 class _ResponseReader:
-    """Reads an answer as its bytes come, only to know where it ends."""
+    """An incremental reader that finds the end of a response."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -169,12 +169,12 @@ class _ResponseReader:
         self.ends_with_connection = False
         self._unread = b""
         self._left: int | None = None
-        """Bytes that are left of the body, or of a chunk and its line end; None before the head has come."""
+        """Remaining bytes of the body, or of a chunk and its line end. None before the head is complete."""
 
         self._chunked = False
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Process the next bytes."""
         self.began = True
         self._unread += data
         if self._left is None and not self._read_head():
@@ -203,7 +203,7 @@ class _ResponseReader:
         return True
 
     def _frame(self, fields: Mapping[bytes, bytes]) -> None:
-        """Find out how the end of the body can be told."""
+        """Determine the framing of the body: chunks, a length, or the end of the connection."""
         self.keeps_open = fields.get(b"connection", b"").strip() != b"close"
         length = fields.get(b"content-length", b"").strip()
         self._chunked = b"chunked" in fields.get(b"transfer-encoding", b"")
@@ -216,14 +216,14 @@ class _ResponseReader:
             self.ends_with_connection = True
 
     def _read_chunks(self) -> None:
-        """Go from the size of one chunk to that of the next; a streamed answer has one for every token."""
+        """Skip from chunk to chunk. This is hot: a streamed response has one chunk per token."""
         data = self._unread
         place = self._left or 0
         # `find` is three times as fast for one byte as for the two that end a line.
         while (end := data.find(b"\n", place)) >= 0:
             size = _size(data[place:end])
             if not size:
-                # What follows the last chunk is an empty line, unless there are trailers.
+                # An empty line follows the last chunk, unless there are trailers.
                 self.whole = data.find(_HEAD_END, end - 1) >= 0
                 break
             place = end + 1 + size + 2
@@ -244,7 +244,7 @@ def _size(line: bytes) -> int:
 def _head(target: str, host: str, headers: Mapping[str, str], length: int) -> bytes:
     fields = {"host": host, "content-type": "application/json", "accept-encoding": "identity"}
     for name, value in headers.items():
-        # As with a key, what is wrong is said, but not shown.
+        # The value may be a key, so the message does not show it.
         if not name or not set(name) <= _TOKENS or not value.isascii() or not value.isprintable():
             raise ValueError(f"header {shown(name)} must have a plain name and a value of printable ASCII")
         fields[name.lower()] = value

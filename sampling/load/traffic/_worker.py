@@ -1,4 +1,4 @@
-"""A process that makes a part of the load: `python -m sampling.load.traffic._worker`, started by `_workers`."""
+"""A worker process of a load run: `python -m sampling.load.traffic._worker`, started by `_workers`."""
 
 import json
 import os
@@ -20,18 +20,18 @@ _PROGRESS_EVERY_S = 0.5
 
 
 class ParentChannel:
-    """The line to the process that started this one: what was standard input and output."""
+    """The channel to the parent process, over the original standard input and output."""
 
     def __init__(self) -> None:
         self._input = os.dup(0)
         self._output = os.dup(1)
-        # Whatever the workload prints, or reads, must not get in between.
+        # Redirect stdout to stderr, so that output of the workload can't corrupt the messages.
         os.dup2(2, 1)
         os.set_blocking(self._input, False)
         self._unread = b""
 
     async def receive(self) -> dict[str, Any] | None:
-        """Wait for the next message; None when there is nobody at the other end any more."""
+        """Wait for the next message. Return None when the parent has closed the channel."""
         while b"\n" not in self._unread:
             await anyio.wait_readable(self._input)
             data = os.read(self._input, 65536)
@@ -42,14 +42,14 @@ class ParentChannel:
         return cast("dict[str, Any]", json.loads(line))
 
     def send(self, body: bytes = b"", **message: Any) -> None:
-        """Send a message, and what it announces."""
+        """Send a message as a line of JSON, and then the body."""
         rest = memoryview(json.dumps(message).encode() + b"\n" + body)
         while rest:
             rest = rest[os.write(self._output, rest) :]
 
 
 async def work(channel: ParentChannel, order: dict[str, Any]) -> None:
-    """Make this process's part of the traffic, from the common start on, and hand over what was recorded."""
+    """Send this worker's shard of the traffic from the common start on, and return the recording to the parent."""
     workload = ImportedWorkload(order["target"], order["arguments"])
     shard = Shard(order["worker"], order["workers"])
     generator = Generator(workload, profile_from_dict(order["profile"]), seed=order["seed"], shard=shard)
@@ -60,7 +60,7 @@ async def work(channel: ParentChannel, order: dict[str, Any]) -> None:
             return
         if "stop" in message:  # before it began
             generator.stop()
-        # Every process of a machine reads the same monotonic clock; only event loops may count from elsewhere.
+        # All processes share the monotonic clock, but the clock of an event loop may have another origin.
         start = anyio.current_time() + message.get("start_at", time.monotonic()) - time.monotonic()
         async with anyio.create_task_group() as helpers:
             helpers.start_soon(_stop_on_message, channel, generator)
@@ -83,7 +83,7 @@ async def _report_progress(channel: ParentChannel, generator: Generator) -> None
 
 
 async def main(channel: ParentChannel, order: dict[str, Any]) -> None:
-    """Do as ordered, and say so if that fails."""
+    """Run the order, and report an error to the parent."""
     try:
         await work(channel, order)
     except Exception as error:
@@ -92,7 +92,7 @@ async def main(channel: ParentChannel, order: dict[str, Any]) -> None:
 
 
 async def first_order(channel: ParentChannel) -> dict[str, Any] | None:
-    """Wait for the order that says which event loop to use, among other things."""
+    """Wait for the order, which also selects the event loop."""
     return await channel.receive()
 
 

@@ -1,8 +1,8 @@
 """
-Several processes that send, where one can't keep up.
+Load generation in several processes, for rates that one can't reach.
 
-Every worker makes its part of one common schedule, with streams of random numbers of its own, and hands over every
-single request that it made; the report is made of all of them. What goes between processes is JSON and numbers.
+Each worker sends its shard of a common schedule, with its own random numbers, and returns its recording. The report
+covers all of them. Processes exchange JSON messages and raw columns of numbers.
 """
 
 import json
@@ -28,16 +28,16 @@ from sampling.load.model._workload import Workload
 __all__ = ["WorkerPool"]
 
 _LEAD_S = 0.2
-"""From when all workers are ready to the common start: time for the word to get around."""
+"""Time from when all workers are ready to the common start, for the message to reach them."""
 
 _GRACE_S = 10.0
-"""How long a worker that is told to stop may take to hand over what it has."""
+"""Time for a stopped worker to return its recording."""
 
 _LONGEST_LINE = 50_000_000
 
 
 class WorkerPool:
-    """Makes traffic as a `Generator` does, but in several processes."""
+    """A load generator like `Generator`, but in several processes."""
 
     def __init__(
         self, workload: Workload | ImportedWorkload, profile: Profile, *, seed: int = 0, workers: int = 2
@@ -66,18 +66,18 @@ class WorkerPool:
 
     @property
     def progress(self) -> Tally:
-        """The counts so far, as the workers last told."""
+        """The counts so far, as last reported by the workers."""
         counts = Tally()
         for worker in self._workers:
             counts.add(worker.progress)
         return counts
 
     def stop(self) -> None:
-        """End the run now; the workers hand over what they have."""
+        """End the run now. The workers return what they have recorded."""
         self._stopping.set()
 
     async def generate(self) -> Recording:
-        """Start the processes, have them begin at one instant, and put together what they hand over."""
+        """Run the worker processes and merge their recordings."""
         async with AsyncExitStack() as stack:
             for order in self._orders:
                 self._workers.append(await stack.enter_async_context(_Worker(order)))
@@ -94,7 +94,7 @@ class WorkerPool:
         return self.recording
 
     async def _work(self, whole: anyio.CancelScope) -> None:
-        """Have all workers begin at one instant, and wait for what they hand over; then the run is over."""
+        """Start all workers at the same time, and wait for their recordings."""
         try:
             for worker in self._workers:
                 await worker.ready()
@@ -122,14 +122,14 @@ class WorkerPool:
             await worker.send(stop=True)
 
     async def _collect_rest(self) -> None:
-        """Have those who are not done stop, and take what they have."""
+        """Stop the unfinished workers and collect their recordings."""
         for worker in self._workers:
             if worker.recording is None:
                 try:
                     await worker.send(stop=True)
                     await worker.finish()
                 except (WorkerFailed, anyio.BrokenResourceError, anyio.ClosedResourceError):
-                    continue  # what it had is lost with it; why the run ended is on its way already
+                    continue  # Its recording is lost. The cause of the failure is already being raised.
 
     def _merge(self) -> None:
         parts = [worker.recording for worker in self._workers if worker.recording is not None]
@@ -141,7 +141,7 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process, as the one that started it sees it."""
+    """The parent's handle of one worker process."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         self._order = order
@@ -153,7 +153,7 @@ class _Worker:
 
     async def __aenter__(self) -> Self:
         command = [sys.executable, "-m", "sampling.load.traffic._worker"]
-        # A session of its own: Ctrl-C is for us, and we tell the workers what it means.
+        # A new session: only the parent gets Ctrl-C, and it stops the workers.
         self._process = await anyio.open_process(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None, start_new_session=True
         )
@@ -172,7 +172,7 @@ class _Worker:
             await self._process.aclose()
 
     async def send(self, **message: Any) -> None:
-        """Send one line."""
+        """Send one message as a line of JSON."""
         if self._process is None or self._process.stdin is None:
             raise WorkerFailed(f"{self._name} has no input")
         try:
@@ -181,13 +181,13 @@ class _Worker:
             raise self._died() from None
 
     async def ready(self) -> None:
-        """Wait until the worker has made its workload."""
+        """Wait until the worker has opened its workload."""
         message = await self._receive()
         if "ready" not in message:
             raise WorkerFailed(f"{self._name} could not start: {message.get('error', 'no reason given')}")
 
     async def finish(self) -> None:
-        """Wait until the worker hands over its recording."""
+        """Wait for the worker's recording."""
         while self.recording is None:
             message = await self._receive()
             if "error" in message:
@@ -216,4 +216,4 @@ class _Worker:
             raise self._died() from None
 
     def _died(self) -> WorkerFailed:
-        return WorkerFailed(f"{self._name} died before it handed over what it had; its own words are above, if any")
+        return WorkerFailed(f"{self._name} died before it returned its recording; see its output above, if any")

@@ -1,4 +1,4 @@
-"""One picture: lines over two axes, limits across them, and names at the lines themselves. Pure code, no library."""
+"""Draw a chart as SVG: curves over two axes, limits across them, and labels at the curves."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -11,12 +11,12 @@ from sampling.load.report._page.markup import Markup, element
 __all__ = ["Bars", "Chart", "ChartAxis", "Curve", "Dot", "Rule", "Size", "draw", "ticks"]
 
 Tone: TypeAlias = Literal["first", "second", "third", "quiet", "limit", "good", "bad"]
-"""What a colour description. Which one it is, in light and in dark, the style sheet knows."""
+"""The role of a colour. The style sheet maps it to colours for light and dark."""
 
 
 @attrs.frozen
 class Size:
-    """How large a picture is drawn. Text has the same size in all, so a small one is drawn anew, not shrunk."""
+    """The size of a chart. Text keeps its size, so a small chart is drawn separately, not scaled."""
 
     width: float
     height: float
@@ -24,13 +24,13 @@ class Size:
 
 @attrs.frozen
 class Curve:
-    """A curve with its name at its end. A point whose value is None is a gap."""
+    """A curve with a label at its end. None as a value is a gap."""
 
     name: str
     points: Sequence[tuple[float, float | None]]
     tone: Tone
     broad: bool = False
-    """Whether it is a pale band, which shows on both sides of a line that runs along it."""
+    """True for a wide, pale band, which stays visible behind another curve."""
 
     stepped: bool = False
 
@@ -48,7 +48,7 @@ class Dot:
 
 @attrs.frozen
 class Bars:
-    """Counts that stand on the lower axis, each from its place to the next."""
+    """Vertical bars, each `every` wide from its x value."""
 
     values: Sequence[tuple[float, float]]
     every: float
@@ -57,7 +57,7 @@ class Bars:
 
 @attrs.frozen
 class Rule:
-    """A limit across the picture: a level, or with `upright` a place on the lower axis."""
+    """A labelled line across the chart, horizontal or, with `upright`, vertical."""
 
     at: float
     name: str
@@ -67,12 +67,12 @@ class Rule:
 
 @attrs.frozen
 class ChartAxis:
-    """What is along an edge, and how it is written."""
+    """An axis: its label, its number format and its range."""
 
     name: str
     show: Callable[[float], str]
     least: float | None = None
-    """Where it begins; None for where the values do."""
+    """Lower end, or None for the least value."""
 
     most: float | None = None
     log: bool = False
@@ -80,11 +80,11 @@ class ChartAxis:
 
 @attrs.frozen(kw_only=True)
 class Chart:
-    """What is in a picture."""
+    """The content of a chart."""
 
     title: str
     description: str
-    """The picture in words, for those who do not see it."""
+    """A text alternative for screen readers."""
 
     x: ChartAxis
     y: ChartAxis
@@ -96,15 +96,15 @@ class Chart:
 
 _LINE_HEIGHT = 15.0
 _ROW = 36.0
-"""How much room a mark at the side takes."""
+"""Minimum distance of tick labels on the vertical axis."""
 
 _LETTER = 7.8
-"""How wide a letter is, nearly: there is nobody here to measure it."""
+"""Approximate width of a letter. Text can't be measured here."""
 
 
 @attrs.frozen
 class _Scale:
-    """Numbers to places."""
+    """A mapping from values to coordinates."""
 
     low: float
     high: float
@@ -123,7 +123,7 @@ class _Scale:
 
 @attrs.frozen
 class _PlotArea:
-    """Where the picture proper is, and the places of numbers in it."""
+    """The rectangle inside the axes, with the scales."""
 
     x: _Scale
     y: _Scale
@@ -191,7 +191,7 @@ def _places(chart: Chart) -> Iterator[float]:
 
 
 def _range(axis: ChartAxis, values: list[float]) -> tuple[float, float]:
-    """Return where an axis begins and ends: a little beyond its values, and never nowhere."""
+    """Return the range of an axis, a little wider than its values and never empty."""
     if axis.log:
         values = [value for value in values if value > 0] or [1.0]
         low, high = axis.least or min(values), axis.most or max(values)
@@ -204,7 +204,7 @@ def _range(axis: ChartAxis, values: list[float]) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, *, most: int, log: bool = False) -> list[float]:
-    """Return round numbers within a range, about as many as there is room for."""
+    """Return about `most` round numbers within a range."""
     if log:
         return _log_ticks(low, high, most)
     rough = (high - low) / max(most, 1)
@@ -230,7 +230,7 @@ def _most_marks(length: float, each: float) -> int:
 
 
 def _grid(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
-    """Draw as little as it takes to read a value: levels across, marks below, and what each edge is."""
+    """Draw grid lines, tick labels and axis labels."""
     yield element("text", chart.y.name, x=2, y=14, class_="axis")
     for mark in ticks(frame.y.low, frame.y.high, most=_most_marks(frame.bottom - frame.top, _ROW), log=chart.y.log):
         y = frame.y(mark)
@@ -295,7 +295,7 @@ def _lines(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
 
 
 def _pieces(line: Curve) -> Iterator[list[tuple[float, float]]]:
-    """Cut a line at its gaps."""
+    """Split a curve at its gaps."""
     piece: list[tuple[float, float]] = []
     for x, y in line.points:
         if y is not None:
@@ -328,7 +328,7 @@ def _dots(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
 
 
 def _names(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
-    """Write each line's name where it ends, apart from the others."""
+    """Draw the label of each curve at its end, without overlaps."""
     ends = [
         (frame.y(values[-1]), line) for line in chart.lines if (values := [y for _, y in line.points if y is not None])
     ]

@@ -1,4 +1,4 @@
-"""Put a page together: the answer first, then the pictures, then how it was measured."""
+"""Assemble a page: the result first, then the charts, then the settings."""
 
 import base64
 import hashlib
@@ -26,14 +26,14 @@ __all__ = ["html_document", "render_html"]
 _NARROW, _MIDDLE, _WIDE = Size(350, 270), Size(560, 300), Size(1120, 400)
 _VERDICT_TONES = {"PASS": "good", "TRIP": "bad", "INCONCLUSIVE": "limit"}
 _WORDS = frozenset({"why", "value"})
-"""Columns of text, not of numbers."""
+"""Columns with text instead of numbers."""
 
 
 def render_html(report: LoadReport | CapacityAnswer) -> str:
     """
-    Return a report as one HTML page that needs nothing else: it can be mailed, kept, and opened from disk.
+    Return a report as one self-contained HTML page.
 
-    There is no script in it, and its security policy allows none. Whatever came from the run is escaped.
+    It has no scripts, and its content security policy allows none. All text from the run is escaped.
     """
     if isinstance(report, CapacityAnswer):
         return html_document(_headline(report), "capacity", *_capacity(report))
@@ -41,7 +41,7 @@ def render_html(report: LoadReport | CapacityAnswer) -> str:
 
 
 def html_document(title: str, kind: str, *content: Markup) -> str:
-    """Return a page with a title, the style and this content."""
+    """Return an HTML document with a title, the style sheet and the content."""
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     head = element(
@@ -84,9 +84,8 @@ def _how(report: LoadReport) -> str:
     lost = f" {report.dropped:,} of {report.scheduled:,} arrivals were not sent." if report.dropped else ""
     return (
         f"{report.model.capitalize()} loop over {format_seconds(report.duration_s)}: "
-        f"{report.admitted:,} requests sent, {report.succeeded:,} answered, {report.valid:,} of these valid.{lost}".removesuffix(
-            "."
-        )
+        f"{report.admitted:,} requests sent, {report.succeeded:,} answered, "
+        f"{report.valid:,} of these valid.{lost}".removesuffix(".")
     )
 
 
@@ -132,7 +131,7 @@ def _stalls(report: LoadReport) -> Iterator[Markup]:
 
 
 def _settings(report: LoadReport) -> Iterator[Markup]:
-    """Say how it was run, so that it can be run again."""
+    """Return the settings of the run, so that it can be repeated."""
     given = [
         [name.removesuffix("_s").replace("_", " "), _setting(name, value)]
         for name, value in report.profile.to_dict().items()
@@ -241,7 +240,7 @@ def _figures(pictures: Sequence[Picture], place: str, *, shown: bool = False) ->
 
 
 def _figure(picture: Picture, number: str, *, shown: bool) -> Markup:
-    """Draw a picture in the sizes that a page may have; the style shows one of them."""
+    """Draw a picture in all sizes. The style sheet shows the one that fits the screen."""
     sizes = [("narrow", _NARROW), ("middle", _MIDDLE), *([("wide", _WIDE)] if picture.full else [])]
     drawings = [draw(picture.chart, size, class_=name, number=f"{number}-{name}") for name, size in sizes]
     table = _table(picture.columns, picture.rows, picture.chart.title)
@@ -260,7 +259,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> 
     head = element("tr", *(element("th", column, scope="col", class_=_kind(column)) for column in columns))
     body = [element("tr", *(_cell(column, value) for column, value in zip(columns, row, strict=True))) for row in rows]
     table = element("table", element("thead", head), joined(element("tbody", *body)))
-    # What scrolls must be reachable with a keyboard, and what is reachable must have a name.
+    # Accessibility: a scrolling region must be focusable, and a focusable one must have a label.
     return element("div", table, class_="scroll", tabindex=0, role="region", aria_label=f"{name}: numbers")
 
 

@@ -1,4 +1,4 @@
-"""Which pictures a report is worth, and the numbers that go beside each."""
+"""The charts of a report, with captions and tables of their numbers."""
 
 import statistics
 from collections.abc import Sequence
@@ -31,28 +31,28 @@ _MOST_ROWS = 30
 
 @attrs.frozen
 class Picture:
-    """A chart, what to see in it, and its numbers."""
+    """A chart with a caption and a table of its numbers."""
 
     chart: Chart
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     full: bool = False
-    """Whether it is worth the whole width of a page."""
+    """True if it takes the full width of the page."""
 
 
 def seconds_or_dash(seconds: float | None) -> str:
-    """Write a time, or a dash where there is none."""
+    """Format a time, or return a dash for None."""
     return "—" if seconds is None else format_seconds(seconds)
 
 
 def share_or_dash(share: float | None) -> str:
-    """Write a share, or a dash where there is none."""
+    """Format a share, or return a dash for None."""
     return "—" if share is None else format_share(share)
 
 
 def number_or_dash(number: float | None) -> str:
-    """Write a number as short as it can be read, or a dash where there is none."""
+    """Format a number briefly, or return a dash for None."""
     return "—" if number is None else f"{number:,.4g}" if abs(number) < 1_000 else f"{number:,.0f}"
 
 
@@ -70,17 +70,17 @@ def _time_axis(name: str, values: Sequence[float | None]) -> ChartAxis:
 
 
 def step_pictures(answer: CapacityAnswer) -> list[Picture]:
-    """Rate against latency, with the limits, what holds, and the knee."""
+    """Return the chart of latency by rate, with the limits, the highest rate that passed and the knee."""
     measured = [step for step in answer.steps if step.report is not None and step.report.latency.count]
     return [_rates(answer, measured)] if measured else []
 
 
 def find_knee(points: Sequence[tuple[float, float]]) -> float | None:
     """
-    Return the rate at which a curve begins to rise steeply; None for fewer than four points, or a curve without one.
+    Return the rate at which a curve begins to rise steeply, or None.
 
-    It is the point that lies farthest below the straight line from the first point to the last,
-    with both axes scaled to that line.
+    It is the point farthest below the straight line from the first point to the last, with both axes scaled to that
+    line. At least four points are needed.
     """
     ordered = sorted(points)
     if len(ordered) < 4:
@@ -118,7 +118,7 @@ def _rates(answer: CapacityAnswer, steps: Sequence[Step]) -> Picture:
 
 
 def _by_rate(steps: Sequence[Step], percent: int) -> list[tuple[float, float]]:
-    """Return the middle of all runs at each rate."""
+    """Return the median of all runs at each rate."""
     found: dict[float, list[float]] = {}
     for step in steps:
         value = None if step.report is None else step.report.latency.at(percent)
@@ -138,7 +138,7 @@ def _step_dots(step: Step) -> list[Dot]:
 
 
 def _limits(slo: Slo) -> list[Rule]:
-    """Return the limits on latencies as levels; those with the same level have one line."""
+    """Return the latency limits as horizontal rules. Equal limits share one."""
     names: dict[float, list[str]] = {}
     for limit in slo.latency_limits:
         names.setdefault(limit.limit_s, []).append(limit.name)
@@ -174,7 +174,7 @@ def _step_row(step: Step) -> list[str]:
 
 
 def load_pictures(report: LoadReport) -> list[Picture]:
-    """Latency over time, requests in flight and those that were dropped, and how latencies are spread."""
+    """Return the charts of a run: latency over time, requests in flight, and the latency distribution."""
     pictures = [_over_time(report), _in_flight(report), _spread(report)]
     return [picture for picture in pictures if picture is not None]
 
@@ -184,7 +184,7 @@ def _bin_s(report: LoadReport) -> float:
 
 
 def _every(rows: list[list[str]]) -> list[list[str]]:
-    """Keep a table short: every second row, or third, evenly."""
+    """Shorten a table by keeping every n-th row."""
     return rows[:: -(-len(rows) // _MOST_ROWS)] if rows else rows
 
 
