@@ -27,7 +27,7 @@ class Mix:
             self._draws.append((name, draw_function(workload)))
         self._bounds = list(accumulate(weights))
         if not self._bounds[-1] > 0 or not math.isfinite(self._bounds[-1]):
-            raise ValueError(f"the weights of a mix must add up to a positive number, got {self._bounds[-1]:g}")
+            raise ValueError(f"the weights of a mix must add up to something positive, got {self._bounds[-1]:g}")
 
     def draw(self, arrival: Arrival) -> Send | None:
         """Choose an operation with the arrival's own random numbers, and draw from it."""

@@ -124,7 +124,7 @@ def test_a_trace_is_read_from_text():
         ({"trace": (2.0, 1.0)}, r"trace\[1\] must be >= the instant before it \(2.0\), got 1.0"),
         ({"rate": 5, "duration_s": 1, "to_rate": 3, "shape": math.sin}, "to_rate and shape contradict each other"),
         ({"rate": 5, "requests": 1, "to_rate": 3}, "needs duration_s, over which it is spread"),
-        ({"rate": 5, "duration_s": 1, "to_rate": 3, "arrivals": "burst"}, "bursts come at one rate"),
+        ({"rate": 5, "duration_s": 1, "to_rate": 3, "arrivals": "burst"}, "bursts need a constant rate"),
         ({"rate": 5, "duration_s": 1, "max_in_flight": 0}, "max_in_flight must be >= 1, got 0"),
         ({"rate": 5, "duration_s": -1}, "duration_s must be > 0, got -1"),
     ],
