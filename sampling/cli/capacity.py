@@ -17,7 +17,7 @@ from sampling.cli._outputs import Out, Samples, check_outputs, write_outputs
 from sampling.cli._workload import Asking
 from sampling.cli.load import asked_or_imported, check_workers
 from sampling.load import ArrivalModel, CapacityAnswer, CapacityRun, CapacitySettings, ImportedWorkload, Slo, Step
-from sampling.load.model._units import parse_duration, parse_share, show_seconds
+from sampling.load.model._units import format_seconds, parse_duration, parse_share
 
 __all__ = ["EXAMPLES", "HELP", "capacity"]
 
@@ -167,8 +167,8 @@ def _show_plan(asked: Asking | ImportedWorkload, settings: CapacitySettings, out
     unit = "users" if settings.axis == "users" else "per second"
     lines = [
         f"workload: {asked}",
-        f"steps: {', '.join(f'{step:g}' for step in settings.steps)} {unit}, {show_seconds(each_s)} each, "
-        f"{show_seconds(each_s * len(settings.steps))} if all are run",
+        f"steps: {', '.join(f'{step:g}' for step in settings.steps)} {unit}, {format_seconds(each_s)} each, "
+        f"{format_seconds(each_s * len(settings.steps))} if all are run",
     ]
     if settings.axis == "rate":
         calls = sum(step * (settings.warmup_s + settings.hold_s) for step in settings.steps)

@@ -19,7 +19,7 @@ from sampling.cli._load_progress import Sight, conduct, say, told
 from sampling.cli._outputs import Out, Samples, check_outputs, write_outputs
 from sampling.cli._workload import Asking, asked_questions, workload_from
 from sampling.load import ClosedLoop, ImportedWorkload, LoadReport, LoadRun, OpenLoop, Profile, Slo, judge, read_trace
-from sampling.load.model._units import parse_count, parse_duration, show_seconds
+from sampling.load.model._units import format_seconds, parse_count, parse_duration
 from sampling.load.report._table import load_table
 from sampling.load.traffic._arrivals import instants
 
@@ -279,11 +279,11 @@ def _show_plan(job: _Job, outputs: Sequence[Path]) -> None:
     lines = [f"workload: {job.workload}"]
     if isinstance(profile, OpenLoop):
         arrivals = sum(1 for _ in instants(profile, job.seed))
-        lines.append(f"traffic: {arrivals:,} requests over {show_seconds(_total_s(profile))}, by the clock")
+        lines.append(f"traffic: {arrivals:,} requests over {format_seconds(_total_s(profile))}, by the clock")
         most: int | None = arrivals
     else:
         ends = [f"{profile.requests:,} requests" if profile.requests is not None else ""]
-        ends.append(show_seconds(profile.horizon_s) if profile.horizon_s is not None else "")
+        ends.append(format_seconds(profile.horizon_s) if profile.horizon_s is not None else "")
         lines.append(f"traffic: {profile.users:,} users, until {' or '.join(filter(None, ends))}")
         most = profile.requests
     if isinstance(job.workload, Asking) and most is not None:

@@ -1,8 +1,9 @@
 """
-How much can a backend take? Open-loop and closed-loop traffic, and a search for the highest rate that holds an SLO.
+Load tests: open-loop and closed-loop traffic, and a search for the highest rate that meets an SLO.
 
-`run_load` makes traffic and reports what became of it. `find_capacity` raises it until an SLO breaks.
-Both drive any `async def f(arrival)`; `strategy_workload` makes one of a strategy.
+`run_load` generates traffic and returns a report. `find_capacity` raises the load until an SLO breaks.
+Both drive any `async def f(arrival)`. `strategy_workload` turns a strategy into such a function.
+`calibrate`, `simulate` and `plan` predict the results without traffic.
 """
 
 from sampling.errors import PreflightFailed, WorkerFailed
@@ -27,7 +28,7 @@ from sampling.load.planning._server_model import ServerModel
 from sampling.load.planning._simulation import simulate
 from sampling.load.report._comparison import Change, Comparison, compare
 from sampling.load.report._files import read_report, write_report
-from sampling.load.report._page import page_of
+from sampling.load.report._page import render_html
 from sampling.load.report._table import load_table
 from sampling.load.run import LoadRun, run_load
 from sampling.load.traffic._arrivals import read_trace
@@ -79,11 +80,11 @@ __all__ = [
     "judge",
     "load_table",
     "mix",
-    "page_of",
     "parse_steps",
     "plan",
     "read_report",
     "read_trace",
+    "render_html",
     "run_load",
     "simulate",
     "strategy_workload",

@@ -1,4 +1,4 @@
-"""Where load and sampling meet: a workload that makes the very calls that the application makes."""
+"""A workload that calls a sampling strategy, as the application does."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
@@ -19,7 +19,7 @@ Actions = Sequence[Action[Any] | str] | Iterable[Action[Any] | str] | Callable[[
 
 
 class StrategyWorkload:
-    """A workload of a strategy: each request is one call of `sample`, valid, invalid or failed."""
+    """A workload in which each request is one call of `strategy.sample`."""
 
     def __init__(
         self,
@@ -33,38 +33,38 @@ class StrategyWorkload:
         conversation: bool = False,
     ) -> None:
         """
-        Take what `sample` takes, for every request.
+        Take the arguments of `sample`, which every request shares.
 
         Args:
-            strategy: How to ask.
+            strategy: The strategy to call.
 
-            actions: What to ask. A list is gone through again and again, by each user of a closed loop from a place
-                of its own; an iterator is used up, and the run ends with it; a function gets the arrival and returns
-                the action.
+            actions: The actions to send. A list is cycled through, and each user of a closed loop starts at a
+                different item. An iterator is consumed, and the run ends with it. A function receives the arrival
+                and returns the action.
 
             ctx: The conversation so far, for every request.
 
-            backend: Whom to ask. If it streams, the time to the first token is measured too.
+            backend: The backend to call. If it streams, the time to first token is measured too.
 
-            reqs: What must be true of an answer for it to be valid.
+            reqs: The requirements that make an answer valid.
 
-            options: For every request.
+            options: Options for every request.
 
-            conversation: Let what a user asked and was answered add up, instead of starting afresh every time.
+            conversation: Keep the conversation of each user from one request to the next.
         """
         check_instance("strategy", strategy, BaseSamplingStrategy, "a strategy")
         self._strategy = strategy
-        self._next = _drawing(actions)
+        self._next = _action_source(actions)
         self._context = ctx
-        self._backend = _Stamped(backend) if isinstance(backend, StreamingBackend) else backend
-        # Once, and not for every request.
+        self._backend = _FirstTokenBackend(backend) if isinstance(backend, StreamingBackend) else backend
+        # Converted once here, not on every request: this is a hot path.
         self._reqs = as_requirements("reqs", reqs)
         self._options = options
         self._conversation = check_bool("conversation", conversation)
         self._contexts: dict[int | None, Context] = {}
 
     def draw(self, arrival: Arrival) -> Send | None:
-        """Take the next action; None if there is none left."""
+        """Draw the next action. Return None when there is none left."""
         action = self._next(arrival)
         return None if action is None else lambda: self._ask(arrival, action)
 
@@ -85,17 +85,17 @@ class StrategyWorkload:
 
 
 strategy_workload = StrategyWorkload
-"""The name to call it by: `strategy_workload(strategy, actions, ctx, backend, reqs)`."""
+"""The function-style name: `strategy_workload(strategy, actions, ctx, backend, reqs)`."""
 
 
-class _Stamped:
-    """A backend that says when the first text of an answer comes."""
+class _FirstTokenBackend:
+    """A backend that records when the first text of an answer arrives."""
 
     def __init__(self, backend: StreamingBackend) -> None:
         self._backend = backend
 
     async def generate(self, request: Request) -> Generation:
-        return await self._backend.stream(request, _stamp)
+        return await self._backend.stream(request, _on_piece)
 
     async def stream(self, request: Request, receive: Callable[[str], None]) -> Generation:
         def stamp_and_receive(text: str) -> None:
@@ -105,18 +105,18 @@ class _Stamped:
         return await self._backend.stream(request, stamp_and_receive)
 
 
-def _stamp(_text: str) -> None:
+def _on_piece(_text: str) -> None:
     first_token()
 
 
-def _drawing(actions: Actions) -> Callable[[Arrival], Action[Any] | str | None]:
-    """Return the function that gives the next action."""
+def _action_source(actions: Actions) -> Callable[[Arrival], Action[Any] | str | None]:
+    """Return a function that gives the next action."""
     if isinstance(actions, str | Action):
-        return _in_turn((cast("Action[Any] | str", actions),))
+        return _cycle((cast("Action[Any] | str", actions),))
     if callable(actions):
         return actions
     if isinstance(actions, Sequence):
-        return _in_turn(actions)
+        return _cycle(actions)
     if isinstance(actions, Iterator):
         return lambda _: next(actions, None)
     raise TypeError(
@@ -125,7 +125,7 @@ def _drawing(actions: Actions) -> Callable[[Arrival], Action[Any] | str | None]:
     )
 
 
-def _in_turn(actions: Sequence[Action[Any] | str]) -> Callable[[Arrival], Action[Any] | str]:
+def _cycle(actions: Sequence[Action[Any] | str]) -> Callable[[Arrival], Action[Any] | str]:
     if not actions:
         raise ValueError("actions must not be empty: there is nothing to ask")
 

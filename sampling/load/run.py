@@ -1,7 +1,7 @@
-"""`run_load`: make traffic, and report what became of it."""
+"""`run_load`: generate traffic and report the results."""
 
 from sampling._arguments import check_instance, check_int
-from sampling.load.model._aggregation import report_of
+from sampling.load.model._aggregation import build_report
 from sampling.load.model._imported_workload import ImportedWorkload
 from sampling.load.model._profiles import Profile
 from sampling.load.model._recording import Tally
@@ -16,10 +16,9 @@ __all__ = ["LoadRun", "run_load"]
 
 class LoadRun:
     """
-    A load run that can be watched and stopped. `run_load` is all that most need.
+    A load run that can be watched and stopped. Most callers only need `run_load`.
 
-    A run that is stopped returns its report; a run that is cancelled raises, as everything that is cancelled does,
-    and `report()` still tells what was gathered.
+    A stopped run returns its report. A cancelled run raises, and `report()` still returns what was recorded.
     """
 
     def __init__(
@@ -35,16 +34,16 @@ class LoadRun:
         Prepare a run.
 
         Args:
-            workload: Any `async def f(arrival)`, or something with `draw(arrival)`; for several workers, or to open
-                a client first, an `ImportedWorkload`.
+            workload: Any `async def f(arrival)`, or an object with `draw(arrival)`. Use an `ImportedWorkload` for
+                several workers, or to open a client first.
 
             profile: An `OpenLoop` or a `ClosedLoop`.
 
-            seed: The same seed makes the same traffic.
+            seed: The same seed generates the same traffic.
 
-            slo: What a good answer is, for the report's goodput.
+            slo: Limits that define a good answer, for the report's goodput.
 
-            workers: How many processes send, where one can't keep up.
+            workers: Number of sending processes, for rates that one can't reach.
         """
         if slo is not None:
             check_instance("slo", slo, Slo, "a Slo")
@@ -52,29 +51,31 @@ class LoadRun:
         self._seed = check_int("seed", seed)
         self._slo = slo
         self._workers = check_int("workers", workers, least=1)
-        self._maker: Generator | WorkerPool
+        self._generator: Generator | WorkerPool
         if workers > 1:
-            self._maker = WorkerPool(workload, profile, seed=seed, workers=workers)
+            self._generator = WorkerPool(workload, profile, seed=seed, workers=workers)
         else:
-            self._maker = Generator(workload, profile, seed=seed)
+            self._generator = Generator(workload, profile, seed=seed)
 
     async def run(self) -> LoadReport:
-        """Make the traffic, wait for the answers, and report. A run runs once."""
-        await self._maker.generate()
+        """Generate the traffic, wait for the answers, and return the report. Call it once."""
+        await self._generator.generate()
         return self.report()
 
     def stop(self) -> None:
-        """End the run now: what is in flight is cancelled and counted so, and `run()` returns its report."""
-        self._maker.stop()
+        """End the run now. Requests in flight are counted as cancelled, and `run()` returns its report."""
+        self._generator.stop()
 
     @property
     def progress(self) -> Tally:
-        """The counts so far, those of the warm-up included."""
-        return self._maker.progress
+        """The counts so far, including the warm-up."""
+        return self._generator.progress
 
     def report(self) -> LoadReport:
-        """Report what was gathered, after the run has ended, whichever way that was."""
-        return report_of(self._maker.recording, self._profile, seed=self._seed, workers=self._workers, slo=self._slo)
+        """Build the report after the run has ended, in whatever way."""
+        return build_report(
+            self._generator.recording, self._profile, seed=self._seed, workers=self._workers, slo=self._slo
+        )
 
 
 async def run_load(
@@ -86,12 +87,12 @@ async def run_load(
     workers: int = 1,
 ) -> LoadReport:
     """
-    Make traffic as the profile says, and report what became of it.
+    Generate the traffic of a profile and return a report.
 
-    `workload` is any `async def f(arrival)`: it sends one request and waits for its answer. What it returns is a valid
-    answer, unless it is an `Answered(valid=False)`; what it raises is a failed request.
+    `workload` is any `async def f(arrival)` that sends one request and waits for its answer. Any return value counts
+    as a valid answer, except `Answered(valid=False)`. An exception counts as a failed request.
 
-    An open loop sends by the clock, whatever the server does, and measures from the instant a request was due:
-    the numbers are those that users see. See `LoadRun` for the arguments, and for a run that can be stopped.
+    An open loop sends by the clock, whatever the server does, and measures from the instant a request was due.
+    So the latencies are those that users see. See `LoadRun` for the arguments, and for a run that can be stopped.
     """
     return await LoadRun(workload, profile, seed=seed, slo=slo, workers=workers).run()

@@ -121,7 +121,7 @@ def test_latencies_that_arrive_in_the_drain_belong_to_the_hold(run):
 # R3.
 
 
-def report_of(run, latency_s: float = 0.1, *, count: int = 200, **changes: object) -> LoadReport:
+def build_report(run, latency_s: float = 0.1, *, count: int = 200, **changes: object) -> LoadReport:
     async def fixed(arrival: Arrival) -> None:
         await anyio.sleep(latency_s)
 
@@ -133,19 +133,19 @@ def test_what_was_not_measured_is_inconclusive(run):
     """R3: a failed measurement, nothing sent, an interrupted hold."""
     slo = Slo(p95_s=1.0)
     assert "INCONCLUSIVE" == judge(None, slo).verdict
-    assert ("the probe broke",) == judge(report_of(run), slo, failure="the probe broke").reasons
-    assert "INCONCLUSIVE" == judge(report_of(run, interrupted=True), slo).verdict
+    assert ("the probe broke",) == judge(build_report(run), slo, failure="the probe broke").reasons
+    assert "INCONCLUSIVE" == judge(build_report(run, interrupted=True), slo).verdict
 
 
 def test_a_broken_limit_trips_with_every_reason(run):
     """R3."""
-    judgement = judge(report_of(run, 0.143), Slo(p50_s=0.1, p95_s=0.1, p99_s=0.2, error_rate=0.1))
+    judgement = judge(build_report(run, 0.143), Slo(p50_s=0.1, p95_s=0.1, p99_s=0.2, error_rate=0.1))
     assert ("TRIP", ("p50=143ms > 100ms", "p95=143ms > 100ms")) == (judgement.verdict, judgement.reasons)
 
 
 def test_exactly_at_the_limit_passes(run):
     """R3: comparisons are strict."""
-    report = report_of(run)
+    report = build_report(run)
     assert "PASS" == judge(report, Slo(p95_s=report.latency.p95, error_rate=0.0)).verdict
     assert "TRIP" == judge(report, Slo(p95_s=math.nextafter(report.latency.p95, 0))).verdict
 
@@ -173,32 +173,32 @@ def test_a_full_pool_with_a_healthy_service_is_inconclusive_and_names_the_knob(r
 def test_a_generator_that_runs_late_is_inconclusive_even_at_full_rate(run):
     """R3: at 98 % of its target rate, but late by more than a tenth of the tightest limit."""
     lag = Summary(200, 0.05, 0.05, 0.05, 0.06, 0.06, 0.06)
-    late = judge(report_of(run, schedule_lag=lag), Slo(p95_s=0.5, p99_s=5.0))
+    late = judge(build_report(run, schedule_lag=lag), Slo(p95_s=0.5, p99_s=5.0))
     assert "INCONCLUSIVE" == late.verdict
     assert "could not emit on schedule (p99 lag 60ms, more than a tenth of 500ms)" in late.reasons[0]
-    assert "PASS" == judge(report_of(run, schedule_lag=lag), Slo(p95_s=0.6)).verdict
+    assert "PASS" == judge(build_report(run, schedule_lag=lag), Slo(p95_s=0.6)).verdict
 
 
 def test_lateness_of_the_generator_is_not_blamed_on_the_server(run):
     """R3, row 69: the latency breaks the limit, but only by the generator's own lag; or the service time does, too."""
     lag = Summary(200, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5)
     latency = Summary(200, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6)
-    report = report_of(run, schedule_lag=lag, latency=latency)
+    report = build_report(run, schedule_lag=lag, latency=latency)
     assert "INCONCLUSIVE" == judge(report, Slo(p95_s=0.55)).verdict
     assert "TRIP" == judge(report, Slo(p95_s=0.05)).verdict
 
 
 def test_too_few_samples_for_a_percentile_are_inconclusive(run):
     """R3: p99 needs a hundred."""
-    few = judge(report_of(run, count=99), Slo(p99_s=1.0))
+    few = judge(build_report(run, count=99), Slo(p99_s=1.0))
     assert ("INCONCLUSIVE", ("p99 needs 100 samples, there are 99: hold longer",)) == (few.verdict, few.reasons)
-    assert "PASS" == judge(report_of(run, count=100), Slo(p99_s=1.0)).verdict
+    assert "PASS" == judge(build_report(run, count=100), Slo(p99_s=1.0)).verdict
 
 
 def test_a_limit_on_what_nobody_told_is_inconclusive(run):
     """R6: an empty series has no percentiles, and says so."""
-    judgement = judge(report_of(run), Slo(ttft_p95_s=1.0))
-    assert ("ttft_p95 can't be told: the series is empty",) == judgement.reasons
+    judgement = judge(build_report(run), Slo(ttft_p95_s=1.0))
+    assert ("ttft_p95 can't be computed: the series is empty",) == judgement.reasons
 
 
 # R4, R5.

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sampling.load import Arrival, ClosedLoop, LoadReport, OpenLoop, Slo, find_capacity, run_load
-from sampling.load.capacity._search import Trial, bracket_of, next_trial
+from sampling.load.capacity._search import Trial, find_bracket, next_trial
 from sampling.testing import run_virtual
 from tests.load.clocks import jump_clock
 from tests.load.seeded import LOOPS, run_seeded
@@ -68,7 +68,7 @@ def test_after_a_suspended_machine_there_is_no_burst(run):
     assert 6000 == pytest.approx(report.missed, abs=3)
     assert (7000, 7000) == (report.scheduled, report.admitted + report.dropped)
     assert all(later - earlier > 0.05 for earlier, later in pairwise(sent_at[22:]))
-    assert "slept through" in report.client_limit
+    assert "were missed" in report.client_limit
 
 
 def test_a_blocked_loop_is_made_up_for_and_counts_as_latency(run):
@@ -170,7 +170,7 @@ def test_the_search_ends_and_never_reports_an_untested_rate(truth, noise, honest
     while (following := next_trial(trials, precision=0.02, most_trials=40)) is not None:
         trials.append(verdict(following.rate))
     assert len(trials) <= 40
-    bracket = bracket_of(trials)
+    bracket = find_bracket(trials)
     rates = {trial.rate for trial in trials if trial.verdict == "PASS"}
     assert bracket.passed is None or bracket.passed in rates
     assert bracket.passed is None or bracket.tripped is None or bracket.passed < bracket.tripped
@@ -184,7 +184,7 @@ def test_an_honest_search_brackets_the_truth(truth, precision):
     trials = [Trial(rate, "PASS" if rate <= truth else "TRIP") for rate in (2.0, 100.0)]
     while (following := next_trial(trials, precision=precision)) is not None:
         trials.append(Trial(following.rate, "PASS" if following.rate <= truth else "TRIP"))
-    bracket = bracket_of(trials)
+    bracket = find_bracket(trials)
     assert bracket.passed <= truth < bracket.tripped
     assert bracket.tripped - bracket.passed <= precision * bracket.tripped
 
@@ -202,7 +202,7 @@ def test_the_closed_loop_keeps_its_concurrency(run):
 
 def test_a_million_requests_keep_exact_percentiles_in_little_memory():
     """O6: about 60 bytes a request, and Python's own; percentiles are those of a full sort."""
-    from sampling.load.model._aggregation import report_of
+    from sampling.load.model._aggregation import build_report
     from sampling.load.model._recording import Recording
     from sampling.load.model._workload import Answered
 
@@ -222,7 +222,7 @@ def test_a_million_requests_keep_exact_percentiles_in_little_memory():
     recording.tally.scheduled = recording.tally.admitted = recording.tally.succeeded = count
     per_request = sum(len(column) * column.itemsize for column in recording.columns.values()) / count
     assert per_request < 64
-    report: LoadReport = report_of(recording, OpenLoop(rate=100, duration_s=200), seed=0)
+    report: LoadReport = build_report(recording, OpenLoop(rate=100, duration_s=200), seed=0)
     assert (9.999, 17.999, 18.999, 19.799) == pytest.approx(
         (report.latency.p50, report.latency.p90, report.latency.p95, report.latency.p99)
     )

@@ -1,4 +1,4 @@
-"""What a capacity search found: its steps, and the largest rate that holds among them."""
+"""The result of a capacity search: its steps, and the highest rate that passed."""
 
 import csv
 import io
@@ -11,16 +11,16 @@ import attrs
 
 from sampling._json.bounded import loads
 from sampling.load.capacity._confidence import wilson
-from sampling.load.capacity._search import Bracket, Trial, bracket_of
+from sampling.load.capacity._search import Bracket, Trial, find_bracket
 from sampling.load.capacity._verdict import Verdict
 from sampling.load.model._report import LoadReport
 from sampling.load.model._slo import Slo
-from sampling.load.model._units import show_seconds, show_share
+from sampling.load.model._units import format_seconds, format_share
 
 __all__ = ["CSV_COLUMNS", "Axis", "CapacityAnswer", "Step", "csv_row"]
 
 Axis: TypeAlias = Literal["rate", "users"]
-"""What is raised from step to step: arrivals per second, or users."""
+"""The quantity that the steps raise: arrivals per second, or users."""
 
 
 @attrs.frozen(kw_only=True)
@@ -28,30 +28,30 @@ class Step:
     """One run of a capacity search."""
 
     target_rate: float
-    """What was asked for: arrivals per second, or, with `axis="users"`, users."""
+    """The target: arrivals per second, or users with `axis="users"`."""
 
     achieved_rate: float
-    """What was reached of it: requests per second that really left, or users that became active."""
+    """Requests sent per second, or users that became active."""
 
     verdict: Verdict
     reasons: tuple[str, ...] = ()
-    """Why it is not a PASS; every broken limit of a TRIP."""
+    """Reasons for a verdict other than PASS. A TRIP lists every broken limit."""
 
     why: Literal["ramp", "refine", "repeat"] = "ramp"
-    """Why it was run: as a step of the ramp, to halve the bracket, or because a verdict was at the edge."""
+    """The purpose of the run: a step of the ramp, a bisection, or a repeat of an uncertain verdict."""
 
     edge: bool = False
-    """Whether another run might as well find the opposite."""
+    """True if another run could well have the opposite verdict."""
 
     confidence: float | None = None
-    """How sure a PASS is that every limit holds; None where that can't be said."""
+    """The confidence of a PASS that every limit holds, or None if it can't be computed."""
 
     seed: int = 0
     warnings: tuple[str, ...] = ()
     report: LoadReport | None = None
 
     def to_dict(self, *, samples: bool = False) -> dict[str, Any]:
-        """Return the step as JSON can hold it."""
+        """Return the step as a JSON-compatible dictionary."""
         found = {field.name: getattr(self, field.name) for field in attrs.fields(Step)}
         found["reasons"], found["warnings"] = list(self.reasons), list(self.warnings)
         found["report"] = None if self.report is None else self.report.to_dict(samples=samples)
@@ -59,7 +59,7 @@ class Step:
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> "Step":
-        """Make a step out of what `to_dict` gave."""
+        """Rebuild a step from the result of `to_dict`."""
         known = {field.name: found[field.name] for field in attrs.fields(cls)}
         known["reasons"], known["warnings"] = tuple(found["reasons"]), tuple(found["warnings"])
         known["report"] = None if found["report"] is None else LoadReport.from_dict(found["report"])
@@ -67,23 +67,23 @@ class Step:
 
     @property
     def trial(self) -> Trial:
-        """What the search needs to know of it."""
+        """The part of the step that the search uses."""
         return Trial(self.target_rate, self.verdict, self.edge)
 
 
 @attrs.frozen(kw_only=True)
 class CapacityAnswer:
     """
-    The largest rate that holds, as far as it was tested: `max_rate` is always the target of a step that passed.
+    The result of a capacity search.
 
-    It is the largest below the first that tripped: what passes above that was luck.
+    `max_rate` is always the target of a step that passed, below the first that tripped. A pass above a trip is luck.
     """
 
     schema: ClassVar[str] = "sampling.capacity/1"
 
     slo: Slo
     steps: tuple[Step, ...]
-    """In the order in which they were run; a rate may be there several times."""
+    """The steps in the order in which they ran. A rate may occur several times."""
 
     axis: Axis = "rate"
     refined: bool = False
@@ -91,21 +91,21 @@ class CapacityAnswer:
 
     @property
     def _bracket(self) -> Bracket:
-        return bracket_of(step.trial for step in self.steps)
+        return find_bracket(step.trial for step in self.steps)
 
     @property
     def max_rate(self) -> float | None:
-        """The largest target that passed below the first that tripped; None if none passed."""
+        """The largest target that passed below the first trip, or None if none passed."""
         return self._bracket.passed
 
     @property
     def first_trip(self) -> float | None:
-        """The smallest target that tripped; None if none did."""
+        """The smallest target that tripped, or None if none did."""
         return self._bracket.tripped
 
     @property
     def next_limit(self) -> str | None:
-        """What breaks first above `max_rate`: the reasons of the first trip; None if nothing tripped."""
+        """The reasons of the first trip above `max_rate`, or None if nothing tripped."""
         tripped = self.first_trip
         reasons = [step.reasons for step in self.steps if step.target_rate == tripped and step.verdict == "TRIP"]
         return "; ".join(reasons[0]) if reasons else None
@@ -119,26 +119,26 @@ class CapacityAnswer:
     @property
     def confidence(self) -> float | None:
         """
-        How sure it is that `max_rate` holds: that of its least sure limit; None if that can't be said.
+        The confidence that `max_rate` holds, for its least certain limit, or None if it can't be computed.
 
-        See `sampling.load.capacity._confidence`: requests are taken for independent, which makes this an upper bound.
+        It assumes independent requests, which makes it an upper bound.
         """
         return None if self.best is None else self.best.confidence
 
     @property
     def passes(self) -> tuple[int, int]:
-        """How many of the conclusive runs at `max_rate` passed, and how many there were."""
+        """The number of passed runs and of conclusive runs at `max_rate`."""
         runs = [step.verdict for step in self.steps if step.target_rate == self.max_rate]
         return runs.count("PASS"), runs.count("PASS") + runs.count("TRIP")
 
     @property
     def repeatability(self) -> tuple[float, float]:
-        """Between which shares of runs at `max_rate` pass, with 95 % confidence, going by those that were made."""
+        """The 95 % confidence interval of the share of runs at `max_rate` that pass."""
         return wilson(*self.passes)
 
     @property
     def suggested_in_flight(self) -> int | None:
-        """A limit for requests in flight at `max_rate`, by Little's law; see `LoadReport.suggested_in_flight`."""
+        """A suggested `max_in_flight` at `max_rate`. See `LoadReport.suggested_in_flight`."""
         return None if self.best is None or self.best.report is None else self.best.report.suggested_in_flight
 
     @property
@@ -149,7 +149,7 @@ class CapacityAnswer:
     # Files.
 
     def to_dict(self, *, samples: bool = False) -> dict[str, Any]:
-        """Return the answer as JSON can hold it."""
+        """Return the answer as a JSON-compatible dictionary."""
         return {
             "schema": self.schema,
             "axis": self.axis,
@@ -165,16 +165,15 @@ class CapacityAnswer:
         }
 
     def to_json(self, *, samples: bool = False) -> str:
-        """Return the answer as JSON, which `from_json` reads; every single request only if wanted."""
+        """Return the answer as JSON for `from_json`, with every request if `samples` is true."""
         return json.dumps(self.to_dict(samples=samples), allow_nan=False, separators=(",", ":"))
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> "CapacityAnswer":
-        """Make an answer out of what `to_dict` gave. What follows from its steps is computed anew."""
+        """Rebuild an answer from the result of `to_dict`. Derived values are computed from the steps."""
         if found.get("schema") != cls.schema:
             raise ValueError(
-                f"this is no capacity answer that can be read: schema must be {cls.schema!r}, "
-                f"got {found.get('schema')!r}"
+                f"can't read this as a capacity answer: schema must be {cls.schema!r}, got {found.get('schema')!r}"
             )
         return cls(
             slo=Slo.from_dict(found["slo"]),
@@ -186,15 +185,15 @@ class CapacityAnswer:
 
     @classmethod
     def from_json(cls, text: str) -> "CapacityAnswer":
-        """Read an answer."""
+        """Read an answer from JSON."""
         return cls.from_dict(loads(text))
 
     def to_csv(self, path: str | Path) -> None:
-        """Write one row a step."""
+        """Write a CSV file with one row per step."""
         Path(path).write_text(csv_text(self.steps), encoding="utf-8")
 
     def render(self) -> str:
-        """Return a table of the steps, and the answer below it, for a terminal."""
+        """Return a table of the steps and the answer, for a terminal."""
         header = [_unit(self.axis), "reached", "verdict", "p50", "p95", "p99", "errors", "valid", "dropped", "lag p99"]
         lines = [header, *(_cells(step) for step in self.steps)]
         widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
@@ -208,7 +207,7 @@ class CapacityAnswer:
         unit = "users" if self.axis == "users" else "per second"
         if self.max_rate is None:
             return f"{cut}none passed{f': {self.next_limit}' if self.next_limit else ''}"
-        sure = "" if self.confidence is None else f" (confidence {show_share(self.confidence)})"
+        sure = "" if self.confidence is None else f" (confidence {format_share(self.confidence)})"
         limit = f"; at {self.first_trip:g}: {self.next_limit}" if self.first_trip is not None else "; nothing tripped"
         return f"{cut}holds {self.max_rate:g} {unit}{sure}{limit}"
 
@@ -224,15 +223,15 @@ def _cells(step: Step) -> list[str]:
         times = [report.latency.p50, report.latency.p95, report.latency.p99]
         shares = [report.error_rate, report.validity_rate]
         numbers = [
-            *("—" if time is None else show_seconds(time) for time in times),
-            *("—" if share is None else show_share(share) for share in shares),
+            *("—" if time is None else format_seconds(time) for time in times),
+            *("—" if share is None else format_share(share) for share in shares),
             str(report.dropped),
-            "—" if report.schedule_lag.p99 is None else show_seconds(report.schedule_lag.p99),
+            "—" if report.schedule_lag.p99 is None else format_seconds(report.schedule_lag.p99),
         ]
     return [f"{step.target_rate:g}", f"{step.achieved_rate:.4g}", step.verdict, *numbers]
 
 
-# CSV: a stable order, for those who compare runs with a spreadsheet.
+# The order of the CSV columns is stable, because people compare runs in spreadsheets.
 
 CSV_COLUMNS = (
     "target_rate",
@@ -268,7 +267,7 @@ _SERIES = ("latency", "service_time", "time_to_first_token", "schedule_lag")
 
 
 def csv_row(step: Step) -> list[str]:
-    """Return one step as a row; what was not measured is empty."""
+    """Return one step as a CSV row. Values that were not measured are empty."""
     found: dict[str, object] = {
         "target_rate": step.target_rate,
         "achieved_rate": step.achieved_rate,
@@ -292,7 +291,7 @@ def csv_row(step: Step) -> list[str]:
 
 
 def _seconds(time: float | None) -> str:
-    return "—" if time is None else show_seconds(time)
+    return "—" if time is None else format_seconds(time)
 
 
 def _field(value: object) -> str:
@@ -300,7 +299,7 @@ def _field(value: object) -> str:
 
 
 def csv_text(steps: Sequence[Step], *, header: bool = True) -> str:
-    """Return rows as text, with the names of the columns before them."""
+    """Return the steps as CSV text, with an optional header."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     if header:

@@ -1,22 +1,22 @@
 """
-How sure a verdict is. Pure.
+Statistical confidence of a verdict.
 
-That the 95th percentile is under a limit means that at most 5 % of requests exceed it. How many of n did is a draw from
-a binomial distribution, so the share that was seen comes with an interval (Wilson's), and how far the allowed share is
-from it says how sure the verdict is. This takes requests for independent of each other. Those that wait in the same
-queue are not, so the truth is less certain than the number; that is why a verdict at the edge is repeated.
+A 95th percentile below a limit means that at most 5 % of the requests exceed it. The number that do is a draw from a
+binomial distribution, so the observed share has a confidence interval (Wilson's), and the distance of the allowed
+share from it gives the confidence. This assumes independent requests. Requests that wait in the same queue are not
+independent, so the true confidence is lower. That is why the search repeats uncertain verdicts.
 """
 
 import math
 from statistics import NormalDist
 
-__all__ = ["at_the_edge", "confidence_within", "wilson"]
+__all__ = ["confidence_within", "is_at_edge", "wilson"]
 
 _Z = NormalDist().inv_cdf(0.975)
 
 
 def wilson(found: int, count: int, z: float = _Z) -> tuple[float, float]:
-    """Return the interval in which the true share lies with 95 % confidence, when `found` of `count` were seen."""
+    """Return the 95 % confidence interval of a share, when `found` of `count` were observed."""
     if count < 1:
         return 0.0, 1.0
     share, spread = found / count, z * z / count
@@ -25,14 +25,14 @@ def wilson(found: int, count: int, z: float = _Z) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def at_the_edge(found: int, count: int, allowed: float) -> bool:
-    """Tell whether another run might as well find the opposite: the allowed share is inside the interval."""
+def is_at_edge(found: int, count: int, allowed: float) -> bool:
+    """Return True if the allowed share is inside the interval, so another run could have the opposite verdict."""
     low, high = wilson(found, count)
     return low <= allowed <= high
 
 
 def confidence_within(found: int, count: int, allowed: float) -> float | None:
-    """Return how sure it is that the true share is no more than `allowed`; None where no number of samples can tell."""
+    """Return the confidence that the true share is at most `allowed`, or None if it can't be computed."""
     if not count or not 0 < allowed < 1:
         return None
     return NormalDist().cdf((allowed - found / count) / math.sqrt(allowed * (1 - allowed) / count))

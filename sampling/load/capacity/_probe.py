@@ -1,4 +1,4 @@
-"""Look at the server's own queue while a step is measured."""
+"""Poll the length of the server's queue during a step."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
@@ -10,21 +10,21 @@ from sampling._arguments import check_number, shown
 from sampling.load.capacity._verdict import Backlog
 from sampling.load.model._series import slope
 
-__all__ = ["BacklogProbe", "ProbeWatch"]
+__all__ = ["BacklogMonitor", "BacklogProbe"]
 
 log = structlog.get_logger("sampling")
 
 BacklogProbe: TypeAlias = Callable[[], Awaitable[float | None]]
-"""Returns how many requests wait in the server's queue, or None if there is no such queue (any more)."""
+"""Returns the number of requests in the server's queue, or None if there is no such queue (any more)."""
 
-_LOOKS = 30
-"""How many times it is looked at the queue during a measurement."""
+_POLLS = 30
+"""Number of polls per measurement."""
 
 _TRIES = 3
 
 
-class ProbeWatch:
-    """Looks at the queue from the start of a measurement to its end."""
+class BacklogMonitor:
+    """Polls the queue from the start of a measurement to its end."""
 
     def __init__(self, probe: BacklogProbe, *, timeout_s: float) -> None:
         self._probe = probe
@@ -36,25 +36,25 @@ class ProbeWatch:
 
     @property
     def backlog(self) -> Backlog:
-        """What was seen."""
+        """The result of the polls so far."""
         growth = self._values[-1] - self._values[0] if self._values else None
         return Backlog(growth, slope(self._times, self._values), self._disappeared, self._warning)
 
     async def watch(self, warmup_s: float, measured_s: float) -> None:
-        """Look at even distances; give the signal up, and only that, when looking fails again and again."""
+        """Poll at even intervals. Repeated failures end the polling, but not the run."""
         start = anyio.current_time() + warmup_s
-        for look in range(_LOOKS + 1):
-            await anyio.sleep_until(start + measured_s * look / _LOOKS)
-            if not await self._look(start):
+        for poll in range(_POLLS + 1):
+            await anyio.sleep_until(start + measured_s * poll / _POLLS)
+            if not await self._poll(start):
                 return
 
-    async def _look(self, start: float) -> bool:
+    async def _poll(self, start: float) -> bool:
         problem = ""
         for _ in range(_TRIES):
             try:
                 with anyio.fail_after(self._timeout_s):
                     waiting = await self._probe()
-                self._note(waiting, anyio.current_time() - start)
+                self._record(waiting, anyio.current_time() - start)
             except Exception as error:  # noqa: BLE001 - a probe is not what is measured: it must not end the run
                 problem = f"{type(error).__name__}: {shown(str(error))}"
                 await anyio.sleep(0.1)
@@ -64,9 +64,9 @@ class ProbeWatch:
         log.warning("backlog_probe_failed", error=problem, tries=_TRIES)
         return False
 
-    def _note(self, waiting: float | None, at_s: float) -> None:
+    def _record(self, waiting: float | None, at_s: float) -> None:
         if waiting is None:
             self._disappeared |= bool(self._values)
             return
-        self._values.append(float(check_number("what the backlog probe returns", waiting)))
+        self._values.append(float(check_number("the result of the backlog probe", waiting)))
         self._times.append(at_s)

@@ -1,4 +1,4 @@
-"""`find_capacity`: raise the load step by step, and say what the service holds."""
+"""`find_capacity`: raise the load step by step until the SLO breaks."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ import attrs
 from sampling._arguments import check_bool, check_instance, check_int, check_number, shown
 from sampling.errors import PreflightFailed
 from sampling.load.capacity._answer import Axis, CapacityAnswer, Step
-from sampling.load.capacity._probe import BacklogProbe, ProbeWatch
+from sampling.load.capacity._probe import BacklogMonitor, BacklogProbe
 from sampling.load.capacity._search import StepsLike, next_trial, parse_steps
 from sampling.load.capacity._step_files import StepCsv, StepJournal
 from sampling.load.capacity._verdict import Backlog, judge
@@ -29,56 +29,56 @@ OnStep = Callable[[Step], object]
 
 @attrs.frozen(kw_only=True)
 class CapacitySettings:
-    """How a capacity search is made. `find_capacity` takes all of these."""
+    """The settings of a capacity search. `find_capacity` takes all of these."""
 
     steps: tuple[float, ...] = attrs.field(converter=parse_steps)
-    """The rates, or numbers of users, to try; strictly ascending."""
+    """The rates, or numbers of users, to try, strictly ascending."""
 
     slo: Slo
     warmup_s: float = 10.0
-    """Traffic at the step's rate that is not measured, before each measurement."""
+    """Length of the unmeasured traffic before each measurement, at the rate of the step."""
 
     hold_s: float = 30.0
-    """How long each step is measured."""
+    """Length of the measurement of each step."""
 
     cooldown_s: float = 5.0
-    """A pause after each step."""
+    """Pause after each step."""
 
     drain_s: float | None = 60.0
-    """How long to wait for the last answers of a step; what is unanswered then counts as an error."""
+    """Time to wait for the last answers of a step. Requests still unanswered count as errors."""
 
     rate_tolerance: float = 0.05
-    """A step that sent less than this share below its rate proves nothing."""
+    """A step whose rate falls short by more than this share is inconclusive."""
 
     stop_on_trip: bool = True
-    """Whether the ramp ends at the first step that trips."""
+    """End the ramp at the first step that trips."""
 
     max_in_flight: int = 1024
     refine: bool = False
-    """Whether to go on between the last rate that passed and the first that tripped, by halves."""
+    """Bisect between the last rate that passed and the first that tripped."""
 
     precision: float = 0.02
-    """How narrow the bracket is made, as a share of its upper end."""
+    """Final width of the bracket, as a share of its upper end."""
 
     most_steps: int = 40
     axis: Axis = "rate"
     arrivals: ArrivalModel = "constant"
     shape: Shape | None = None
-    """A curve over the measured time that the rate follows, anew at each step."""
+    """A factor of the rate over the measured time. It starts over at each step."""
 
     think_time_s: float = 0.0
-    """With `axis="users"`: from an answer to the next request of the same user."""
+    """With `axis="users"`: pause between an answer and the next request of the same user."""
 
     activate_per_s: float | None = None
-    """With `axis="users"`: how many users may start per second."""
+    """With `axis="users"`: maximum number of users that start per second."""
 
     seed: int = 0
     workers: int = 1
     preflight: bool = False
-    """Whether to send one request first, and to give up with advice if it fails."""
+    """Send one request first, and raise `PreflightFailed` if it fails."""
 
     probe: BacklogProbe | None = None
-    """Looks at the server's own queue; without it, requests in flight are the backlog."""
+    """Returns the length of the server's queue. Without it, requests in flight are the backlog."""
 
     probe_timeout_s: float = 5.0
 
@@ -104,13 +104,13 @@ class CapacitySettings:
         if self.axis not in get_args(Axis):
             raise ValueError(f"axis must be 'rate' or 'users', got {shown(self.axis)}")
         if self.axis == "users" and (self.arrivals != "constant" or self.shape is not None):
-            raise ValueError("with axis='users' arrivals follow from the answers: leave arrivals and shape out")
+            raise ValueError("with axis='users' arrivals follow from the answers: omit arrivals and shape")
         if self.axis == "rate" and (self.think_time_s or self.activate_per_s is not None):
-            raise ValueError("think_time_s and activate_per_s are for axis='users': leave them out, or change the axis")
+            raise ValueError("think_time_s and activate_per_s are for axis='users': omit them, or change the axis")
         parse_steps(self.steps, whole=self.axis == "users")
 
     def profile(self, target: float) -> Profile:
-        """Return the traffic of one step."""
+        """Return the traffic profile of one step."""
         if self.axis == "users":
             return ClosedLoop(
                 users=int(target),
@@ -130,8 +130,8 @@ class CapacitySettings:
             drain_s=self.drain_s,
         )
 
-    def measured_how(self) -> dict[str, Any]:
-        """Return what must be the same for steps of two searches to be put together."""
+    def measurement_settings(self) -> dict[str, Any]:
+        """Return the settings that must be equal for a journal to be resumed."""
         names = ("warmup_s", "hold_s", "drain_s", "rate_tolerance", "max_in_flight", "axis", "arrivals")
         found: dict[str, Any] = {
             name: getattr(self, name) for name in (*names, "think_time_s", "activate_per_s", "seed")
@@ -141,9 +141,9 @@ class CapacitySettings:
 
 class CapacityRun:
     """
-    A capacity search that can be watched and stopped. `find_capacity` is all that most need.
+    A capacity search that can be watched and stopped. Most callers only need `find_capacity`.
 
-    When it is cancelled it raises, as everything that is cancelled does, and `answer()` still tells what was found.
+    A cancelled search raises, and `answer()` still returns the steps so far.
     """
 
     def __init__(
@@ -157,20 +157,20 @@ class CapacityRun:
     ) -> None:
         self._workload = workload
         self._settings = settings
-        self._journal = None if journal is None else StepJournal(journal, settings.measured_how())
+        self._journal = None if journal is None else StepJournal(journal, settings.measurement_settings())
         self._csv = None if csv is None else StepCsv(csv)
         self._on_step = on_step
         self._steps: list[Step] = []
         self._done = False
         self._stopped = False
         self.running: LoadRun | None = None
-        """The step that is being run, to watch its progress."""
+        """The load run of the current step, to watch its progress."""
 
         self.target: float | None = None
-        """What it is aimed at."""
+        """The target of the current step."""
 
     async def run(self) -> CapacityAnswer:
-        """Run the steps that are not in the journal yet, and answer."""
+        """Run the steps that are not in the journal yet, and return the answer."""
         self._restore()
         if self._settings.preflight:
             await self._check_target()
@@ -181,13 +181,13 @@ class CapacityRun:
         return self.answer()
 
     def stop(self) -> None:
-        """End the search now; the step that is being measured is given up, and `run()` returns what was found."""
+        """End the search now. The current step is discarded, and `run()` returns the steps so far."""
         self._stopped = True
         if self.running is not None:
             self.running.stop()
 
     def answer(self) -> CapacityAnswer:
-        """Return what was found so far."""
+        """Return the answer from the steps so far."""
         settings = self._settings
         return CapacityAnswer(
             slo=settings.slo,
@@ -203,7 +203,7 @@ class CapacityRun:
             self._csv.start(self._steps)
 
     async def _check_target(self) -> None:
-        """Send one request: better to fail now than after an hour."""
+        """Send one request, to fail now rather than after an hour."""
         profile = OpenLoop(rate=1, requests=1, max_in_flight=1, drain_s=self._settings.probe_timeout_s)
         report = await LoadRun(self._workload, profile, seed=derive_seed(self._settings.seed, "preflight")).run()
         if report.succeeded:
@@ -237,13 +237,13 @@ class CapacityRun:
             await self._step(following.rate, following.why)
 
     async def _step(self, target: float, why: Literal["ramp", "refine", "repeat"]) -> Step | None:
-        """Warm up, measure, judge, write down, cool down; None if it was stopped before it was measured."""
+        """Run, judge and save one step. Return None if it was stopped before the end of the measurement."""
         runs = sum(step.target_rate == target for step in self._steps)
         seed = derive_seed(self._settings.seed, "step", repr(target), runs)
         report, backlog = await self._measure(target, seed)
         if self._stopped:
             return None
-        step = self._judged(target, why, seed, report, backlog)
+        step = self._make_step(target, why, seed, report, backlog)
         self._steps.append(step)
         if self._journal is not None:
             self._journal.add(step)
@@ -262,12 +262,12 @@ class CapacityRun:
         try:
             if settings.probe is None:
                 return await self.running.run(), None
-            watch = ProbeWatch(settings.probe, timeout_s=settings.probe_timeout_s)
-            return await _beside(watch, settings, self.running), watch.backlog
+            monitor = BacklogMonitor(settings.probe, timeout_s=settings.probe_timeout_s)
+            return await _run_with_monitor(monitor, settings, self.running), monitor.backlog
         finally:
             self.running = None
 
-    def _judged(
+    def _make_step(
         self,
         target: float,
         why: Literal["ramp", "refine", "repeat"],
@@ -287,7 +287,7 @@ class CapacityRun:
             confidence=judgement.confidence,
             seed=seed,
             warnings=tuple(_warnings(target, report, backlog)),
-            # The single requests have been judged; a long ramp must not keep them all.
+            # The samples have been judged and are dropped here: a long ramp must not keep them all in memory.
             report=None if report is None else attrs.evolve(report, samples=None),
         )
 
@@ -305,12 +305,12 @@ def _achieved(report: LoadReport | None, axis: Axis) -> float:
     return report.achieved_rate if axis == "rate" else float(report.active_users or 0)
 
 
-async def _beside(watch: ProbeWatch, settings: CapacitySettings, run: LoadRun) -> LoadReport | None:
-    """Run a step while its queue is watched; what the run raises comes through bare, not in a group."""
+async def _run_with_monitor(monitor: BacklogMonitor, settings: CapacitySettings, run: LoadRun) -> LoadReport | None:
+    """Run a step while its queue is monitored. An exception of the run is raised as it is, not in a group."""
     report: LoadReport | None = None
     failure: Exception | None = None
     async with anyio.create_task_group() as group:
-        group.start_soon(watch.watch, settings.warmup_s, settings.hold_s)
+        group.start_soon(monitor.watch, settings.warmup_s, settings.hold_s)
         try:
             report = await run.run()
         except Exception as error:  # noqa: BLE001 - raised again below
@@ -351,60 +351,60 @@ async def find_capacity(  # noqa: PLR0913 - a search has many settings, and near
     on_step: OnStep | None = None,
 ) -> CapacityAnswer:
     """
-    Raise the load step by step until the service no longer holds, and say what it holds.
+    Raise the load step by step until the SLO breaks, and return the highest load that passed.
 
     Args:
         workload: Any `async def f(arrival)`, as for `run_load`.
 
         steps: The rates to try, ascending: `"50,100,200,1k"`, or numbers. With `axis="users"`, numbers of users.
 
-        slo: What must hold.
+        slo: The limits to meet.
 
-        warmup_s: Traffic at the step's rate that is not measured, before each measurement.
+        warmup_s: Length of the unmeasured traffic before each measurement, at the rate of the step.
 
-        hold_s: How long each step is measured.
+        hold_s: Length of the measurement of each step.
 
-        cooldown_s: A pause after each step.
+        cooldown_s: Pause after each step.
 
-        drain_s: How long to wait for the last answers of a step; what is unanswered then counts as an error.
+        drain_s: Time to wait for the last answers of a step. Requests still unanswered count as errors.
 
-        rate_tolerance: A step that sent less than this share below its rate proves nothing.
+        rate_tolerance: A step whose rate falls short by more than this share is inconclusive.
 
         stop_on_trip: End the ramp at the first step that trips.
 
-        max_in_flight: How many requests may be unanswered before arrivals are dropped.
+        max_in_flight: Maximum number of unanswered requests. Arrivals beyond it are dropped.
 
-        refine: Go on between the last rate that passed and the first that tripped, by halves, and repeat at the edge.
+        refine: Bisect between the last rate that passed and the first that tripped, and repeat uncertain verdicts.
 
-        precision: How narrow that bracket is made, as a share of its upper end.
+        precision: Final width of that bracket, as a share of its upper end.
 
-        most_steps: How many steps are run at most.
+        most_steps: Maximum number of steps.
 
-        axis: What is raised: the "rate" of an open loop, or the "users" of a closed one.
+        axis: The quantity to raise: the "rate" of an open loop, or the "users" of a closed loop.
 
-        arrivals: How arrivals are spread: "constant", "poisson" or "burst".
+        arrivals: The distribution of arrivals: "constant", "poisson" or "burst".
 
-        shape: A curve over the measured time that the rate follows, anew at each step.
+        shape: A factor of the rate over the measured time. It starts over at each step.
 
-        think_time_s: With axis="users": from an answer to the next request of the same user.
+        think_time_s: With axis="users": pause between an answer and the next request of the same user.
 
-        activate_per_s: With axis="users": how many users may start per second.
+        activate_per_s: With axis="users": maximum number of users that start per second.
 
-        seed: The same seed makes the same traffic.
+        seed: The same seed generates the same traffic.
 
-        workers: How many processes send.
+        workers: Number of sending processes.
 
-        preflight: Send one request first, and raise `PreflightFailed` with advice if it fails.
+        preflight: Send one request first, and raise `PreflightFailed` if it fails.
 
-        probe: Looks at the server's own queue; without it, requests in flight are the backlog.
+        probe: Returns the length of the server's queue. Without it, requests in flight are the backlog.
 
-        probe_timeout_s: How long a look at the queue, and the preflight, may take.
+        probe_timeout_s: Timeout of one probe, and of the preflight.
 
-        journal: A file that keeps the steps. The same search with the same file goes on where it was interrupted.
+        journal: A file that stores the steps. The same search with the same file resumes after an interruption.
 
-        csv: A file that gets a row as soon as a step ends.
+        csv: A file that gets a row after each step.
 
-        on_step: Called with every step that ends.
+        on_step: Called with each finished step.
     """
     settings = CapacitySettings(
         steps=steps,

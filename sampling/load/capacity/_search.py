@@ -1,9 +1,9 @@
 """
-Which rate to try next, and what the tried ones say. Pure: a history in, a rate or an answer out.
+Choose the next rate of a capacity search. Pure functions of the history.
 
-A rate is decided by the majority of its runs, and a tie counts as a trip. The bracket is the largest rate that passed
-below the smallest that tripped, and that one; it only ever shrinks or is corrected by a repeated run,
-and the answer is always a rate that was run and passed.
+The majority of its runs decides a rate, and a tie counts as a trip. The bracket consists of the smallest rate that
+tripped and the largest rate below it that passed. It only shrinks, or is corrected by a repeated run. The answer is
+always a rate that ran and passed.
 """
 
 import math
@@ -15,13 +15,13 @@ import attrs
 from sampling._arguments import check_number
 from sampling.load.capacity._verdict import Verdict
 
-__all__ = ["Bracket", "Next", "Trial", "bracket_of", "next_trial", "parse_steps"]
+__all__ = ["Bracket", "Next", "Trial", "find_bracket", "next_trial", "parse_steps"]
 
 _MOST_RUNS = 3
-"""How often one rate is run at most."""
+"""Maximum number of runs at one rate."""
 
 _MOST_HALVINGS = 6
-"""How far below the first step to look, when that trips already."""
+"""Maximum number of halvings below the first step, when the first step trips."""
 
 
 @attrs.frozen
@@ -35,7 +35,7 @@ class Trial:
 
 @attrs.frozen
 class Bracket:
-    """Between which rates the truth lies; None where there is none."""
+    """The highest rate that passed and the lowest that tripped, or None where there is none."""
 
     passed: float | None
     tripped: float | None
@@ -43,13 +43,13 @@ class Bracket:
 
 @attrs.frozen
 class Next:
-    """What to run next, and why."""
+    """The next rate to run, and the reason."""
 
     rate: float
     why: Literal["refine", "repeat"]
 
 
-def bracket_of(trials: Iterable[Trial]) -> Bracket:
+def find_bracket(trials: Iterable[Trial]) -> Bracket:
     """Return the smallest rate that tripped, and the largest that passed below it."""
     verdicts = _verdicts(trials)
     tripped = min((rate for rate, verdict in verdicts.items() if verdict == "TRIP"), default=None)
@@ -60,15 +60,15 @@ def bracket_of(trials: Iterable[Trial]) -> Bracket:
 
 def next_trial(trials: Sequence[Trial], *, precision: float, most_trials: int = 40, whole: bool = False) -> Next | None:
     """
-    Return the next run that makes the answer better, or None if nothing does.
+    Return the next run that improves the answer, or None if none does.
 
-    First the bracket is halved until it is narrower than `precision` of its upper end. Then its two ends are run again,
-    if their verdicts are at the edge; should that overturn one of them, the halving goes on.
+    First bisect until the bracket is narrower than `precision` of its upper end. Then repeat its two ends, if their
+    verdicts are uncertain. If a repeat overturns one of them, bisect again.
     """
-    bracket = bracket_of(trials)
+    bracket = find_bracket(trials)
     if bracket.tripped is None or len(trials) >= most_trials:
         return None
-    return _halve(trials, bracket, precision, whole=whole) or _doubt(trials, bracket)
+    return _halve(trials, bracket, precision, whole=whole) or _repeat_edge(trials, bracket)
 
 
 def _halve(trials: Sequence[Trial], bracket: Bracket, precision: float, *, whole: bool) -> Next | None:
@@ -78,15 +78,15 @@ def _halve(trials: Sequence[Trial], bracket: Bracket, precision: float, *, whole
         return None
     if low and high - low <= precision * high:
         return None
-    middle = _rounded(low, high, whole=whole)
+    middle = _midpoint(low, high, whole=whole)
     runs = [trial for trial in trials if trial.rate == middle]
-    # Whatever was tried here was inconclusive: once more may help, but it never becomes a bound.
+    # Earlier runs at this rate were inconclusive. One more may help, but it never becomes a bound.
     if middle in (low, high) or len(runs) >= _MOST_RUNS - 1:
         return None
     return Next(middle, "refine")
 
 
-def _rounded(low: float, high: float, *, whole: bool) -> float:
+def _midpoint(low: float, high: float, *, whole: bool) -> float:
     middle = (low + high) / 2
     if whole:
         return float(math.floor(middle))
@@ -94,8 +94,8 @@ def _rounded(low: float, high: float, *, whole: bool) -> float:
     return rounded if low < rounded < high else middle
 
 
-def _doubt(trials: Sequence[Trial], bracket: Bracket) -> Next | None:
-    """Return an end of the bracket that should be run again: one at the edge, until its majority can't change."""
+def _repeat_edge(trials: Sequence[Trial], bracket: Bracket) -> Next | None:
+    """Return an end of the bracket to repeat, if its verdict is uncertain and its majority can still change."""
     for rate in (bracket.passed, bracket.tripped):
         runs = [trial for trial in trials if trial.rate == rate and trial.verdict != "INCONCLUSIVE"]
         tries = sum(trial.rate == rate for trial in trials)
@@ -107,7 +107,7 @@ def _doubt(trials: Sequence[Trial], bracket: Bracket) -> Next | None:
 
 
 def _verdicts(trials: Iterable[Trial]) -> dict[float, Verdict]:
-    """Decide each rate by the majority of its runs that were conclusive."""
+    """Decide each rate by the majority of its conclusive runs."""
     balance: dict[float, int] = {}
     for trial in trials:
         if trial.verdict != "INCONCLUSIVE":
@@ -119,7 +119,7 @@ StepsLike: TypeAlias = str | Sequence[float]
 
 
 def parse_steps(steps: StepsLike, *, whole: bool = False) -> tuple[float, ...]:
-    """Read steps: `50,100,200,1k`, or numbers; strictly ascending and positive. `whole` for a number of users."""
+    """Parse steps such as `50,100,200,1k`. They must be positive and ascending, and integers if `whole`."""
     if isinstance(steps, str):
         parts = [part.strip() for part in steps.split(",")]
         numbers = [_step(part) for part in parts] if steps.strip() else []

@@ -1,4 +1,4 @@
-"""The steps of a ramp on disk, each as soon as it ends: an interrupted ramp loses nothing and can go on."""
+"""Files of finished steps, so that an interrupted search can be resumed."""
 
 import json
 import os
@@ -16,9 +16,9 @@ _SCHEMA = "sampling.capacity-journal/1"
 
 class StepJournal:
     """
-    One line of JSON for each step, after a line that says what was measured how.
+    A journal with one line of JSON per step, after a header with the settings.
 
-    A line that a crash cut short is not a step, and is removed before anything is added.
+    An incomplete last line, left by a crash, is removed before anything is appended.
     """
 
     def __init__(self, path: str | Path, settings: Mapping[str, Any]) -> None:
@@ -26,7 +26,7 @@ class StepJournal:
         self._settings = json.loads(json.dumps(settings))
 
     def read(self) -> tuple[Step, ...]:
-        """Return the steps that are there already; refuse those of another kind of ramp."""
+        """Return the recorded steps. Raise `ValueError` if they belong to another search."""
         if not self._path.exists() or not (text := self._path.read_text(encoding="utf-8")):
             _append(self._path, json.dumps({"schema": _SCHEMA, "settings": self._settings}) + "\n")
             return ()
@@ -52,22 +52,22 @@ class StepJournal:
             )
 
     def add(self, step: Step) -> None:
-        """Write a step down, for good."""
+        """Append a step and sync it to disk."""
         _append(self._path, json.dumps(step.to_dict(), allow_nan=False) + "\n")
 
 
 class StepCsv:
-    """One row for each step, after a row of names."""
+    """A CSV file with one row per step."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
 
     def start(self, steps: Sequence[Step]) -> None:
-        """Begin the file anew, with the steps that are there already."""
+        """Rewrite the file with the steps so far."""
         _replace(self._path, csv_text(steps))
 
     def add(self, step: Step) -> None:
-        """Write a step down, for good."""
+        """Append a step and sync it to disk."""
         _append(self._path, csv_text([step], header=False))
 
 

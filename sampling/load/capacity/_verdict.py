@@ -1,9 +1,9 @@
 """
-Does a step hold? Pure: a report and an SLO in, a verdict with its reasons out.
+Judge a step: a pure function from a report and an SLO to a verdict with reasons.
 
-The order matters. What was not measured is INCONCLUSIVE. A broken limit is a TRIP, even if the target rate was not
-reached: backpressure by the server is not a limit of the load generator. Only when the service looks healthy is a
-shortfall, or a generator that ran late, the generator's own, and INCONCLUSIVE.
+The order of the checks matters. A failed measurement is INCONCLUSIVE. A broken limit is a TRIP, even if the target
+rate was not reached, because backpressure by the server is not a limit of the load generator. Only when the service
+looks healthy, a shortfall or a late generator makes the step INCONCLUSIVE.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,13 +11,13 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from sampling.load.capacity._confidence import at_the_edge, confidence_within
+from sampling.load.capacity._confidence import confidence_within, is_at_edge
 from sampling.load.model._profiles import ClosedLoop
 from sampling.load.model._recording import Outcome
-from sampling.load.model._report import LoadReport, Operation, in_flight_at
+from sampling.load.model._report import LoadReport, Operation, required_in_flight
 from sampling.load.model._series import Summary, least_samples
 from sampling.load.model._slo import LatencyLimit, Slo
-from sampling.load.model._units import show_seconds, show_share
+from sampling.load.model._units import format_seconds, format_share
 
 __all__ = ["Backlog", "Judgement", "Verdict", "judge"]
 
@@ -26,72 +26,72 @@ Verdict: TypeAlias = Literal["PASS", "TRIP", "INCONCLUSIVE"]
 _Show: TypeAlias = Callable[[float, int], str]
 
 _LAG_SHARE = 0.1
-"""How much of the tightest latency limit the load generator may itself be late, at p99."""
+"""Maximum p99 schedule lag, as a share of the tightest latency limit."""
 
 _ACTIVE_SHARE = 0.95
-"""How many of a step's users must have become active."""
+"""Minimum share of a step's users that must have become active."""
 
 _NEAR = 0.1
-"""Where nothing can be counted, a value that is this close to its limit is at the edge."""
+"""Without counts, a value within this share of its limit is uncertain."""
 
 
 @attrs.frozen
 class Backlog:
-    """What a probe of the server's own queue saw during the measurement."""
+    """The change of the server's queue during the measurement, from a probe."""
 
     growth: float | None = None
-    """How much longer the queue was at the end than at the start; None if it could not be seen."""
+    """Growth of the queue from start to end, or None if it is unknown."""
 
     slope: float | None = None
-    """By how much it grew per second."""
+    """Growth of the queue per second."""
 
     disappeared: bool = False
-    """Whether there was a queue, and then there was none any more."""
+    """True if the queue stopped existing during the measurement."""
 
     warning: str | None = None
-    """Why this signal was dropped, if it was."""
+    """The reason why this signal was dropped, if it was."""
 
 
 @attrs.frozen
 class Judgement:
-    """A verdict, why, and how sure."""
+    """A verdict with its reasons and its confidence."""
 
     verdict: Verdict
     reasons: tuple[str, ...] = ()
     edge: bool = False
-    """Whether another run might as well have found the opposite."""
+    """True if another run could well have the opposite verdict."""
 
     confidence: float | None = None
-    """How sure a PASS is that every limit holds, by the least sure of them; None where that can't be said."""
+    """The confidence of a PASS, for its least certain limit, or None if it can't be computed."""
 
 
 @attrs.frozen
 class _Finding:
-    """One limit, held against what was measured."""
+    """One limit compared with its measured value."""
 
     name: str
     reason: str
     broken: bool
     found: int | None = None
-    """How many exceeded it, …"""
+    """Number of samples beyond the limit, or None if they can't be counted."""
 
     count: int = 0
-    """… of how many, …"""
+    """Number of samples."""
 
     allowed: float = 0.0
-    """… and which share may."""
+    """Share of samples that may be beyond the limit."""
 
     close: bool = False
     too_few: str | None = None
-    by_the_clock: bool = False
-    """Whether it is a latency, which a generator that runs late makes worse by itself."""
+    is_latency: bool = False
+    """True for latencies, which a late load generator makes worse by itself."""
 
-    breaks_by_itself: bool = False
-    """Whether the service time alone breaks it: then the generator's lateness is no excuse."""
+    service_time_breaks: bool = False
+    """True if the service time alone breaks the limit, so that the generator's lag is not the cause."""
 
     @property
     def edge(self) -> bool:
-        return self.close if self.found is None else at_the_edge(self.found, self.count, self.allowed)
+        return self.close if self.found is None else is_at_edge(self.found, self.count, self.allowed)
 
     @property
     def confidence(self) -> float | None:
@@ -106,18 +106,18 @@ def judge(
     backlog: Backlog | None = None,
     failure: str | None = None,
 ) -> Judgement:
-    """Say whether a step holds, trips, or proves nothing, with every reason."""
+    """Return the verdict on a step, with every reason."""
     if report is None or failure is not None:
         return Judgement("INCONCLUSIVE", (failure or "the measurement itself failed",))
     unmeasured = _unmeasured(report)
     if unmeasured:
         return Judgement("INCONCLUSIVE", (unmeasured,))
     findings = list(_findings(report, slo, backlog))
-    late = _late(report, slo)
+    late = _client_lag(report, slo)
     broken = [
         finding
         for finding in findings
-        if finding.broken and (late is None or not finding.by_the_clock or finding.breaks_by_itself)
+        if finding.broken and (late is None or not finding.is_latency or finding.service_time_breaks)
     ]
     if broken:
         return Judgement("TRIP", tuple(finding.reason for finding in broken), edge=all(f.edge for f in broken))
@@ -133,7 +133,7 @@ def _unmeasured(report: LoadReport) -> str | None:
     if report.interrupted:
         return "the measurement was interrupted"
     if not report.admitted:
-        return "nothing was sent: check that the workload is not empty and that permits are free"
+        return "nothing was sent: check that the workload is not empty and that max_in_flight is large enough"
     if report.exhausted:
         return "the workload ran out of requests during the measurement: give it more, or an endless one"
     return None
@@ -143,60 +143,62 @@ def _unmeasured(report: LoadReport) -> str | None:
 
 
 def _findings(report: LoadReport, slo: Slo, backlog: Backlog | None) -> Iterator[_Finding]:
-    yield from _shared(report, slo, "", None, report)
+    yield from _common_findings(report, slo, "", None, report)
     for name, limits in slo.operations.items():
         operation = report.operations.get(name)
         if operation is None:
             yield _Finding(name, "", broken=False, too_few=f"operation {name!r} was never sent")
         else:
-            yield from _shared(operation, limits, f"{name}.", name, report)
-    yield from _backlogs(report, slo, backlog)
+            yield from _common_findings(operation, limits, f"{name}.", name, report)
+    yield from _backlog_findings(report, slo, backlog)
 
 
-def _shared(
+def _common_findings(
     part: LoadReport | Operation, slo: Slo, prefix: str, operation: str | None, report: LoadReport
 ) -> Iterator[_Finding]:
-    """Hold against the limits what whole reports and single operations have in common."""
+    """Check the limits that whole reports and single operations have in common."""
     for limit in slo.latency_limits:
-        yield _latency(part, limit, prefix, operation, report)
+        yield _latency_finding(part, limit, prefix, operation, report)
     sent = part.admitted if isinstance(part, LoadReport) else part.sent
     if slo.error_rate is not None and part.error_rate is not None:
         errors = part.failed + part.cancelled
-        yield _share(f"{prefix}error rate", part.error_rate, slo.error_rate, (errors, sent, slo.error_rate), most=True)
+        yield _share_finding(
+            f"{prefix}error rate", part.error_rate, slo.error_rate, (errors, sent, slo.error_rate), most=True
+        )
     if slo.validity_rate is not None and part.validity_rate is not None:
         counts = (part.succeeded - part.valid, part.succeeded, 1 - slo.validity_rate)
-        yield _share(f"{prefix}validity rate", part.validity_rate, slo.validity_rate, counts, most=False)
+        yield _share_finding(f"{prefix}validity rate", part.validity_rate, slo.validity_rate, counts, most=False)
     elif slo.validity_rate is not None:
         yield _Finding("validity", "", broken=False, too_few=f"{prefix}validity rate: there were no answers")
 
 
-def _latency(
+def _latency_finding(
     part: LoadReport | Operation, limit: LatencyLimit, prefix: str, operation: str | None, report: LoadReport
 ) -> _Finding:
     series: Summary = getattr(part, limit.series)
     value = series.at(limit.percent)
     name = f"{prefix}{limit.name}"
     if value is None:
-        return _Finding(name, "", broken=False, too_few=f"{name} can't be told: the series is empty")
+        return _Finding(name, "", broken=False, too_few=f"{name} can't be computed: the series is empty")
     service = part.service_time.at(limit.percent)
     least = least_samples(limit.percent)
     return _Finding(
         name,
-        f"{name}={_over(value, limit.limit_s, show_seconds)}",
+        f"{name}={_compared(value, limit.limit_s, format_seconds)}",
         broken=value > limit.limit_s,
-        found=_exceeding(report, limit, operation),
+        found=_count_exceeding(report, limit, operation),
         count=series.count,
         allowed=1 - limit.percent / 100,
         close=abs(value - limit.limit_s) <= _NEAR * limit.limit_s,
         too_few=f"{name} needs {least} samples, there are {series.count}: hold longer"
         if series.count < least
         else None,
-        by_the_clock=True,
-        breaks_by_itself=limit.series != "time_to_first_token" and service is not None and service > limit.limit_s,
+        is_latency=True,
+        service_time_breaks=limit.series != "time_to_first_token" and service is not None and service > limit.limit_s,
     )
 
 
-def _exceeding(report: LoadReport, limit: LatencyLimit, operation: str | None) -> int | None:
+def _count_exceeding(report: LoadReport, limit: LatencyLimit, operation: str | None) -> int | None:
     if report.samples is None:
         return None
     end = "first_token_s" if limit.series == "time_to_first_token" else "done_s"
@@ -205,14 +207,14 @@ def _exceeding(report: LoadReport, limit: LatencyLimit, operation: str | None) -
     return sum(time > limit.limit_s for time in times)
 
 
-def _share(name: str, value: float, limit: float, counts: tuple[int, int, float], *, most: bool) -> _Finding:
+def _share_finding(name: str, value: float, limit: float, counts: tuple[int, int, float], *, most: bool) -> _Finding:
     broken = value > limit if most else value < limit
     found, count, allowed = counts
     sign = ">" if most else "<"
-    return _Finding(name, f"{name}={_over(value, limit, show_share, sign)}", broken, found, count, allowed)
+    return _Finding(name, f"{name}={_compared(value, limit, format_share, sign)}", broken, found, count, allowed)
 
 
-def _backlogs(report: LoadReport, slo: Slo, backlog: Backlog | None) -> Iterator[_Finding]:
+def _backlog_findings(report: LoadReport, slo: Slo, backlog: Backlog | None) -> Iterator[_Finding]:
     if backlog is not None and backlog.disappeared:
         yield _Finding("backlog", "the queue disappeared during the measurement", broken=True)
     if backlog is not None and backlog.warning is not None:
@@ -226,30 +228,30 @@ def _backlogs(report: LoadReport, slo: Slo, backlog: Backlog | None) -> Iterator
         if limit is None:
             continue
         if value is None:
-            yield _Finding(name, "", broken=False, too_few=f"{name} can't be told: too short a measurement")
+            yield _Finding(name, "", broken=False, too_few=f"{name} can't be computed: too short a measurement")
             continue
         reason = f"{name}=+{value:.3g}{unit} > {limit:g}{unit}"
         yield _Finding(name, reason, value > limit, close=abs(value - limit) <= _NEAR * max(limit, 1))
 
 
-def _over(value: float, limit: float, show: _Show, sign: str = ">") -> str:
-    """Write a value against its limit, with as many digits as it takes to tell them apart."""
+def _compared(value: float, limit: float, show: _Show, sign: str = ">") -> str:
+    """Format a value and its limit, with enough digits to tell them apart."""
     for digits in (3, 6, 9):
         if show(value, digits) != show(limit, digits):
             return f"{show(value, digits)} {sign} {show(limit, digits)}"
     return f"{show(value, 17)} {sign} {show(limit, 17)}"
 
 
-# The load generator's own limits.
+# Limits of the load generator.
 
 
-def _late(report: LoadReport, slo: Slo) -> str | None:
+def _client_lag(report: LoadReport, slo: Slo) -> str | None:
     lag, tightest_s = report.schedule_lag.p99, slo.tightest_s
     if lag is None or tightest_s is None or lag <= _LAG_SHARE * tightest_s:
         return None
     return (
-        f"client-limited: the load generator could not emit on schedule (p99 lag {show_seconds(lag)}, "
-        f"more than a tenth of {show_seconds(tightest_s)}): use more workers, or a lighter workload"
+        f"client-limited: the load generator could not emit on schedule (p99 lag {format_seconds(lag)}, "
+        f"more than a tenth of {format_seconds(tightest_s)}): use more workers, or a lighter workload"
     )
 
 
@@ -262,7 +264,7 @@ def _shortfalls(report: LoadReport, tolerance: float) -> Sequence[str]:
     short = f"sent {report.achieved_rate:.4g}/s of {due:.4g}/s"
     full = report.dropped - report.missed
     if full > report.missed:
-        room = in_flight_at(due, report.service_time.p99)
+        room = required_in_flight(due, report.service_time.p99)
         needed = "" if room is None else f" to about {room} (rate × p99 service time)"
         return (f"client-limited: {short}, {full} arrivals found the in-flight pool full: raise max_in_flight{needed}",)
     return (f"client-limited: {short}, the load generator could not emit on schedule: use more workers",)

@@ -1,4 +1,4 @@
-"""From a recording to a report: the counts the generator kept, and exact percentiles of every series."""
+"""Aggregate a recording into a report, with exact percentiles of every series."""
 
 import math
 from array import array
@@ -12,15 +12,15 @@ from sampling.load.model._report import Bin, LoadReport, Operation
 from sampling.load.model._series import Summary, cumulative, slope
 from sampling.load.model._slo import Slo
 
-__all__ = ["report_of"]
+__all__ = ["build_report"]
 
 _SUCCEEDED: tuple[Outcome, ...] = ("valid", "invalid")
 
 
-def report_of(
+def build_report(
     recording: Recording, profile: Profile, *, seed: int, workers: int = 1, slo: Slo | None = None
 ) -> LoadReport:
-    """Sum a recording up. The counts are those that the generator kept, checked against the samples themselves."""
+    """Build the report of a recording. `LoadReport` checks the generator's counts against the samples."""
     tally, outcomes = recording.tally, recording.outcomes()
     warmup_s = profile.warmup_s
     duration_s = max(0.0, recording.ended_s - warmup_s)
@@ -75,7 +75,7 @@ def report_of(
 def _user_ends(recording: Recording, profile: ClosedLoop) -> dict[str, int]:
     ends: dict[str, int] = {end: recording.user_ends[end] for end in USER_ENDS}
     if recording.interrupted:
-        # Those who were stopped before their first step could not say so themselves.
+        # A user that is stopped before its task first runs can't count itself.
         ends["cancelled"] += profile.users - sum(ends.values())
     return ends
 
@@ -111,7 +111,7 @@ def _operation_of(recording: Recording, name: str) -> Operation:
 
 
 def _good(recording: Recording, slo: Slo) -> int:
-    """Count the valid answers that are within the limits that a single request can be held to."""
+    """Count the valid answers within the per-request limits of the SLO."""
     limits = slo.request_limits
     latency_s = min(limits.get("latency", math.inf), limits.get("time_to_valid", math.inf))
     first_s = limits.get("time_to_first_token", math.inf)
@@ -124,7 +124,7 @@ def _good(recording: Recording, slo: Slo) -> int:
 
 
 def _levels(recording: Recording, warmup_s: float, duration_s: float) -> tuple[list[int], list[float]]:
-    """Return how many requests were in flight during the measurement, and when."""
+    """Return the numbers of requests in flight during the measurement, and their times."""
     every_s = recording.levels.every_s
     inside = [
         (level, number * every_s)
@@ -135,7 +135,7 @@ def _levels(recording: Recording, warmup_s: float, duration_s: float) -> tuple[l
 
 
 def _timeline(recording: Recording, warmup_s: float) -> tuple[Bin, ...]:
-    """Cut the measurement into stretches, by the instants at which requests were due."""
+    """Divide the measurement into intervals, by the times at which requests were due."""
     every_s = recording.levels.every_s
     due = (recording.columns["intended_s"], recording.dropped_s, recording.missed_s)
     last_s = max((max(instants) for instants in due if instants), default=None)
@@ -168,7 +168,7 @@ def _timeline(recording: Recording, warmup_s: float) -> tuple[Bin, ...]:
 def _times_by_place(
     recording: Recording, place: Callable[[float], int], count: int
 ) -> "Iterable[tuple[int, int, array[float], array[float]]]":
-    """Go through the stretches: how many were sent and failed, and the latencies and service times of answers."""
+    """Yield (sent, failed, latencies, service times) for each interval."""
     sent, failed = [0] * count, [0] * count
     latencies, services = [array("d") for _ in range(count)], [array("d") for _ in range(count)]
     names = ("outcome", "intended_s", "sent_s", "done_s")

@@ -1,4 +1,4 @@
-"""A workload of several named operations, each with its weight."""
+"""A workload of several named operations with weights."""
 
 import bisect
 import math
@@ -6,31 +6,31 @@ from collections.abc import Mapping
 from itertools import accumulate
 
 from sampling._arguments import check_instance, check_items, check_number, check_str
-from sampling.load.model._workload import Arrival, Draw, Send, Workload, draw_of
+from sampling.load.model._workload import Arrival, Draw, Send, Workload, draw_function
 
 __all__ = ["Mix", "mix"]
 
 
 class Mix:
-    """Draws one of several workloads for each request, as often as its weight says; `mix` makes one."""
+    """A workload that chooses one of several operations for each request, by weight."""
 
     def __init__(self, operations: Mapping[str, tuple[float, Workload]]) -> None:
         check_instance("operations", operations, Mapping, "a mapping of names to (weight, workload)")
         if not operations:
-            raise ValueError("operations must not be empty: there is nothing to send")
+            raise ValueError("operations must not be empty: add at least one operation")
         weights: list[float] = []
         self._draws: list[tuple[str, Draw]] = []
         for name, pair in operations.items():
             check_str("the name of an operation", name, empty=False)
             weight, workload = check_items(f"operations[{name!r}]", pair, "a pair of a weight and a workload")
             weights.append(check_number(f"the weight of {name!r}", weight, least=0))
-            self._draws.append((name, draw_of(workload)))
+            self._draws.append((name, draw_function(workload)))
         self._bounds = list(accumulate(weights))
         if not self._bounds[-1] > 0 or not math.isfinite(self._bounds[-1]):
             raise ValueError(f"the weights of a mix must add up to something positive, got {self._bounds[-1]:g}")
 
     def draw(self, arrival: Arrival) -> Send | None:
-        """Choose an operation by the arrival's own chance, and draw from that."""
+        """Choose an operation with the arrival's own random numbers, and draw from it."""
         place = bisect.bisect_right(self._bounds, arrival.rng.random() * self._bounds[-1])
         name, draw = self._draws[min(place, len(self._draws) - 1)]
         arrival.operation = name
@@ -39,7 +39,7 @@ class Mix:
 
 def mix(operations: Mapping[str, tuple[float, Workload]]) -> Mix:
     """
-    Make one workload of several: `mix({"chat": (3, chat), "search": (1, search)})` is three chats to a search.
+    Combine workloads by weight: `mix({"chat": (3, chat), "search": (1, search)})` sends three chats per search.
 
     Each operation has its own latencies in the report, and may have its own limits in `Slo(operations=…)`.
     """

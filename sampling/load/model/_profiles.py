@@ -1,4 +1,4 @@
-"""What traffic is asked for: `OpenLoop` sends by the clock, `ClosedLoop` sends when an answer has come."""
+"""Traffic profiles: `OpenLoop` sends by the clock, `ClosedLoop` sends after each answer."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
@@ -10,10 +10,10 @@ from sampling._arguments import check_int, check_items, check_number, shown, wro
 __all__ = ["ArrivalModel", "ClosedLoop", "OpenLoop", "Profile", "Shape", "profile_from_dict"]
 
 ArrivalModel: TypeAlias = Literal["constant", "poisson", "burst"]
-"""How arrivals are spread: evenly, by chance, or several at once."""
+"""The distribution of arrivals: even, random, or several at once."""
 
 Shape: TypeAlias = Callable[[float], float]
-"""What the rate is multiplied by, at each fraction (0 to 1) of the measured time: a daily curve, say."""
+"""The factor of the rate at each fraction (0 to 1) of the measured time, for example a daily curve."""
 
 _CONTRADICTION = (
     "rate and users contradict each other: a rate sends by the clock (OpenLoop), "
@@ -24,47 +24,47 @@ _CONTRADICTION = (
 @attrs.frozen(kw_only=True)
 class OpenLoop:
     """
-    Traffic that does not wait: requests leave at instants that were fixed before the first answer came.
+    Traffic at a fixed schedule that does not wait for answers.
 
-    This is how the world asks: users do not know that the server is slow, and keep coming.
-    Arrival `i` is at `i / rate` seconds, whatever happens. What finds `max_in_flight` requests unanswered
-    is dropped and counted, so that a server that stalls can't exhaust the machine that measures it.
+    Real users behave like this: they do not know that the server is slow, and keep arriving.
+    Arrival `i` is at `i / rate` seconds, whatever happens. An arrival that finds `max_in_flight` unanswered requests
+    is dropped and counted, so that a stalled server can't exhaust the client machine.
     """
 
     model: ClassVar[str] = "open"
 
     rate: float | None = None
-    """Arrivals per second. With `to_rate`, at the start. Left out only with `trace`."""
+    """Arrivals per second, or the initial rate with `to_rate`. Omit it only with `trace`."""
 
     duration_s: float | None = None
-    """For how long, the warm-up not included. Or say how many with `requests`, or both: whichever comes first."""
+    """Length without the warm-up. Set this, `requests`, or both, and the first limit reached ends the run."""
 
     max_in_flight: int = 256
-    """How many requests may be sent and not yet answered; arrivals beyond that are dropped and counted."""
+    """Maximum number of unanswered requests. Arrivals beyond it are dropped and counted."""
 
     arrivals: ArrivalModel = "constant"
     burst: int = 10
-    """How many come at once, with `arrivals="burst"`; the bursts are so far apart that the rate is kept."""
+    """Arrivals per burst with `arrivals="burst"`. The gaps between bursts keep the average rate."""
 
     to_rate: float | None = None
-    """A ramp: the rate changes evenly to this one over `duration_s`."""
+    """The final rate of a linear ramp over `duration_s`."""
 
     shape: Shape | None = attrs.field(default=None, eq=False)
     trace: tuple[float, ...] | None = attrs.field(default=None, repr=False)
-    """The instants themselves, in seconds from the start, ascending: yesterday's traffic."""
+    """Recorded arrival times to replay, in seconds from the start, ascending."""
 
     requests: int | None = None
     warmup_s: float = 0.0
-    """Traffic before the measurement, paced like the rest; nothing of it is counted."""
+    """Length of the traffic before the measurement. It has the same pace and is not counted."""
 
     drain_s: float | None = 60.0
-    """How long to wait for answers after the last arrival; what is unanswered then is cancelled and counted so."""
+    """Time to wait for answers after the last arrival. Requests still unanswered count as cancelled."""
 
     late_limit_s: float = 10.0
-    """A tick that is later than this was slept through: it and all that are due are counted as missed, not sent."""
+    """Arrivals that are later than this count as missed and are not sent."""
 
     users: None = None
-    """Not here: a profile has a rate or users."""
+    """Always None: a profile has a rate or users, not both."""
 
     def __attrs_post_init__(self) -> None:
         if self.users is not None:
@@ -86,7 +86,7 @@ class OpenLoop:
     def _check_rate(self) -> None:
         if self.rate is None:
             raise ValueError("an OpenLoop needs a rate (arrivals per second), or a trace of instants")
-        # A rate of 0 or infinity would collapse all instants into one.
+        # A rate of 0 or infinity would schedule all arrivals at the same time.
         check_number("rate", self.rate, above=0)
         if self.arrivals not in get_args(ArrivalModel):
             raise ValueError(f"arrivals must be one of {', '.join(get_args(ArrivalModel))}, got {shown(self.arrivals)}")
@@ -97,7 +97,7 @@ class OpenLoop:
             self._check_change()
 
     def _check_change(self) -> None:
-        """Check a rate that changes on the way."""
+        """Check a rate that changes during the run."""
         if self.to_rate is not None:
             check_number("to_rate", self.to_rate, above=0)
             if self.shape is not None:
@@ -105,13 +105,13 @@ class OpenLoop:
         if self.duration_s is None:
             raise ValueError("a ramp (to_rate) or a shape needs duration_s, over which it is spread")
         if self.arrivals == "burst":
-            raise ValueError("bursts come at one rate: leave to_rate and shape out, or use arrivals='poisson'")
+            raise ValueError("bursts need a constant rate: omit to_rate and shape, or use arrivals='poisson'")
         if self.shape is not None and not callable(self.shape):
             raise wrong_type("shape", self.shape, "a function of a fraction of the duration")
 
     def _check_trace(self, trace: tuple[float, ...]) -> None:
         if self.rate is not None or self.to_rate is not None or self.shape is not None:
-            raise ValueError("trace and rate contradict each other: a trace has its own instants, leave the rate out")
+            raise ValueError("trace and rate contradict each other: a trace has its own instants, omit the rate")
         instants = check_items("trace", trace, "instants in seconds, ascending")
         earlier = 0.0
         for number, instant in enumerate(instants):
@@ -122,7 +122,7 @@ class OpenLoop:
 
     @property
     def measured_s(self) -> float | None:
-        """How long the measurement lasts, if that is known beforehand."""
+        """Length of the measurement, or None if it is not known in advance."""
         if self.trace is not None and self.duration_s is None:
             return max(self.trace[-1] - self.warmup_s, 0.0) if self.trace else 0.0
         if self.duration_s is None and self.requests is not None and self.rate is not None:
@@ -130,45 +130,45 @@ class OpenLoop:
         return self.duration_s
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON can hold them; of a shape, only its name."""
+        """Return the settings as a JSON-compatible dictionary, with only the name of a shape."""
         return {"model": self.model, **attrs.asdict(self), "shape": _name_of(self.shape)}
 
 
 @attrs.frozen(kw_only=True)
 class ClosedLoop:
     """
-    Traffic that waits: so many users, each of whom asks again only after being answered.
+    Traffic of a fixed number of users, who each wait for an answer before the next request.
 
-    It finds out what a fixed number of callers get. It does not find out what happens to those who come anyway:
-    when the server stalls, its users stop asking, and the stall hardly shows in the latencies.
+    It measures what a fixed number of callers get. It does not measure independent arrivals: when the server stalls,
+    the users stop sending, and the stall hardly shows in the latencies.
     """
 
     model: ClassVar[str] = "closed"
 
     users: int
     requests: int | None = None
-    """How many requests all users make together, first ones and follow-ups."""
+    """Total number of requests of all users."""
 
     think_time_s: float = 0.0
-    """From an answer to the next request of the same user."""
+    """Pause between an answer and the next request of the same user."""
 
     horizon_s: float | None = None
-    """No request starts after this many seconds, the warm-up included."""
+    """No request starts after this many seconds, including the warm-up."""
 
     on_error: Literal["continue", "cancel"] = "continue"
-    """Whether a failed request costs one request, or ends its user, as where a conversation can't go on."""
+    """`continue` after a failed request, or `cancel` its user, for conversations that can't go on."""
 
     warmup_s: float = 0.0
     """Requests that start before this are not counted."""
 
     activate_per_s: float | None = None
-    """How many users may start per second at most; None for as many as the think time spreads out."""
+    """Maximum number of users that start per second. None spreads them over the think time."""
 
     drain_s: float | None = 60.0
-    """How long to wait for answers after the horizon; what is unanswered then is cancelled and counted so."""
+    """Time to wait for answers after the horizon. Requests still unanswered count as cancelled."""
 
     rate: None = None
-    """Not here: a profile has a rate or users."""
+    """Always None: a profile has a rate or users, not both."""
 
     def __attrs_post_init__(self) -> None:
         if self.rate is not None:
@@ -196,20 +196,20 @@ class ClosedLoop:
 
     @property
     def measured_s(self) -> float | None:
-        """How long the measurement lasts, if that is known beforehand."""
+        """Length of the measurement, or None if it is not known in advance."""
         return None if self.horizon_s is None else self.horizon_s - self.warmup_s
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON can hold them."""
+        """Return the settings as a JSON-compatible dictionary."""
         return {"model": self.model, **attrs.asdict(self)}
 
 
 Profile: TypeAlias = OpenLoop | ClosedLoop
-"""Traffic is one or the other: a rate and a number of users in one profile would contradict each other."""
+"""A traffic profile, open or closed."""
 
 
 def profile_from_dict(settings: Mapping[str, Any]) -> Profile:
-    """Make a profile out of what its `to_dict` gave. A shape does not come back: it was code."""
+    """Rebuild a profile from the result of `to_dict`. A shape is code and is not restored."""
     kinds: dict[str, type[OpenLoop | ClosedLoop]] = {"open": OpenLoop, "closed": ClosedLoop}
     model = settings.get("model")
     if model not in kinds:

@@ -1,7 +1,8 @@
 """
-What happened to every request of a run, in columns: about 60 bytes each, so that a million fit into memory.
+The record of every request of a run, in columns.
 
-The generator writes it, workers send theirs over, and the report is made of nothing else.
+A request takes about 60 bytes, so that a million fit into memory. The generator writes the recording, worker processes
+send theirs to the main process, and the report is built from nothing else.
 """
 
 from array import array
@@ -17,10 +18,10 @@ from sampling.load.model._workload import Answered, Arrival
 __all__ = ["ANSWERED", "COLUMNS", "OUTCOMES", "Levels", "Outcome", "Recording", "Tally", "UserEnd"]
 
 Outcome: TypeAlias = Literal["valid", "invalid", "failed", "cancelled"]
-"""How a request ended. Valid and invalid ones succeeded: an answer came."""
+"""The outcome of a request. Valid and invalid ones were answered, so they count as succeeded."""
 
 UserEnd: TypeAlias = Literal["completed", "cancelled", "horizon", "budget"]
-"""How a user of a closed loop ended: nothing left to ask, cancelled, out of time, or out of requests."""
+"""The end of a user of a closed loop: no requests left to draw, cancelled, out of time, or out of budget."""
 
 USER_ENDS: tuple[UserEnd, ...] = ("completed", "cancelled", "horizon", "budget")
 OUTCOMES: tuple[Outcome, ...] = ("valid", "invalid", "failed", "cancelled")
@@ -40,7 +41,7 @@ COLUMNS: Mapping[str, str] = {
     "first_token_s": "d",
     "done_s": "d",
 }
-"""The columns of the samples, and how `array` stores each. Instants are seconds from the start of the run."""
+"""The columns of the samples, with their `array` type codes. Times are seconds from the start of the run."""
 
 _PLAIN = (
     "error_messages",
@@ -59,7 +60,11 @@ _MOST_TOKENS = 2**31 - 1
 
 @attrs.define
 class Tally:
-    """Counts that always add up: scheduled = dropped + admitted, admitted = succeeded + failed + cancelled."""
+    """
+    Counts of arrivals and outcomes.
+
+    They always add up: scheduled = dropped + admitted, and admitted = succeeded + failed + cancelled + in flight.
+    """
 
     scheduled: int = 0
     dropped: int = 0
@@ -70,18 +75,18 @@ class Tally:
 
     @property
     def in_flight(self) -> int:
-        """Requests that were sent and not yet answered."""
+        """Requests that are sent and not yet answered."""
         return self.admitted - self.succeeded - self.failed - self.cancelled
 
     def add(self, other: "Tally") -> None:
-        """Add the counts of another one."""
+        """Add the counts of another tally."""
         for field in attrs.fields(Tally):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 @attrs.define
 class Levels:
-    """How many requests were in flight at instants that are `every_s` apart: what a backlog looks like over time."""
+    """The number of requests in flight, sampled every `every_s` seconds."""
 
     every_s: float
     values: "array[int]" = attrs.field(factory=lambda: array("i"))
@@ -89,18 +94,18 @@ class Levels:
     _level: int = 0
 
     def change(self, now_s: float, by: int) -> None:
-        """Note that the level changes now; it was what it was at all instants that have passed by then."""
+        """Change the level now, and record the old one for all sampling times before."""
         self.advance(now_s)
         self._level += by
         self.peak = max(self.peak, self._level)
 
     def advance(self, now_s: float) -> None:
-        """Write down the level at all instants up to now."""
+        """Record the level at all sampling times up to now."""
         while len(self.values) * self.every_s < now_s:
             self.values.append(self._level)
 
     def add(self, other: "Levels") -> None:
-        """Add the levels of another worker, who had the same instants."""
+        """Add the levels of another worker, which has the same sampling times."""
         shorter, longer = sorted((self.values, other.values), key=len)
         self.values = array("i", longer)
         for number, value in enumerate(shorter):
@@ -109,18 +114,18 @@ class Levels:
 
 
 class Recording:
-    """Everything that a run leaves behind."""
+    """All data that a run records."""
 
     def __init__(self, levels_every_s: float) -> None:
         self.columns: dict[str, array[Any]] = {name: array(code) for name, code in COLUMNS.items()}
         self.dropped_s = array("d")
-        """The instants of ticks that found no permit."""
+        """Times of the ticks that found the in-flight pool full."""
 
         self.missed_s = array("d")
-        """The instants of ticks that were slept through."""
+        """Times of the ticks that passed while the machine or the event loop stood still."""
 
         self.stalls: list[Stall] = []
-        """When code blocked the event loop, and which; from the start of the run, those of the warm-up included."""
+        """Times when code blocked the event loop, from the start of the run, including the warm-up."""
 
         self.tally = Tally()
         self.warmup = Tally()
@@ -130,15 +135,15 @@ class Recording:
         self.operations: list[str] = []
         self.user_ends: Counter[str] = Counter()
         self.active_users = 0
-        """How many users had made a request when the measurement began."""
+        """Number of users that had sent a request when the measurement began."""
 
         self.cost = 0.0
         self.ended_s = 0.0
-        """When the last arrival was due or the run was stopped; the drain comes after."""
+        """The time when the last arrival was due or the run was stopped. The drain comes after."""
 
         self.drained_s = 0.0
         self.exhausted = False
-        """Whether the workload ran out before its time."""
+        """True if the workload ran out of requests early."""
 
         self.interrupted = False
 
@@ -148,7 +153,7 @@ class Recording:
     def add(
         self, arrival: Arrival, *, sent_s: float, first_s: float, done_s: float, outcome: Outcome, answer: Answered
     ) -> None:
-        """Write one request down."""
+        """Record one request."""
         columns = self.columns
         columns["index"].append(arrival.index)
         columns["user"].append(NO_USER if arrival.user is None else arrival.user)
@@ -171,7 +176,7 @@ class Recording:
         return self.operations.index(name)
 
     def count_error(self, error: Exception, message: str) -> None:
-        """Count a failure by its type, and keep the first message of each type."""
+        """Count a failure by type, and keep the first message of each type."""
         name = type(error).__name__
         self.errors[name] += 1
         self.error_messages.setdefault(name, message)
@@ -181,25 +186,25 @@ class Recording:
     def times(
         self, start: str, end: str, *, outcomes: Sequence[Outcome] = OUTCOMES, operation: str | None = None
     ) -> Iterator[float]:
-        """Go through the times from one stamp to another, of requests that ended so, where both stamps are there."""
+        """Yield the time from one stamp to another, for requests with these outcomes that have both stamps."""
         wanted = {_CODES[outcome] for outcome in outcomes}
         number = None if operation is None else self.operations.index(operation)
         names = ("outcome", "operation", start, end)
         for code, kind, started, ended in zip(*(self.columns[name] for name in names), strict=True):
             if code in wanted and (number is None or kind == number) and ended == ended:  # noqa: PLR0124 - not NaN
                 took = ended - started
-                # The event loop may wake a hair before or after the instant: less than a nanosecond is nothing.
+                # The event loop may wake slightly before or after the scheduled time: below 1 ns counts as 0.
                 yield took if took > _NANOSECOND else 0.0
 
     def outcomes(self) -> dict[Outcome, int]:
-        """Count how requests ended."""
+        """Count the requests by outcome."""
         counts = Counter(self.columns["outcome"])
         return {outcome: counts[code] for outcome, code in _CODES.items()}
 
-    # Joining.
+    # Merging.
 
     def merge(self, other: "Recording") -> None:
-        """Add all that another worker has recorded."""
+        """Add the recording of another worker."""
         names = [self._operation(name) for name in other.operations]
         for name, column in other.columns.items():
             if name != "operation":
@@ -223,10 +228,10 @@ class Recording:
         self.exhausted |= other.exhausted
         self.interrupted |= other.interrupted
 
-    # Going to another process.
+    # Transfer between processes.
 
     def pack(self) -> tuple[dict[str, Any], bytes]:
-        """Return all of it as what JSON can hold, and the numbers as they are in memory."""
+        """Return a JSON-compatible header, and the columns as raw bytes."""
         arrays = self._arrays()
         head = {
             "sizes": [len(column) * column.itemsize for column in arrays],
@@ -242,7 +247,7 @@ class Recording:
 
     @classmethod
     def unpack(cls, head: Mapping[str, Any], body: bytes) -> "Recording":
-        """Make a recording out of what `pack` gave, on the same machine."""
+        """Rebuild a recording from the result of `pack`, on the same machine."""
         recording = cls(head["levels"]["every_s"])
         recording.levels.peak = head["levels"]["peak"]
         recording.stalls = [Stall.from_dict(stall) for stall in head["stalls"]]

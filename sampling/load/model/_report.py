@@ -1,4 +1,4 @@
-"""What a load run found: counts that add up, exact percentiles, and what to make of them."""
+"""The report of a load run: counts that add up, exact percentiles, and notes on their validity."""
 
 import json
 import math
@@ -11,24 +11,24 @@ import attrs
 from sampling._json.bounded import loads
 from sampling.load.model._profiles import ClosedLoop, OpenLoop, Profile, profile_from_dict
 from sampling.load.model._recording import COLUMNS, Recording
-from sampling.load.model._series import NOTHING, Summary
+from sampling.load.model._series import EMPTY, Summary
 from sampling.load.model._slo import Slo
 from sampling.load.model._stall import Stall
-from sampling.load.model._units import show_seconds, show_share
+from sampling.load.model._units import format_seconds, format_share
 
-__all__ = ["Bin", "LoadReport", "Operation", "in_flight_at"]
+__all__ = ["Bin", "LoadReport", "Operation", "required_in_flight"]
 
 _SUMMARIES = ("latency", "service_time", "schedule_lag", "time_to_first_token", "time_to_valid", "error_latency")
 _LAG_SHARE = 0.1
-"""A run is limited by its client when the client's own lateness is a larger part than this of what was measured …"""
+"""A run is client-limited when its schedule lag is more than this share of the latency, both at p99."""
 
 _LAG_FLOOR_S = 0.01
-"""… and is more than a timer's precision."""
+"""A schedule lag below this is within the precision of a timer and is ignored."""
 
 
 @attrs.frozen(kw_only=True)
 class Operation:
-    """What one operation of a mix came to."""
+    """The results of one operation of a mix."""
 
     sent: int
     succeeded: int
@@ -37,33 +37,33 @@ class Operation:
     valid: int
     latency: Summary
     service_time: Summary
-    time_to_first_token: Summary = NOTHING
-    time_to_valid: Summary = NOTHING
+    time_to_first_token: Summary = EMPTY
+    time_to_valid: Summary = EMPTY
 
     @property
     def error_rate(self) -> float | None:
-        """The share of sent requests that failed or stayed unanswered; None if nothing was sent."""
+        """Share of sent requests that failed or stayed unanswered, or None if nothing was sent."""
         return (self.failed + self.cancelled) / self.sent if self.sent else None
 
     @property
     def validity_rate(self) -> float | None:
-        """The share of answers that were valid; None if there were none."""
+        """Share of answers that were valid, or None if there were no answers."""
         return self.valid / self.succeeded if self.succeeded else None
 
 
 @attrs.frozen(kw_only=True)
 class Bin:
-    """A stretch of the measurement: what was due in it, and what became of that."""
+    """The results of the requests that were due in one interval of the measurement."""
 
     at_s: float
-    """Where it begins, in seconds from the start of the measurement."""
+    """The start of the interval, in seconds from the start of the measurement."""
 
     sent: int
     dropped: int
     missed: int
     failed: int
     in_flight: int
-    """Requests in flight at its beginning."""
+    """Requests in flight at the start of the interval."""
 
     latency: Summary
     service_time: Summary
@@ -72,11 +72,11 @@ class Bin:
 @attrs.frozen(kw_only=True)
 class LoadReport:
     """
-    What a load run found. Times are in seconds.
+    The report of a load run. Times are in seconds.
 
-    Latency is from the instant a request was due, service time from when it was really sent;
-    the difference is the schedule lag, which is the load generator's own fault.
-    Latencies are those of answered requests; what failed is in `error_latency`.
+    Latency counts from the instant a request was due, and service time from the instant it was sent.
+    The difference is the schedule lag, which the load generator itself causes.
+    Latencies cover answered requests. Failed requests are in `error_latency`.
     """
 
     schema: ClassVar[str] = "sampling.load/1"
@@ -86,100 +86,100 @@ class LoadReport:
     workers: int = 1
 
     scheduled: int
-    """Arrivals that were due: dropped + admitted."""
+    """Arrivals that were due (dropped + admitted)."""
 
     admitted: int
-    """Arrivals that were sent: succeeded + failed + cancelled."""
+    """Arrivals that were sent (succeeded + failed + cancelled)."""
 
     dropped: int
-    """Arrivals that were not sent: they found no permit, or were missed."""
+    """Arrivals that were not sent, because the in-flight pool was full or because they were missed."""
 
     missed: int = 0
-    """Of those dropped, the ones that were due while the machine stood still."""
+    """Dropped arrivals that were due while the machine or the event loop stood still."""
 
     succeeded: int
-    """Requests that were answered: valid + invalid."""
+    """Requests that were answered (valid + invalid)."""
 
     failed: int
     cancelled: int
-    """Requests that were unanswered when the drain, or the run, ended."""
+    """Requests that were unanswered at the end of the drain or of the run."""
 
     valid: int
     invalid: int
     good: int | None = None
-    """Valid answers within the SLO, if the run was given one."""
+    """Valid answers within the SLO, or None without an SLO."""
 
     slo: Slo | None = None
     warmup_sent: int = 0
     user_ends: Mapping[str, int] | None = None
-    """In a closed loop: how many users ended as completed, cancelled, horizon and budget."""
+    """Closed loop only: number of users by end (completed, cancelled, horizon, budget)."""
 
     active_users: int | None = None
-    """In a closed loop: how many users had started when the measurement began."""
+    """Closed loop only: number of users that had started when the measurement began."""
 
     duration_s: float
-    """How long was measured, from the end of the warm-up on; the drain is not part of it."""
+    """Length of the measurement, without warm-up and drain."""
 
     elapsed_s: float
-    """How long the whole run took, warm-up and drain included."""
+    """Length of the whole run, with warm-up and drain."""
 
     last_sent_s: float
-    """When the last request really left, from the start of the measurement."""
+    """The time at which the last request was sent, from the start of the measurement."""
 
     latency: Summary
     service_time: Summary
     schedule_lag: Summary
-    time_to_first_token: Summary = NOTHING
-    """From the instant it was due to the first token, where the workload told."""
+    time_to_first_token: Summary = EMPTY
+    """Time from due to the first token, for workloads that report it."""
 
-    time_to_valid: Summary = NOTHING
+    time_to_valid: Summary = EMPTY
     """Latency of valid answers."""
 
-    error_latency: Summary = NOTHING
-    """From the instant they were due to the failure, of failed requests."""
+    error_latency: Summary = EMPTY
+    """Time from due to the failure, of failed requests."""
 
     peak_in_flight: int
     mean_in_flight: float
     backlog_growth: float
-    """How many more requests were in flight at the end of the measurement than at its start."""
+    """Growth of the number of requests in flight from the start of the measurement to its end."""
 
     backlog_slope: float | None
-    """By how many requests in flight the backlog grew per second, by least squares."""
+    """Growth of the number of requests in flight per second, by least squares."""
 
     errors: Mapping[str, int] = attrs.field(factory=dict[str, int])
-    """How many requests failed, by the type of the error."""
+    """Number of failed requests by type of error."""
 
     error_messages: Mapping[str, str] = attrs.field(factory=dict[str, str])
-    """The first message of each type, escaped and cut."""
+    """The first message of each type, escaped and truncated."""
 
     operations: Mapping[str, Operation] = attrs.field(factory=dict[str, Operation])
     requests: int = 0
-    """Requests to the backend, as the workload told: several for one arrival, with repairs and breadth."""
+    """Requests to the backend, as the workload reports them. Repairs and breadth send several per arrival."""
 
     input_tokens: int = 0
     output_tokens: int = 0
     cost: float = 0.0
     timeline: tuple[Bin, ...] = ()
     latency_distribution: tuple[tuple[float, float], ...] = ()
-    """(seconds, share of answers that took no longer), at even shares."""
+    """The cumulative distribution: (seconds, share of answers within that time), at even shares."""
 
     service_distribution: tuple[tuple[float, float], ...] = ()
     stalls: tuple[Stall, ...] = ()
-    """When code blocked the event loop of the load generator, and which."""
+    """Periods in which code blocked the event loop of the load generator."""
 
     interrupted: bool = False
     exhausted: bool = False
-    """Whether the workload ran out of requests before its time."""
+    """True if the workload ran out of requests early."""
 
     samples: Recording | None = attrs.field(default=None, eq=False, repr=False)
-    """Every single request, in columns; None in a report that was read from a file without them."""
+    """Every request, in columns, or None if the report was read from a file without them."""
 
     def __attrs_post_init__(self) -> None:
-        broken = [f"{left} = {right}" for left, right, holds in self._laws() if not holds]
+        broken = [f"{left} = {right}" for left, right, holds in self._invariants() if not holds]
         if broken:
-            raise ValueError(f"the counts of this report do not add up: {' and '.join(broken)} must hold")
+            raise ValueError(f"the counts of this report do not add up: expected {' and '.join(broken)}")
 
-    def _laws(self) -> list[tuple[str, str, bool]]:
+    def _invariants(self) -> list[tuple[str, str, bool]]:
         return [
             ("scheduled", "dropped + admitted", self.scheduled == self.dropped + self.admitted),
             (
@@ -199,115 +199,113 @@ class LoadReport:
             ),
         ]
 
-    # What follows from the counts.
+    # Derived from the counts.
 
     @property
     def model(self) -> str:
-        """`open` or `closed`: numbers of the one say nothing about the other."""
+        """`open` or `closed`. The latencies of one are not comparable with those of the other."""
         return self.profile.model
 
     @property
     def target_rate(self) -> float | None:
-        """The rate that was asked for, where there is one."""
+        """The rate of the profile, or None if it has none."""
         return self.profile.rate
 
     @property
     def scheduled_rate(self) -> float:
-        """Arrivals that were due per second: what chance made of the target."""
+        """Arrivals that were due per second. With random arrivals it differs from the target."""
         return self.scheduled / self.duration_s if self.duration_s else 0.0
 
     @property
     def achieved_rate(self) -> float:
-        """Requests per second that really left, over the time that it took to send them."""
+        """Requests sent per second, over the time that it took to send them."""
         span_s = max(self.duration_s, self.last_sent_s)
         return self.admitted / span_s if span_s else 0.0
 
     @property
     def delivered_share(self) -> float | None:
-        """How much of what was due was sent; None if nothing was due."""
+        """Share of due arrivals that were sent, or None if nothing was due."""
         return self.admitted / self.scheduled if self.scheduled else None
 
     @property
     def answered_rate(self) -> float:
-        """Answers per second, over the whole run after the warm-up, the drain included."""
+        """Answers per second over the run after the warm-up, including the drain."""
         span_s = max(self.duration_s, self.elapsed_s - self.profile.warmup_s)
         return self.succeeded / span_s if span_s else 0.0
 
     @property
     def success_rate(self) -> float | None:
-        """The share of sent requests that were answered; None if nothing was sent."""
+        """Share of sent requests that were answered, or None if nothing was sent."""
         return self.succeeded / self.admitted if self.admitted else None
 
     @property
     def error_rate(self) -> float | None:
-        """The share of sent requests that failed or stayed unanswered; None if nothing was sent."""
+        """Share of sent requests that failed or stayed unanswered, or None if nothing was sent."""
         return (self.failed + self.cancelled) / self.admitted if self.admitted else None
 
     @property
     def validity_rate(self) -> float | None:
-        """The share of answers that were valid; None if there were none."""
+        """Share of answers that were valid, or None if there were no answers."""
         return self.valid / self.succeeded if self.succeeded else None
 
     @property
     def goodput(self) -> float | None:
-        """Valid answers within the SLO per second; None without an SLO."""
+        """Valid answers within the SLO per second, or None without an SLO."""
         return None if self.good is None or not self.duration_s else self.good / self.duration_s
 
     @property
     def good_share(self) -> float | None:
-        """The share of sent requests that got a valid answer within the SLO: of what was sent, not of what was due."""
+        """Share of sent (not of due) requests with a valid answer within the SLO."""
         return None if self.good is None or not self.admitted else self.good / self.admitted
 
     @property
     def suggested_in_flight(self) -> int | None:
         """
-        A limit for requests in flight at this rate, by Little's law; None if nothing was answered.
+        A suggested `max_in_flight` at this rate by Little's law, or None if nothing was answered.
 
-        On the average `rate × mean service time` requests are in flight. A limit must leave room for slow ones,
-        so the 99th percentile stands in for the mean: enough even if all were as slow as the slowest in a hundred.
+        On average `rate × mean service time` requests are in flight. A limit must leave room for slow ones, so this
+        uses the 99th percentile instead of the mean.
         """
-        return in_flight_at(self.achieved_rate, self.service_time.p99)
+        return required_in_flight(self.achieved_rate, self.service_time.p99)
 
     @property
     def client_limit(self) -> str | None:
-        """Say in what way the load generator itself, and not the server, was the limit; None if it was not."""
+        """The reason why the load generator, not the server, was the limit, or None if it was not."""
         if self.missed:
-            return (
-                f"{self.missed} of {self.scheduled} ticks were slept through: the machine or the event loop stood still"
-            )
+            return f"{self.missed} of {self.scheduled} arrivals were missed: the machine or the event loop stood still"
         lag, latency = self.schedule_lag.p99, self.latency.p99
         if lag is not None and lag > _LAG_FLOOR_S and (latency is None or lag > _LAG_SHARE * latency):
-            behind = "" if latency is None else f" of a p99 latency of {show_seconds(latency)}"
+            behind = "" if latency is None else f" of a p99 latency of {format_seconds(latency)}"
             return (
-                f"the load generator was late by itself: p99 schedule lag {show_seconds(lag)}{behind}; "
+                f"the load generator ran late: p99 schedule lag {format_seconds(lag)}{behind}; "
                 "use more workers, or a lighter workload"
             )
         return None
 
     @property
     def client_limited(self) -> bool:
-        """Whether the load generator itself was the limit: then this says little about the server."""
+        """True if the load generator was the limit. Then the report says little about the server."""
         return self.client_limit is not None
 
     @property
     def blocked(self) -> str | None:
-        """Say what blocked the event loop of the load generator, the longest time; None if nothing did."""
+        """A sentence on the longest stall of the event loop, or None if there was none."""
         if not self.stalls:
             return None
         longest = max(self.stalls, key=lambda stall: stall.blocked_s)
         times = "once, for" if len(self.stalls) == 1 else f"{len(self.stalls)} times, for up to"
-        when = "in the warm-up" if longest.at_s < 0 else f"at {show_seconds(longest.at_s)}"
+        when = "in the warm-up" if longest.at_s < 0 else f"at {format_seconds(longest.at_s)}"
         by = ", called from ".join(dict.fromkeys((longest.where[0], longest.where[-1])))
-        return f"the event loop was blocked {times} {show_seconds(longest.blocked_s)} {when}, by {by}"
+        return f"the event loop was blocked {times} {format_seconds(longest.blocked_s)} {when}, by {by}"
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know before believing the numbers."""
+        """Warnings that a reader should know before relying on the numbers."""
         notes: list[str] = []
         if self.interrupted:
-            notes.append("interrupted: this is what was gathered until then")
+            notes.append("interrupted: the results cover only the time until then")
         if self.exhausted:
-            notes.append("the workload ran out of requests before its time")
+            notes.append("the workload ran out of requests early")
         if self.client_limit is not None:
             notes.append(f"client-limited: {self.client_limit}")
         if self.blocked is not None:
@@ -326,25 +324,25 @@ class LoadReport:
     # Files.
 
     def to_dict(self, *, samples: bool = False) -> dict[str, Any]:
-        """Return the report as JSON can hold it; every single request only if wanted."""
+        """Return the report as a JSON-compatible dictionary, with every request if `samples` is true."""
         found: dict[str, Any] = {"schema": self.schema, "model": self.model}
         for field in attrs.fields(LoadReport):
             if field.name != "samples":
-                found[field.name] = _plain(getattr(self, field.name))
+                found[field.name] = _to_json_value(getattr(self, field.name))
         if samples and self.samples is not None:
             found["samples"] = _columns(self.samples)
         return found
 
     def to_json(self, *, samples: bool = False) -> str:
-        """Return the report as JSON, which `from_json` reads; every single request only if wanted."""
+        """Return the report as JSON for `from_json`, with every request if `samples` is true."""
         return json.dumps(self.to_dict(samples=samples), allow_nan=False, separators=(",", ":"))
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> "LoadReport":
-        """Make a report out of what `to_dict` gave."""
+        """Rebuild a report from the result of `to_dict`."""
         if found.get("schema") != cls.schema:
             raise ValueError(
-                f"this is no load report that can be read: schema must be {cls.schema!r}, got {found.get('schema')!r}"
+                f"can't read this as a load report: schema must be {cls.schema!r}, got {found.get('schema')!r}"
             )
         known = {field.name: found[field.name] for field in attrs.fields(cls) if field.name in found}
         known["profile"] = profile_from_dict(found["profile"])
@@ -363,7 +361,7 @@ class LoadReport:
 
     @classmethod
     def from_json(cls, text: str) -> "LoadReport":
-        """Read a report."""
+        """Read a report from JSON."""
         return cls.from_dict(loads(text))
 
     def __str__(self) -> str:
@@ -372,15 +370,15 @@ class LoadReport:
         counts = {"failed": self.failed, "cancelled": self.cancelled, "invalid": self.invalid}
         parts += [f"{count} {name}" for name, count in counts.items() if count]
         if self.latency.p50 is not None and self.latency.p99 is not None:
-            parts.append(f"latency p50 {show_seconds(self.latency.p50)}, p99 {show_seconds(self.latency.p99)}")
+            parts.append(f"latency p50 {format_seconds(self.latency.p50)}, p99 {format_seconds(self.latency.p99)}")
         if self.good_share is not None:
-            parts.append(f"goodput {show_share(self.good_share)}")
+            parts.append(f"goodput {format_share(self.good_share)}")
         return " · ".join([*parts, *self.notes[:2]])
 
 
-def in_flight_at(rate: float, service_s: float | None) -> int | None:
-    """Return how many requests are in flight at a rate when each takes so long: Little's law, rounded up."""
-    # Rounded first: 20 × 0.5 must not become 11 because of the last bit.
+def required_in_flight(rate: float, service_s: float | None) -> int | None:
+    """Return the number of requests in flight at a rate and service time, by Little's law, rounded up."""
+    # Round first: 20 × 0.5 must not become 11 because of a floating-point error.
     return None if service_s is None else max(1, math.ceil(round(rate * service_s, 6)))
 
 
@@ -388,19 +386,19 @@ def _in_flight_limit(profile: Profile) -> int:
     return profile.max_in_flight if isinstance(profile, OpenLoop) else profile.users
 
 
-# Reading and writing one.
+# Conversion from and to JSON.
 
 
-def _plain(value: Any) -> Any:
-    """Return what JSON can hold of a value of this report."""
+def _to_json_value(value: Any) -> Any:
+    """Convert a value of the report to JSON types."""
     if isinstance(value, OpenLoop | ClosedLoop | Slo):
         return value.to_dict()
     if isinstance(value, Summary | Bin | Operation | Stall):
         return attrs.asdict(value)
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in cast("Mapping[str, Any]", value).items()}
+        return {key: _to_json_value(item) for key, item in cast("Mapping[str, Any]", value).items()}
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        return [_to_json_value(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     return value
 
 
@@ -412,7 +410,7 @@ def _with_summaries(numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _columns(recording: Recording) -> dict[str, Any]:
-    """Return the samples as JSON can hold them: a first token that never came is null."""
+    """Convert the samples to JSON types. A missing first token is null."""
     return {
         "operations": list(recording.operations),
         **{name: [None if value != value else value for value in column] for name, column in recording.columns.items()},  # noqa: PLR0124

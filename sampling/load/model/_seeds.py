@@ -1,4 +1,4 @@
-"""Where chance comes from: one seed for each (run, worker, user, request), the same in every process and every year."""
+"""Seeds for each (run, worker, user, request), the same in every process and Python version."""
 
 import hashlib
 
@@ -7,9 +7,9 @@ __all__ = ["derive_seed"]
 
 def derive_seed(*parts: int | str | None) -> int:
     """
-    Make a seed of 64 bits out of what names a stream.
+    Derive a 64-bit seed from the parts that identify a stream.
 
-    A hash, not a sum: streams that are next to each other have nothing in common,
-    and no worker, user or request can run into the stream of another.
+    It is a hash, not a sum, so that neighbouring streams are unrelated and no two workers, users or requests
+    share one.
     """
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest())

@@ -1,4 +1,4 @@
-"""Numbers of a run: exact percentiles, kept compactly."""
+"""Exact percentiles and other statistics of a series."""
 
 import math
 from array import array
@@ -8,16 +8,16 @@ from typing import Any
 
 import attrs
 
-__all__ = ["NOTHING", "PERCENTS", "Summary", "cumulative", "least_samples", "nearest_rank", "slope"]
+__all__ = ["EMPTY", "PERCENTS", "Summary", "cumulative", "least_samples", "nearest_rank", "slope"]
 
 PERCENTS = (50, 90, 95, 99)
 
 
 def nearest_rank(ordered: Sequence[float], percent: float) -> float:
     """
-    Return the percentile of numbers in ascending order: the smallest of them that so many percent do not exceed.
+    Return the nearest-rank percentile of numbers in ascending order.
 
-    By ceiling, and in exact arithmetic: the 99th percentile of 100 samples is the 99th of them.
+    The rank is rounded up in exact arithmetic: the 99th percentile of 100 samples is the 99th of them.
     """
     if not ordered:
         raise ValueError("an empty series has no percentiles")
@@ -27,13 +27,13 @@ def nearest_rank(ordered: Sequence[float], percent: float) -> float:
 
 
 def least_samples(percent: float) -> int:
-    """Return how many samples it takes until a percentile is not just the maximum."""
+    """Return the least number of samples for which a percentile is not just the maximum."""
     return math.ceil(100 / (100 - Fraction(str(percent)))) if percent < 100 else 1
 
 
 @attrs.frozen
 class Summary:
-    """One series in a few numbers. An empty series has a count of 0 and None for all else."""
+    """Summary statistics of a series. An empty series has a count of 0 and None for the rest."""
 
     count: int = 0
     mean: float | None = None
@@ -45,15 +45,15 @@ class Summary:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Summary":
-        """Sum a series up. Every sample counts: nothing is estimated, binned or thrown away."""
+        """Summarize a series exactly, without estimates, bins or dropped samples."""
         ordered = sorted(values)
         if not ordered:
-            return NOTHING
+            return EMPTY
         p50, p90, p95, p99 = (nearest_rank(ordered, percent) for percent in PERCENTS)
         return cls(len(ordered), math.fsum(ordered) / len(ordered), p50, p90, p95, p99, ordered[-1])
 
     def at(self, percent: int) -> float | None:
-        """Return one of the percentiles that are kept: 50, 90, 95 or 99; 100 is the maximum."""
+        """Return a percentile: 50, 90, 95, 99, or 100 for the maximum."""
         kept = {50: self.p50, 90: self.p90, 95: self.p95, 99: self.p99, 100: self.max}
         if percent not in kept:
             raise ValueError(f"percent must be one of {', '.join(map(str, kept))}, got {percent}")
@@ -61,15 +61,15 @@ class Summary:
 
     @classmethod
     def from_dict(cls, numbers: Mapping[str, Any]) -> "Summary":
-        """Make one out of what `attrs.asdict` gave."""
+        """Rebuild a summary from the result of `attrs.asdict`."""
         return cls(**{field.name: numbers[field.name] for field in attrs.fields(cls)})
 
 
-NOTHING = Summary()
+EMPTY = Summary()
 
 
 def cumulative(values: Iterable[float], points: int = 200) -> list[tuple[float, float]]:
-    """Return (value, share of samples that do not exceed it) at even shares: a curve to draw."""
+    """Return the cumulative distribution as (value, share of samples up to it), at even shares."""
     ordered = array("d", sorted(values))
     if not ordered:
         return []
@@ -78,7 +78,7 @@ def cumulative(values: Iterable[float], points: int = 200) -> list[tuple[float, 
 
 
 def slope(times: Sequence[float], values: Sequence[float]) -> float | None:
-    """Return by how much values grow per unit of time, by least squares; None if that can't be said."""
+    """Return the growth per unit of time by least squares, or None for fewer than three times."""
     if len(times) < 3:
         return None
     middle_time, middle = math.fsum(times) / len(times), math.fsum(values) / len(values)

@@ -1,4 +1,4 @@
-"""What a service must hold: limits on latencies, errors, validity and backlog. Pure."""
+"""Service level objectives: limits on latencies, errors, validity and backlog."""
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -7,7 +7,7 @@ from typing import Any, cast
 import attrs
 
 from sampling._arguments import check_number, check_str, shown, wrong_type
-from sampling.load.model._units import parse_count, parse_duration, parse_share, show_seconds, show_share
+from sampling.load.model._units import format_seconds, format_share, parse_count, parse_duration, parse_share
 
 __all__ = ["LatencyLimit", "Slo"]
 
@@ -18,10 +18,10 @@ _SHORT_NAMES = {"error": "error_rate", "validity": "validity_rate", "max": "max_
 
 @attrs.frozen
 class LatencyLimit:
-    """A percentile of one of the report's series, and what it may be at most."""
+    """An upper limit on a percentile of one of the report's series."""
 
     name: str
-    """As in a reason: `p95`, `ttft_p99`, `max`."""
+    """The name in reasons: `p95`, `ttft_p99`, `max`."""
 
     series: str
     """The field of the report: `latency`, `time_to_first_token` or `time_to_valid`."""
@@ -33,10 +33,10 @@ class LatencyLimit:
 @attrs.frozen(kw_only=True)
 class Slo:
     """
-    A service level objective. Whatever is not set is not looked at; exactly at a limit still passes.
+    A service level objective. A value exactly at its limit passes.
 
-    Latencies count from the instant a request was due, and only of requests that were answered:
-    a server that fails fast is caught by `error_rate`, not flattered by its latencies.
+    Latencies count from the instant a request was due, and only for answered requests.
+    Set `error_rate` too: a server that fails fast has good latencies.
     """
 
     p50_s: float | None = None
@@ -46,30 +46,30 @@ class Slo:
     max_s: float | None = None
 
     ttft_p50_s: float | None = None
-    """Time to first token, for workloads that tell when it came."""
+    """Time to first token, for workloads that report it."""
 
     ttft_p90_s: float | None = None
     ttft_p95_s: float | None = None
     ttft_p99_s: float | None = None
 
     valid_p50_s: float | None = None
-    """Time to a valid answer: repairs and all, of those requests that got one."""
+    """Time to a valid answer, including repairs, of requests that got one."""
 
     valid_p90_s: float | None = None
     valid_p95_s: float | None = None
     valid_p99_s: float | None = None
 
     error_rate: float | None = None
-    """The largest share of sent requests that may fail, or stay unanswered."""
+    """Maximum share of sent requests that fail or stay unanswered."""
 
     validity_rate: float | None = None
-    """The smallest share of answers that must be valid."""
+    """Minimum share of answers that are valid."""
 
     backlog: float | None = None
-    """By how many unanswered requests the backlog may grow during the measurement."""
+    """Maximum growth of the number of unanswered requests during the measurement."""
 
     backlog_slope: float | None = None
-    """By how many unanswered requests it may grow per second, by a straight line through it."""
+    """Maximum growth of the number of unanswered requests per second, by least squares."""
 
     operations: Mapping[str, "Slo"] = attrs.field(factory=lambda: cast("dict[str, Slo]", {}))
     """Limits for single operations of a mix, by name."""
@@ -92,7 +92,7 @@ class Slo:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no limit is set at all."""
+        """True if no limit is set."""
         return not any(True for _ in self._set())
 
     def _set(self) -> Iterator[tuple[str, Any]]:
@@ -103,7 +103,7 @@ class Slo:
 
     @property
     def latency_limits(self) -> tuple[LatencyLimit, ...]:
-        """All limits on percentiles that are set."""
+        """All limits on percentiles."""
         limits: list[LatencyLimit] = []
         for prefix, series in _SERIES.items():
             for percent in (50, 90, 95, 99):
@@ -116,14 +116,14 @@ class Slo:
 
     @property
     def tightest_s(self) -> float | None:
-        """The smallest limit on any latency, those of operations included; None if there is none."""
+        """The smallest latency limit, including those of operations, or None if there is none."""
         own = [limit.limit_s for limit in self.latency_limits]
         nested = [slo.tightest_s for slo in self.operations.values()]
         return min([*own, *(limit for limit in nested if limit is not None)], default=None)
 
     @property
     def request_limits(self) -> Mapping[str, float]:
-        """What a single request must keep to be good, by series: the limit of the highest percentile that is set."""
+        """The limits of a single good request, by series: those of the highest percentiles that are set."""
         limits: dict[str, tuple[int, float]] = {}
         for limit in self.latency_limits:
             limits[limit.series] = max(limits.get(limit.series, (0, 0.0)), (limit.percent, limit.limit_s))
@@ -132,9 +132,9 @@ class Slo:
     @classmethod
     def parse(cls, text: str) -> "Slo":
         """
-        Read limits from one line: `p95=2s,ttft_p99=500ms,error=0.1%,validity=95%,backlog=20`.
+        Parse limits: `p95=2s,ttft_p99=500ms,error=0.1%,validity=95%,backlog=20`.
 
-        A limit for one operation of a mix has its name in front: `chat.p95=1s`.
+        Prefix a limit with the name of an operation of a mix: `chat.p95=1s`.
         """
         limits: dict[str, float] = {}
         operations: dict[str, list[str]] = {}
@@ -146,7 +146,7 @@ class Slo:
             if dot:
                 operations.setdefault(operation, []).append(f"{metric}={value}")
                 continue
-            field, parse = _reader_of(metric)
+            field, parse = _field_and_parser(metric)
             if field in limits:
                 raise ValueError(f"{metric} is limited twice in {text!r}: keep one of them")
             limits[field] = parse(metric, value)
@@ -156,7 +156,7 @@ class Slo:
         return slo
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is set, as JSON can hold it."""
+        """Return the limits that are set as a JSON-compatible dictionary."""
         return {
             name: {key: slo.to_dict() for key, slo in value.items()} if name == "operations" else value
             for name, value in self._set()
@@ -164,7 +164,7 @@ class Slo:
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> "Slo":
-        """Make one out of what `to_dict` gave."""
+        """Rebuild an SLO from the result of `to_dict`."""
         operations = {name: cls.from_dict(limits) for name, limits in settings.get("operations", {}).items()}
         limits: dict[str, Any] = {**settings, "operations": operations}
         return cls(**limits)
@@ -175,16 +175,16 @@ class Slo:
             if name == "operations":
                 parts += [f"{operation}.{part}" for operation, slo in value.items() for part in str(slo).split(",")]
             elif name.endswith("_s"):
-                parts.append(f"{name.removesuffix('_s')}={show_seconds(value, 6)}")
+                parts.append(f"{name.removesuffix('_s')}={format_seconds(value, 6)}")
             elif name.endswith("_rate"):
-                parts.append(f"{name.removesuffix('_rate')}={show_share(value, 6)}")
+                parts.append(f"{name.removesuffix('_rate')}={format_share(value, 6)}")
             else:
                 parts.append(f"{name}={value:g}")
         return ",".join(parts)
 
 
-def _reader_of(metric: str) -> tuple[str, Callable[[str, str], float]]:
-    """Return the field that a metric's name stands for, and how its limit is read."""
+def _field_and_parser(metric: str) -> tuple[str, Callable[[str, str], float]]:
+    """Return the field of a metric, and the parser of its limit."""
     field = _SHORT_NAMES.get(metric, metric)
     if f"{field}_s" in _LATENCY_FIELDS:
         field = f"{field}_s"

@@ -1,4 +1,4 @@
-"""A moment in which the event loop of a load run stood still."""
+"""A period in which the event loop of a load run was blocked."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -10,18 +10,18 @@ __all__ = ["Stall"]
 
 @attrs.frozen(kw_only=True)
 class Stall:
-    """The event loop stood still: the load generator, and everything else in its process."""
+    """A period in which code blocked the event loop, and with it the load generator."""
 
     at_s: float
-    """When it was first overdue: in a report, in seconds from the start of the measurement."""
+    """The start of the stall. In a report, in seconds from the start of the measurement."""
 
     blocked_s: float
-    """For how long, at least."""
+    """The minimum duration of the stall."""
 
     where: tuple[str, ...]
     """The code that was running, `file:line function`, innermost first."""
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Self:
-        """Make one out of what JSON can hold of it."""
+        """Rebuild a stall from a dictionary."""
         return cls(at_s=found["at_s"], blocked_s=found["blocked_s"], where=tuple(found["where"]))

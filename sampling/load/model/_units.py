@@ -1,10 +1,10 @@
-"""Numbers with units, as people write and read them: `250ms`, `2s`, `0.1%`, `1.5k`."""
+"""Parse and format numbers with units: `250ms`, `2s`, `0.1%`, `1.5k`."""
 
 import re
 from fractions import Fraction
 from typing import TypeAlias
 
-__all__ = ["parse_count", "parse_duration", "parse_share", "show_seconds", "show_share"]
+__all__ = ["format_seconds", "format_share", "parse_count", "parse_duration", "parse_share"]
 
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([^\s\d]*)\s*")
 _Units: TypeAlias = dict[str, Fraction]
@@ -26,17 +26,17 @@ _LARGEST = 1e15
 
 
 def parse_duration(name: str, text: str) -> float:
-    """Read a time: `2s`, `250ms`, `1.5m`, `1h`; a bare number is seconds."""
+    """Parse a duration: `2s`, `250ms`, `1.5m`, `1h`. A bare number is in seconds."""
     return _parse(name, text, _SECONDS, "a time such as 250ms, 2s or 1m")
 
 
 def parse_share(name: str, text: str) -> float:
-    """Read a share: `0.1%` or `0.001`."""
+    """Parse a share: `0.1%` or `0.001`."""
     return _parse(name, text, _SHARES, "a share such as 0.1% or 0.001")
 
 
 def parse_count(name: str, text: str) -> float:
-    """Read a number: `50`, `1.5k`."""
+    """Parse a number: `50`, `1.5k`."""
     return _parse(name, text, _COUNTS, "a number such as 50 or 1.5k")
 
 
@@ -46,19 +46,19 @@ def _parse(name: str, text: str, units: _Units, allowed: str) -> float:
         raise ValueError(f"{name} must be {allowed}, got {text.strip()!r}")
     if float(found[1]) > _LARGEST:
         raise ValueError(f"{name} is too large, got {text.strip()!r}")
-    # In fractions: 95 % is 0.95, and not 0.9500000000000001.
+    # Fractions keep 95 % at 0.95, where floats would give 0.9500000000000001.
     return float(Fraction(found[1]) * units[found[2]])
 
 
-def show_seconds(seconds: float, digits: int = 3) -> str:
-    """Write a time: `143ms`, `2.5s`."""
-    # 0.9999 is 1s, and not 1e+03ms.
+def format_seconds(seconds: float, digits: int = 3) -> str:
+    """Format a duration: `143ms`, `2.5s`."""
+    # Round before choosing the unit: 0.9999 is 1s, not 1e+03ms.
     if float(f"{seconds:.{digits}g}") < 1:
         return f"{seconds * 1000:.{digits}g}ms"
     return f"{seconds:.{digits}g}s" if seconds < 1000 else f"{seconds:.0f}s"
 
 
-def show_share(share: float, digits: int = 3) -> str:
-    """Write a share: `0.1%`. What is less than all does not become all by rounding."""
+def format_share(share: float, digits: int = 3) -> str:
+    """Format a share: `0.1%`. A share below 1 is never rounded up to 100%."""
     shown = f"{share * 100:.{digits}g}%"
     return ">99.9%" if shown == "100%" and share < 1 else shown

@@ -1,4 +1,4 @@
-"""What is sent: any `async def f(arrival)`, what it is told, and what it may say about how it went."""
+"""Workloads: any `async def f(arrival)`, the `Arrival` it receives, and the `Answered` it may return."""
 
 import math
 import random
@@ -21,7 +21,7 @@ __all__ = [
     "Workload",
     "WorkloadFunction",
     "current_arrival",
-    "draw_of",
+    "draw_function",
     "enter_arrival",
     "first_token",
     "leave_arrival",
@@ -30,10 +30,10 @@ __all__ = [
 
 class Arrival:
     """
-    One request that is to be sent: the what and when of it, before anything is known of how it ends.
+    One request to send: its number, its user and its scheduled time.
 
-    `seed` and `rng` are this request's alone. They depend on the run's seed, the worker, the user and the number,
-    and on nothing that happens while the run goes on, so that a rerun makes the same traffic.
+    No other request has the same `seed` and `rng`. They depend only on the run's seed, the worker, the user and the
+    number, and not on events during the run, so a rerun generates the same traffic.
     """
 
     __slots__ = ("_first_at", "_rng", "_run_seed", "index", "intended_s", "number", "operation", "user", "worker")
@@ -42,22 +42,22 @@ class Arrival:
         self, index: int, intended_s: float, *, user: int | None = None, number: int = 0, seed: int = 0, worker: int = 0
     ) -> None:
         self.index = index
-        """The tick, ascending over the run; there are gaps where ticks were dropped."""
+        """The tick, ascending over the run, with gaps where ticks were dropped."""
 
         self.intended_s = intended_s
-        """When it is to be sent, in seconds from the start of the run."""
+        """The scheduled time, in seconds from the start of the run."""
 
         self.user = user
-        """Whose request this is, in a closed loop; None where everyone comes once."""
+        """The user in a closed loop, or None in an open loop."""
 
         self.number = number
-        """How many were drawn before it: by this user in a closed loop, by this worker in an open one. No gaps."""
+        """Number of earlier requests of this user (closed loop) or this worker (open loop), without gaps."""
 
         self.worker = worker
-        """Which process sends it."""
+        """The process that sends it."""
 
         self.operation: str | None = None
-        """Which of several named operations it is, in a mix."""
+        """The name of the operation, in a mix."""
 
         self._run_seed = seed
         self._rng: random.Random | None = None
@@ -65,23 +65,23 @@ class Arrival:
 
     @property
     def seed(self) -> int:
-        """A number that no other request of the run has."""
+        """A seed that no other request of the run has."""
         return derive_seed(self._run_seed, self.worker, self.user, self.number)
 
     @property
     def rng(self) -> random.Random:
-        """A stream of random numbers that no other request of the run shares."""
+        """A random number generator that no other request of the run shares."""
         if self._rng is None:
             self._rng = random.Random(self.seed)  # noqa: S311 - traffic is no secret
         return self._rng
 
     @property
     def first_token_at(self) -> float:
-        """When the first token came, on the clock of the event loop; not a number if nobody said."""
+        """The time of the first token on the event loop's clock, or NaN if none was reported."""
         return self._first_at
 
     def first_token(self) -> None:
-        """Say that the first token has come, now. Only the first time counts."""
+        """Record that the first token has arrived now. Later calls have no effect."""
         if math.isnan(self._first_at):
             self._first_at = anyio.current_time()
 
@@ -92,35 +92,35 @@ class Arrival:
 
 @attrs.frozen
 class Answered:
-    """What a workload may return about an answer that came. Anything else it returns counts as a valid answer."""
+    """The optional return value of a workload. Any other return value counts as a valid answer."""
 
     valid: bool = True
-    """Whether the answer can be used. One that can't is no error, and no goodput either."""
+    """True if the answer is usable. An invalid answer is neither an error nor goodput."""
 
     input_tokens: int = 0
     output_tokens: int = 0
     cost: float = 0.0
     requests: int = 1
-    """How many requests to the backend it took."""
+    """Number of requests to the backend that it took."""
 
 
 WorkloadFunction: TypeAlias = Callable[[Arrival], Awaitable[object]]
-"""Sends one request and waits for its answer. What it raises counts as a failed request."""
+"""Sends one request and waits for its answer. An exception counts as a failed request."""
 
 Send: TypeAlias = Callable[[], Awaitable[object]]
-"""One request, drawn and ready to be sent."""
+"""Sends one drawn request."""
 
 
 @runtime_checkable
 class DrawnWorkload(Protocol):
-    """A workload that decides what to send when a request is admitted, and may have nothing left to send."""
+    """A workload that chooses each request on admission, and may run out of requests."""
 
     def draw(self, arrival: Arrival) -> Send | None:
         """
-        Return what sends this request, or None if there is nothing left: then the run ends.
+        Return a function that sends this request, or None to end the run.
 
-        It is asked only for requests that will be sent: what is dropped draws nothing,
-        so the admitted ones are the beginning of the drawn sequence, without gaps.
+        It is called only for admitted requests. A dropped arrival draws nothing, so the admitted requests are a
+        prefix of the drawn sequence, without gaps.
         """
         ...
 
@@ -132,34 +132,34 @@ _arrival: ContextVar[Arrival | None] = ContextVar("sampling_load_arrival", defau
 
 
 def current_arrival() -> Arrival | None:
-    """Return the arrival that the running code belongs to, or None outside of a load run."""
+    """Return the arrival that is being served, or None outside of a load run."""
     return _arrival.get()
 
 
 def enter_arrival(arrival: Arrival) -> Token[Arrival | None]:
-    """Make this the current arrival of the running task, until `leave_arrival`."""
+    """Set the current arrival of the running task until `leave_arrival`."""
     return _arrival.set(arrival)
 
 
 def leave_arrival(entered: Token[Arrival | None]) -> None:
-    """Leave the running task as it was before `enter_arrival`."""
+    """Restore the current arrival from before `enter_arrival`."""
     _arrival.reset(entered)
 
 
 def first_token() -> None:
-    """Say that the first token of the current request has come. Outside of a load run this does nothing."""
+    """Record the first token of the current request. Do nothing outside of a load run."""
     arrival = _arrival.get()
     if arrival is not None:
         arrival.first_token()
 
 
-def draw_of(workload: object) -> Draw:
-    """Return the function that draws the next request from a workload; a plain function never runs out."""
+def draw_function(workload: object) -> Draw:
+    """Return the function that draws the next request. A plain function never runs out."""
     draw = getattr(workload, "draw", None)
     if callable(draw):
         return cast("Draw", draw)
     if isinstance(workload, type) or not callable(workload):
-        raise wrong_type("workload", workload, "an async function of one arrival, or something with draw(arrival)")
+        raise wrong_type("workload", workload, "an async function of one arrival, or an object with draw(arrival)")
     function = cast("Callable[[Arrival], Awaitable[Any]]", workload)
 
     def draw_call(arrival: Arrival) -> Send:

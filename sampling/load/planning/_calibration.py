@@ -1,4 +1,4 @@
-"""`calibrate`: the parameters of a server, from recordings of real runs against it. Pure."""
+"""`calibrate`: fit a server model to recordings of real runs."""
 
 import bisect
 import math
@@ -12,7 +12,7 @@ from sampling._arguments import check_int
 from sampling.load.model._profiles import Profile
 from sampling.load.model._recording import ANSWERED, OUTCOMES, Recording
 from sampling.load.model._report import LoadReport
-from sampling.load.planning._matching import Traffic, matched
+from sampling.load.planning._fitting import Traffic, fit_server
 from sampling.load.planning._server_model import ServerModel
 from sampling.load.planning._simulation import replay
 
@@ -22,30 +22,30 @@ _LEAST_SAMPLES = 30
 _MOST_LENGTHS = 200
 _MOST_SLOTS = 64
 _RELIABLE = 0.05
-"""Up to which `percentile_error` a model is believed."""
+"""Maximum `percentile_error` of a model that is considered reliable."""
 
 _OUTLIER = 20.0
-"""How many typical deviations away from the fit a sample may be to count: a hiccup is not the server's pace."""
+"""Samples further from the fit than this many median deviations are ignored as outliers."""
 
 
 @attrs.frozen(kw_only=True)
 class Calibration:
-    """A server as it was found, and how well it explains what was recorded."""
+    """A fitted server model, with its errors against the recording."""
 
     server: ServerModel
     error: float
-    """By which share the model's times are off those that were recorded, on average over all requests."""
+    """Relative error of the model's times, averaged over all requests."""
 
     percentile_error: float
     """
-    By which share its percentiles are off those that were recorded, on average over rates and percentiles.
+    Relative error of the model's percentiles, averaged over rates and percentiles.
 
-    Chance moves single requests and spares percentiles: this is the one that tells how good predictions will be.
+    Randomness affects single requests more than percentiles, so this is the better indicator of good predictions.
     """
 
     samples: int
     notes: tuple[str, ...] = ()
-    """What the recording did not tell."""
+    """Remarks on what the recording could not determine."""
 
     def __str__(self) -> str:
         off = f"percentiles off by {self.percentile_error:.1%}, single requests by {self.error:.1%} of {self.samples:,}"
@@ -54,34 +54,34 @@ class Calibration:
 
 @attrs.frozen
 class _Sample:
-    """One answered request, and how busy the server was meanwhile."""
+    """One answered request, with the load of the server during it."""
 
     first_s: float
     tokens_s: float
     tokens: int
     found_a_slot: bool
-    """Whether it found a free slot."""
+    """True if it did not have to queue."""
 
     busy_first: float
-    """How many requests were in slots, on average, until its first token, …"""
+    """Average number of busy slots until its first token."""
 
     busy_later: float
-    """… and after it."""
+    """Average number of busy slots after its first token."""
 
 
 def calibrate(reports: LoadReport | Iterable[LoadReport], *, slots: int | None = None) -> Calibration:
     """
-    Fit a `ServerModel` to recorded runs, best of two: one at a rate that leaves the server idle, one that fills it.
+    Fit a `ServerModel` to recorded runs.
 
-    The runs must hold every single request (`run_load` keeps them; files need `to_json(samples=True)`), one request to
-    the server for each (depth 1, breadth 1), with time to first token and output tokens: a backend that streams and
-    tells its usage.
+    Best record two: one at a rate that leaves the server mostly idle, and one that fills it. The reports must contain
+    every request (`run_load` keeps them, files need `to_json(samples=True)`), with one request to the server per call
+    (depth 1, breadth 1). The backend must stream and report its usage, for first-token times and output tokens.
 
     Args:
         reports: One report or several, of the same server and the same kind of request.
 
-        slots: How many requests the server works on at once, if you know; else it is tried out which number explains
-            the recording best. A run that never fills the server can't tell.
+        slots: Number of requests that the server processes at once, if known. Otherwise the number that fits the
+            recording best. A run that never fills the server can't determine it.
     """
     runs = [reports] if isinstance(reports, LoadReport) else list(reports)
     for run in runs:
@@ -93,7 +93,7 @@ def calibrate(reports: LoadReport | Iterable[LoadReport], *, slots: int | None =
         raise ValueError(f"calibrate needs {_LEAST_SAMPLES} answered requests, there are {answered}: record for longer")
     found, notes = _slots(runs, slots)
     guess = _fit(runs, found)
-    match = matched(attrs.evolve(guess, jitter=_jitter(runs, guess)), _by_rate(runs))
+    match = fit_server(attrs.evolve(guess, jitter=_jitter(runs, guess)), _by_rate(runs))
     return Calibration(
         server=match.server,
         error=_error(attrs.evolve(match.server, jitter=0.0), runs),
@@ -113,7 +113,7 @@ def _doubts(percentile_error: float) -> Iterator[str]:
 
 def _recording(run: LoadReport) -> Recording:
     if run.samples is None:
-        raise ValueError("this report holds no single requests: write it with to_json(samples=True), or --samples")
+        raise ValueError("this report has no samples: write it with to_json(samples=True), or --samples")
     return run.samples
 
 
@@ -124,11 +124,11 @@ def _check(run: LoadReport) -> None:
     if not run.time_to_first_token.count:
         raise ValueError("this run has no times to first token: use a backend that streams")
     if not run.output_tokens:
-        raise ValueError("this run has no output tokens: the backend must tell its usage")
+        raise ValueError("this run has no output tokens: use a backend that reports its usage")
 
 
 def _slots(runs: Sequence[LoadReport], given: int | None) -> tuple[int, tuple[str, ...]]:
-    """Take the number that is given, or the one with which a simulation comes closest to what was recorded."""
+    """Return the given number of slots, or the one whose simulation is closest to the recording."""
     if given is not None:
         return check_int("slots", given, least=1), ()
     most = min(max(_InFlight(_recording(run)).most for run in runs), _MOST_SLOTS)
@@ -139,18 +139,18 @@ def _slots(runs: Sequence[LoadReport], given: int | None) -> tuple[int, tuple[st
 
 
 def _by_rate(runs: Iterable[LoadReport]) -> list[Traffic]:
-    """Put runs of the same traffic together."""
+    """Group the runs by traffic profile."""
     recordings: dict[Profile, list[Recording]] = {}
     for run in runs:
         recordings.setdefault(run.profile, []).append(_recording(run))
     return [Traffic.of(same) for same in recordings.values()]
 
 
-# What happened while a request was under way.
+# The load of the server during a request.
 
 
 class _InFlight:
-    """How many requests were sent and not yet answered, at any instant of a run, and on average between two."""
+    """The number of requests in flight over the course of a run."""
 
     def __init__(self, recording: Recording) -> None:
         columns = recording.columns
@@ -169,7 +169,7 @@ class _InFlight:
         return self._integrals[slots]
 
     def busy(self, start_s: float, end_s: float, slots: int) -> float:
-        """Return how many slots were busy on average between two instants; at least the one that asks."""
+        """Return the average number of busy slots between two times, at least 1 for the request itself."""
         if end_s <= start_s:
             return 1.0
         return max(1.0, (self._up_to(end_s, slots) - self._up_to(start_s, slots)) / (end_s - start_s))
@@ -181,7 +181,7 @@ class _InFlight:
         return self._integral(slots)[place] + (instant - self._instants[place]) * min(self._levels[place], slots)
 
     def at(self, instant: float) -> int:
-        """Return how many were in flight right after an instant."""
+        """Return the number of requests in flight right after a time."""
         place = bisect.bisect_right(self._instants, instant) - 1
         return self._levels[place] if place >= 0 else 0
 
@@ -226,7 +226,7 @@ def _fit(runs: Sequence[LoadReport], slots: int) -> ServerModel:
 
 
 def _lengths(lengths: Iterable[int]) -> tuple[int, ...]:
-    """Keep the shape of a distribution in a few hundred numbers."""
+    """Reduce a distribution of lengths to a few hundred quantiles."""
     ordered = sorted(lengths)
     if len(ordered) <= _MOST_LENGTHS:
         return tuple(ordered)
@@ -235,9 +235,9 @@ def _lengths(lengths: Iterable[int]) -> tuple[int, ...]:
 
 def _pace(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """
-    Return the time of a request that is alone, and by which share each other request slows it.
+    Return the time of a request alone on the server, and the relative slowdown per other request.
 
-    A straight line by least squares, and once more without what is far off it. Neither number is below zero.
+    Fit a line by least squares, and again without outliers. Neither number is below zero.
     """
     if not points:
         return 0.0, 0.0
@@ -257,13 +257,13 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     if slope < 0:
         return middle_y, 0.0
     start = middle_y - slope * middle_x
-    # A line that starts below zero: everything is due to the others, so it goes through the least time that was seen.
+    # The intercept is not positive, so anchor the line at half of the least observed time instead.
     least = min(y for _, y in points)
     return (start, slope) if start > least / 2 else (least / 2, max(0.0, (middle_y - least / 2) / middle_x))
 
 
 def _jitter(runs: Sequence[LoadReport], server: ServerModel) -> float:
-    """Return how much service times differ from what the model says of each, beyond what it explains."""
+    """Return the standard deviation of the log ratio of measured to expected service times."""
     ratios: list[float] = []
     for sample in _samples(runs, server.slots):
         first_s = server.time_to_first_token_s * (1 + server.first_token_slowdown * (sample.busy_first - 1))
@@ -276,11 +276,11 @@ def _jitter(runs: Sequence[LoadReport], server: ServerModel) -> float:
     return statistics.pstdev(ratios)
 
 
-# Does it explain what was seen?
+# The error of a model.
 
 
 def _error(server: ServerModel, runs: Sequence[LoadReport]) -> float:
-    """Play the recorded requests against the model, and return how far off their times are, on average."""
+    """Replay the recorded requests against the model, and return the average relative error of their times."""
     return statistics.fmean(abs(math.log(expected / took)) for run in runs for expected, took in _replayed(server, run))
 
 

@@ -1,4 +1,4 @@
-"""`plan`: which depth × breadth meets an SLO, and what it will cost. Simulated, seeded, explained."""
+"""`plan`: find the cheapest depth × breadth that meets an SLO, by simulation."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +13,7 @@ from sampling.load.capacity._verdict import Judgement, judge
 from sampling.load.model._profiles import OpenLoop
 from sampling.load.model._report import LoadReport
 from sampling.load.model._slo import Slo
-from sampling.load.model._units import show_seconds, show_share
+from sampling.load.model._units import format_seconds, format_share
 from sampling.load.planning._server_model import ServerModel
 from sampling.load.planning._simulation import simulate
 from sampling.usage import Price
@@ -25,7 +25,7 @@ _NO_PRICE = Price(0.0, 0.0)
 
 @attrs.frozen(kw_only=True)
 class Option:
-    """One depth × breadth, and what comes of it."""
+    """One depth × breadth with its simulated results."""
 
     depth: int
     breadth: int
@@ -34,33 +34,33 @@ class Option:
 
     @property
     def holds(self) -> bool:
-        """Whether it meets the SLO."""
+        """True if it meets the SLO."""
         return self.judgement.verdict == "PASS"
 
     @property
     def cost_per_call(self) -> float:
-        """What one call costs, on average."""
+        """Average cost of a call."""
         return self.report.cost / self.report.admitted if self.report.admitted else 0.0
 
     @property
     def cost_per_valid(self) -> float | None:
-        """What one valid answer costs: the invalid ones are paid too."""
+        """Cost per valid answer, including the cost of invalid ones, or None without valid answers."""
         return self.report.cost / self.report.valid if self.report.valid else None
 
     @property
     def tokens_per_call(self) -> float:
-        """How many tokens, in and out, one call takes, on average."""
+        """Average number of input and output tokens of a call."""
         tokens = self.report.input_tokens + self.report.output_tokens
         return tokens / self.report.admitted if self.report.admitted else 0.0
 
     @property
     def requests_per_call(self) -> float:
-        """How many requests to the server one call makes, on average."""
+        """Average number of requests to the server per call."""
         return self.report.requests / self.report.admitted if self.report.admitted else 0.0
 
     @property
     def price(self) -> tuple[float, float, int]:
-        """What a call takes, and the less of it the better: money, then tokens, then breadth."""
+        """The sort key of options, cheapest first: cost, then tokens, then breadth."""
         return self.cost_per_call, self.tokens_per_call, self.breadth
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class Option:
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """All that was looked at, and the best of it."""
+    """All simulated options, and the best of them."""
 
     schema: ClassVar[str] = "sampling.plan/1"
     columns: ClassVar[tuple[str, ...]] = (
@@ -85,12 +85,12 @@ class Plan:
 
     @property
     def best(self) -> Option | None:
-        """The option that meets the SLO at the least cost; None if none does."""
+        """The cheapest option that meets the SLO, or None if none does."""
         return min((option for option in self.options if option.holds), key=lambda option: option.price, default=None)
 
     @property
     def cost_per_hour(self) -> float | None:
-        """What the best option costs at this rate; None without a price, or if none holds."""
+        """Cost per hour of the best option at this rate, or None without a price or a best option."""
         return None if self.best is None or self.price is None else self.best.cost_per_call * self.rate * 3600
 
     @property
@@ -99,7 +99,7 @@ class Plan:
         return 0 if self.best is not None else 1
 
     def rows(self) -> list[list[object]]:
-        """Return one row an option, in the order of `columns`."""
+        """Return one row per option, in the order of `columns`."""
         return [
             [
                 option.depth,
@@ -119,7 +119,7 @@ class Plan:
         ]
 
     def render(self) -> str:
-        """Return a table of all options, and the best below it."""
+        """Return a table of all options and the best one, for a terminal."""
         money = self.price is not None
         header = ["", "valid", "p50", "p95", "p99", "requests", "cost/call" if money else "tokens/call", "verdict"]
         rows = [header, *(self._cells(option, money=money) for option in self.options)]
@@ -133,10 +133,10 @@ class Plan:
         report, latency = option.report, option.report.latency
         star = "*" if option is self.best else " "
         spent = option.cost_per_call if money else option.tokens_per_call
-        times = ["—" if time is None else show_seconds(time) for time in (latency.p50, latency.p95, latency.p99)]
+        times = ["—" if time is None else format_seconds(time) for time in (latency.p50, latency.p95, latency.p99)]
         return [
             f"{star} {option.depth}×{option.breadth}",
-            "—" if report.validity_rate is None else show_share(report.validity_rate),
+            "—" if report.validity_rate is None else format_share(report.validity_rate),
             *times,
             f"{option.requests_per_call:.2f}",
             f"{spent:.4g}",
@@ -150,9 +150,9 @@ class Plan:
             why = "; ".join(closest.judgement.reasons)
             return f"no depth × breadth meets the SLO at {self.rate:g} per second; the closest, {closest}: {why}"
         report = best.report
-        parts = [f"{best}: {show_share(report.validity_rate or 0.0)} valid"]
+        parts = [f"{best}: {format_share(report.validity_rate or 0.0)} valid"]
         if report.latency.p95 is not None:
-            parts.append(f"p95 {show_seconds(report.latency.p95)}")
+            parts.append(f"p95 {format_seconds(report.latency.p95)}")
         parts.append(f"{best.requests_per_call:.3g} requests a call")
         if best.cost_per_valid is not None and self.cost_per_hour is not None:
             spent = f"{best.cost_per_call:.4g} a call, {best.cost_per_valid:.4g} a valid answer"
@@ -162,7 +162,7 @@ class Plan:
     # Files.
 
     def to_json(self) -> str:
-        """Return the plan as JSON, which `from_dict` reads."""
+        """Return the plan as JSON for `from_json`."""
         found: dict[str, Any] = {
             "schema": self.schema,
             "server": self.server.to_dict(),
@@ -184,12 +184,12 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """Read a plan."""
+        """Read a plan from JSON."""
         return cls.from_dict(loads(text))
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> "Plan":
-        """Make a plan out of what was in its JSON."""
+        """Rebuild a plan from parsed JSON."""
         return cls(
             server=ServerModel.from_dict(found["server"]),
             rate=found["rate"],
@@ -209,7 +209,7 @@ class Plan:
         )
 
 
-def plan(  # noqa: PLR0913 - each says something else about what is wanted
+def plan(  # noqa: PLR0913 - independent settings, and nearly all have a default
     server: ServerModel,
     *,
     rate: float,
@@ -224,27 +224,27 @@ def plan(  # noqa: PLR0913 - each says something else about what is wanted
     """
     Find the depth × breadth that meets an SLO at the least cost, by simulation.
 
-    Depth takes time, breadth takes slots: on a server that is nearly full, breadth makes everyone wait.
-    That is why each pair is simulated with its queue, and not computed from the pass rate alone.
+    Depth takes time, and breadth takes slots. On a nearly full server, breadth delays all calls.
+    So each pair is simulated with its queue, instead of computed from the pass rate alone.
 
     Args:
-        server: What `calibrate` found, or what you suppose; its `pass_probability` is that of one attempt.
+        server: A server model, from `calibrate` or assumed. Its `pass_probability` is that of one attempt.
 
-        rate: Calls per second, arriving by chance.
+        rate: Calls per second, with random (Poisson) arrivals.
 
-        slo: What must hold, such as `Slo(p95_s=4, validity_rate=0.95)`.
+        slo: The limits to meet, such as `Slo(p95_s=4, validity_rate=0.95)`.
 
-        price: What tokens cost; without one, the fewest tokens win.
+        price: The price of tokens. Without it, the option with the fewest tokens is best.
 
-        depths: How many attempts to try, one after the other.
+        depths: Depths to try (sequential attempts).
 
-        breadths: How many subsamples to try, side by side.
+        breadths: Breadths to try (parallel subsamples).
 
-        requests: How many calls to simulate of each pair.
+        requests: Number of simulated calls per pair.
 
-        seed: The same seed gives the same plan. All pairs meet the same arrivals.
+        seed: The same seed gives the same plan. All pairs get the same arrivals.
 
-        on_option: Called with each pair as soon as it is judged.
+        on_option: Called with each option after it is judged.
     """
     check_instance("server", server, ServerModel, "a ServerModel")
     check_number("rate", rate, above=0)
@@ -255,7 +255,7 @@ def plan(  # noqa: PLR0913 - each says something else about what is wanted
     pairs = [(depth, breadth) for depth in depths for breadth in breadths]
     if not pairs:
         raise ValueError("depths and breadths must not be empty")
-    # Calls that wait are part of the picture: none is dropped, and all are waited for.
+    # Queued calls are part of the result, so none is dropped and the drain has no limit.
     profile = OpenLoop(
         rate=rate,
         requests=requests,

@@ -1,4 +1,4 @@
-"""A model server in a few numbers: what `calibrate` finds, and what `simulate` and `SimulatedBackend` run."""
+"""The parameters of a model server, for `calibrate`, `simulate` and `SimulatedBackend`."""
 
 import random
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ def _lengths(value: object) -> tuple[int, ...]:
 
 @attrs.frozen
 class _Drawn:
-    """Draws one of several lengths, each as likely as the others."""
+    """A function that draws one of several lengths with equal probability."""
 
     lengths: tuple[int, ...]
 
@@ -35,37 +35,37 @@ class _Drawn:
 @attrs.frozen(kw_only=True)
 class ServerModel:
     """
-    A server with so many slots, a time to the first token and a time for each that follows.
+    A server with a number of slots, a time to first token and a time per further token.
 
-    A request waits for a slot, in the order of arrival. What works in slots shares the machine: with `n` requests in
-    slots, the time to the first token is `time_to_first_token_s * (1 + first_token_slowdown * (n - 1))`, and the time
-    per token likewise, at every moment anew.
+    Requests wait for a slot in the order of arrival. Requests in slots slow each other down: with `n` of them, the
+    time to first token is `time_to_first_token_s * (1 + first_token_slowdown * (n - 1))` at that moment. The time per
+    token has the same formula, with `token_slowdown`.
     """
 
     slots: int
     time_to_first_token_s: float
-    """Of a request that is alone on the server, from when it has its slot."""
+    """Time from getting a slot to the first token, for a request alone on the server."""
 
     time_per_token_s: float
-    """For each token after the first, of a request that is alone on the server."""
+    """Time per token after the first, for a request alone on the server."""
 
     first_token_slowdown: float = 0.0
-    """By which share the time to the first token grows with each further request in a slot."""
+    """Relative growth of the time to first token per further request in a slot."""
 
     token_slowdown: float = 0.0
-    """By which share the time per token grows with each further request in a slot."""
+    """Relative growth of the time per token per further request in a slot."""
 
     jitter: float = 0.0
-    """How much the pace of requests differs by itself: the standard deviation of its logarithm."""
+    """Random variation of the pace of requests: the standard deviation of its logarithm."""
 
     output_tokens: tuple[int, ...] = attrs.field(default=(64,), converter=_lengths)
-    """How long answers are: each of these is as likely as the others."""
+    """Possible lengths of an answer, with equal probability."""
 
     input_tokens: int = 64
-    """How long a prompt is, on average."""
+    """Average length of a prompt."""
 
     pass_probability: float = 1.0
-    """How likely one attempt is valid."""
+    """Probability that one attempt is valid."""
 
     schema: ClassVar[str] = "sampling.server/1"
 
@@ -79,23 +79,23 @@ class ServerModel:
 
     @property
     def mean_output_tokens(self) -> float:
-        """How long an answer is, on average."""
+        """Average length of an answer."""
         return sum(self.output_tokens) / len(self.output_tokens)
 
     def service_s(self, busy: int = 1) -> float:
-        """Return how long an answer of average length takes with so many requests in slots, all the while."""
+        """Return the time of an answer of average length with a constant number of busy slots."""
         first_s = self.time_to_first_token_s * (1 + self.first_token_slowdown * (busy - 1))
         token_s = self.time_per_token_s * (1 + self.token_slowdown * (busy - 1))
         return first_s + token_s * (self.mean_output_tokens - 1)
 
     @property
     def saturation_rate(self) -> float:
-        """How many requests per second keep all slots busy: no higher rate can be held."""
+        """The rate that keeps all slots busy. A higher rate grows the queue without limit."""
         service_s = self.service_s(self.slots)
         return self.slots / service_s if service_s else float("inf")
 
     def backend(self, *, seed: int = 0) -> SimulatedBackend:
-        """Return a server like this to run against, in virtual time or in real time."""
+        """Return a simulated backend with these parameters, for virtual or real time."""
         return SimulatedBackend(
             seed=seed,
             slots=self.slots,
@@ -110,14 +110,16 @@ class ServerModel:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return the model as a JSON-compatible dictionary."""
         return {"schema": self.schema, **attrs.asdict(self), "output_tokens": list(self.output_tokens)}
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> "ServerModel":
-        """Make one out of what `to_dict` gave."""
+        """Rebuild a model from the result of `to_dict`."""
         if found.get("schema") != cls.schema:
-            raise ValueError(f"this is no server model: schema must be {cls.schema!r}, got {found.get('schema')!r}")
+            raise ValueError(
+                f"can't read this as a server model: schema must be {cls.schema!r}, got {found.get('schema')!r}"
+            )
         return cls(**{field.name: found[field.name] for field in attrs.fields(cls)})
 
     def __str__(self) -> str:

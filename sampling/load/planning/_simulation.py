@@ -1,9 +1,9 @@
 """
-`simulate`: what `run_load` would find against a server like that, without running anything.
+`simulate`: predict the report of `run_load` for a server model.
 
-A pure twin of `run_load(strategy_workload(RejectionSamplingStrategy(…), …, server.backend()), profile)`: the same
-queue, the same slots, the same depth and breadth, event by event, in plain code. It reports as `run_load` does, so a
-plan is judged as a measurement is.
+A discrete-event simulation of `run_load(strategy_workload(RejectionSamplingStrategy(…), …, server.backend()), profile)`
+with the same queue, slots, depth and breadth. It returns the same kind of report, so that plans and measurements are
+judged alike.
 """
 
 import math
@@ -15,7 +15,7 @@ from itertools import chain
 import attrs
 
 from sampling._arguments import check_budgets, check_instance, check_int
-from sampling.load.model._aggregation import report_of
+from sampling.load.model._aggregation import build_report
 from sampling.load.model._profiles import OpenLoop
 from sampling.load.model._recording import Outcome, Recording
 from sampling.load.model._report import LoadReport
@@ -32,13 +32,13 @@ _BINS = 60
 
 
 @attrs.define(eq=False)
-class _Call:
-    """One arrival: a call of a strategy, with its attempts."""
+class _SimulatedCall:
+    """One arrival: a call of a strategy with its attempts."""
 
     arrival: Arrival
     rng: random.Random
     running: int = 0
-    """How many subsamples have not ended."""
+    """Number of subsamples that have not ended."""
 
     first_s: float = math.nan
     requests: int = 0
@@ -48,10 +48,10 @@ class _Call:
 
 
 @attrs.define(eq=False)
-class _Attempt:
-    """One request to the server. What is left of it is in seconds of a server that it has to itself."""
+class _SimulatedAttempt:
+    """One request to the server. Remaining times are those of a request alone on the server."""
 
-    call: _Call
+    call: _SimulatedCall
     number: int
     tokens: int
     passes: bool
@@ -61,7 +61,7 @@ class _Attempt:
 
     @property
     def generated(self) -> int:
-        """How many tokens there are by now."""
+        """Number of tokens generated so far."""
         if self.first_left_s > 0:
             return 0
         left = math.ceil(self.tokens_left_s / self.token_s - 1e-9) if self.token_s else 0
@@ -74,15 +74,15 @@ class _Server:
     def __init__(self, model: ServerModel) -> None:
         self._model = model
         self.now_s = 0.0
-        self._queue: deque[_Attempt] = deque()
-        self.busy: list[_Attempt] = []
+        self._queue: deque[_SimulatedAttempt] = deque()
+        self.busy: list[_SimulatedAttempt] = []
 
-    def enqueue(self, attempt: _Attempt) -> None:
+    def enqueue(self, attempt: _SimulatedAttempt) -> None:
         self._queue.append(attempt)
         self._fill()
 
-    def drop(self, call: _Call) -> None:
-        """Free the slots of a call that has ended at once; what waits is passed over when its turn comes."""
+    def drop(self, call: _SimulatedCall) -> None:
+        """Free the slots of an ended call. Its queued attempts are skipped later."""
         self.busy = [attempt for attempt in self.busy if attempt.call is not call]
         self._fill()
 
@@ -99,7 +99,7 @@ class _Server:
         return 1 + self._model.first_token_slowdown * others, 1 + self._model.token_slowdown * others
 
     def next_event_s(self) -> float:
-        """Return when the next first token comes or the next answer is whole, if nothing arrives before."""
+        """Return the time of the next first token or complete answer, if nothing arrives before."""
         if not self.busy:
             return math.inf
         first, later = self._slowness()
@@ -108,11 +108,11 @@ class _Server:
             for attempt in self.busy
         )
 
-    def advance(self, to_s: float) -> list[_Attempt]:
-        """Let time pass, at most to the next event; return the attempts whose answers are whole now."""
+    def advance(self, to_s: float) -> list[_SimulatedAttempt]:
+        """Advance the time, at most to the next event, and return the attempts that are complete."""
         first, later = self._slowness()
         passed_s, self.now_s = to_s - self.now_s, to_s
-        whole: list[_Attempt] = []
+        whole: list[_SimulatedAttempt] = []
         for attempt in self.busy:
             if attempt.first_left_s > 0:
                 attempt.first_left_s -= passed_s / first
@@ -130,7 +130,7 @@ class _Server:
 
 
 class _Simulation:
-    """One run."""
+    """One simulated run."""
 
     def __init__(
         self,
@@ -151,12 +151,12 @@ class _Simulation:
         self._price = price
         self._lengths = lengths
         self._server = _Server(model)
-        self._in_flight: dict[_Call, None] = {}
+        self._in_flight: dict[_SimulatedCall, None] = {}
         measured_s = profile.measured_s or 1.0
         self.recording = Recording(measured_s / _BINS)
 
     def run(self) -> Recording:
-        """Go from event to event."""
+        """Process all events and return the recording."""
         arrivals = enumerate(instants(self._profile, self._seed))
         for index, due_s in chain(arrivals, [(-1, math.inf)]):
             while self._server.next_event_s() <= due_s and self._server.busy:
@@ -171,7 +171,7 @@ class _Simulation:
         return self.recording
 
     def _overdue(self, index: int) -> bool:
-        """Tell whether the drain is over."""
+        """Return True if the drain is over."""
         drain_s = self._profile.drain_s
         return index < 0 and drain_s is not None and self._server.next_event_s() > self._ends_s + drain_s
 
@@ -200,21 +200,21 @@ class _Simulation:
         tally.admitted += 1
         recording.levels.change(due_s, +1)
         rng = random.Random(derive_seed(self._seed, "call", index))  # noqa: S311 - a simulated answer is no secret
-        call = _Call(Arrival(index, due_s, number=index, seed=self._seed), rng, running=self._breadth)
+        call = _SimulatedCall(Arrival(index, due_s, number=index, seed=self._seed), rng, running=self._breadth)
         self._in_flight[call] = None
         for _ in range(self._breadth):
             self._server.enqueue(self._attempt(call, 0))
 
-    def _attempt(self, call: _Call, number: int) -> _Attempt:
+    def _attempt(self, call: _SimulatedCall, number: int) -> _SimulatedAttempt:
         model, rng = self._model, call.rng
         tokens = rng.choice(model.output_tokens) if self._lengths is None else self._lengths[call.arrival.index]
         passes = rng.random() < model.pass_probability
         pace = rng.lognormvariate(-(model.jitter**2) / 2, model.jitter) if model.jitter else 1.0
         token_s = model.time_per_token_s * pace
         first_s = model.time_to_first_token_s * pace
-        return _Attempt(call, number, tokens, passes, token_s, max(first_s, 1e-9), (tokens - 1) * token_s)
+        return _SimulatedAttempt(call, number, tokens, passes, token_s, max(first_s, 1e-9), (tokens - 1) * token_s)
 
-    def _answered(self, attempt: _Attempt) -> None:
+    def _answered(self, attempt: _SimulatedAttempt) -> None:
         call = attempt.call
         if call.ended:
             return
@@ -227,7 +227,7 @@ class _Simulation:
             if not call.running:
                 self._end(call, "invalid")
 
-    def _end(self, call: _Call, outcome: Outcome) -> None:
+    def _end(self, call: _SimulatedCall, outcome: Outcome) -> None:
         call.ended = True
         call.output_tokens += sum(attempt.generated for attempt in self._server.busy if attempt.call is call)
         self._server.drop(call)
@@ -271,32 +271,32 @@ def simulate(
     slo: Slo | None = None,
 ) -> LoadReport:
     """
-    Return the report that `run_load` would make of such traffic on such a server. Pure, and the same for a seed.
+    Return the report that `run_load` would return for this traffic and server. Deterministic for a seed.
 
     Args:
-        server: What `calibrate` found, or what you suppose.
+        server: A server model, from `calibrate` or assumed.
 
         profile: An `OpenLoop`.
 
-        depth: Attempts one after the other, until one is valid.
+        depth: Maximum number of sequential attempts, until one is valid.
 
-        breadth: Subsamples side by side; the first valid one ends the others, and frees their slots.
+        breadth: Number of parallel subsamples. The first valid one cancels the others and frees their slots.
 
-        price: For the report's cost.
+        price: The price of tokens, for the report's cost.
 
-        seed: The same seed draws the same arrivals and the same answers.
+        seed: The same seed draws the same arrivals and answers.
 
-        slo: What a good answer is, for the report's goodput.
+        slo: Limits that define a good answer, for the report's goodput.
     """
     check_instance("server", server, ServerModel, "a ServerModel")
     check_instance("profile", profile, OpenLoop, "an OpenLoop")
     check_budgets(depth, breadth)
     check_int("seed", seed)
     recording = _Simulation(server, profile, depth=depth, breadth=breadth, seed=seed, price=price).run()
-    return report_of(recording, profile, seed=seed, slo=slo)
+    return build_report(recording, profile, seed=seed, slo=slo)
 
 
 def replay(server: ServerModel, sent_s: Sequence[float], lengths: Sequence[int], *, seed: int = 0) -> Recording:
-    """Return what would become of these requests on a server like that; the index of each is its place in the list."""
+    """Simulate these requests on a server. The index of each is its position in the list."""
     profile = OpenLoop(trace=tuple(sent_s), max_in_flight=1_000_000, drain_s=None)
     return _Simulation(server, profile, seed=seed, lengths=lengths).run()

@@ -1,1 +1,5 @@
-"""Reports for people: tables, files, comparisons and HTML pages."""
+"""
+Reports for people.
+
+Tables for the terminal, JSON, CSV and HTML files, and the comparison of two reports. Import from `sampling.load`.
+"""

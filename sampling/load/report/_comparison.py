@@ -1,4 +1,4 @@
-"""Two reports side by side: what got better, what got worse, and by how much. Pure."""
+"""Compare two reports."""
 
 from collections.abc import Callable, Iterator
 from typing import Literal, TypeAlias
@@ -9,7 +9,7 @@ from sampling._arguments import check_number
 from sampling._text import aligned
 from sampling.load.capacity._answer import CapacityAnswer, Step
 from sampling.load.model._report import LoadReport
-from sampling.load.model._units import show_seconds, show_share
+from sampling.load.model._units import format_seconds, format_share
 
 __all__ = ["Change", "Comparison", "compare"]
 
@@ -28,11 +28,11 @@ class Change:
 
     @property
     def factor(self) -> float | None:
-        """What the number was multiplied by; None if that can't be said."""
+        """The ratio of after to before, or None if it can't be computed."""
         return self.after / self.before if self.before and self.after is not None else None
 
     def cells(self) -> list[str]:
-        """Return it as a row of a table."""
+        """Return the change as a table row."""
         before, after = ("—" if value is None else self.show(value) for value in (self.before, self.after))
         by = "" if self.factor is None else f"{(self.factor - 1) * 100:+.1f}%"
         return [self.name, before, after, by, "" if self.trend == "same" else self.trend]
@@ -40,23 +40,23 @@ class Change:
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """What changed from one report to another."""
+    """The changes from one report to another."""
 
     changes: tuple[Change, ...]
     tolerance: float
-    """A change of a number by less than this share of it is none."""
+    """Relative changes up to this size count as the same."""
 
     remarks: tuple[str, ...] = ()
-    """What was not the same about how they were measured."""
+    """Differences in how the two were measured."""
 
     @property
     def worse(self) -> tuple[Change, ...]:
-        """What got worse."""
+        """The changes for the worse."""
         return tuple(change for change in self.changes if change.trend == "worse")
 
     @property
     def better(self) -> tuple[Change, ...]:
-        """What got better."""
+        """The changes for the better."""
         return tuple(change for change in self.changes if change.trend == "better")
 
     @property
@@ -65,13 +65,13 @@ class Comparison:
         return 1 if self.worse else 0
 
     def render(self) -> str:
-        """Return a table of all numbers, and below it what to make of them."""
+        """Return a table of all changes and a summary, for a terminal."""
         rows = [["", "before", "after", "change", ""], *(change.cells() for change in self.changes)]
         return "\n".join([*aligned(rows), "", *(f"note: {remark}" for remark in self.remarks), str(self)])
 
     def __str__(self) -> str:
         if not self.worse and not self.better:
-            return f"the same, within {show_share(self.tolerance)}"
+            return f"the same, within {format_share(self.tolerance)}"
         parts = [("worse", self.worse), ("better", self.better)]
         return "; ".join(
             f"{len(changes)} {trend}: {', '.join(change.name for change in changes)}"
@@ -84,18 +84,18 @@ def compare(
     before: LoadReport | CapacityAnswer, after: LoadReport | CapacityAnswer, *, tolerance: float = 0.05
 ) -> Comparison:
     """
-    Say what got better and what got worse from one report to another.
+    Compare two reports, and list the changes for better and for worse.
 
-    Only like is compared with like: reports of an open and of a closed loop measure different things, and so do a run
-    and a capacity search, or searches with different limits. Those are a `ValueError`.
+    Raise `ValueError` for reports that measure different things: an open and a closed loop, a run and a capacity
+    search, or searches with different limits.
 
     Args:
-        before: The one to compare with.
+        before: The baseline.
 
-        after: The one that is judged.
+        after: The report to judge.
 
-        tolerance: Which change of a number is still the same, as a share of it. Shares (errors, validity, drops) are
-            compared by their difference instead, in units of a tenth of it: with 0.05, half a percentage point.
+        tolerance: Relative changes up to this size count as the same. Shares (errors, validity, drops) are compared by
+            their absolute difference, with a tenth of this tolerance: 0.05 allows half a percentage point.
     """
     if check_number("tolerance", tolerance, least=0) >= 1:
         raise ValueError(f"tolerance is a share and must be < 1, got {tolerance}")
@@ -114,21 +114,21 @@ def _kind(report: object) -> str:
 
 
 @attrs.frozen
-class _Judge:
-    """Tells better from worse."""
+class _Classifier:
+    """A classifier of changes as better, worse or the same."""
 
     tolerance: float
 
     def number(
         self, name: str, before: float | None, after: float | None, *, less_is_better: bool, floor: float = 0.0
     ) -> Change:
-        """Compare two numbers by their ratio; differences up to `floor` are noise."""
-        show: Callable[[float], str] = show_seconds if less_is_better else _four_digits
+        """Compare two numbers by their ratio. Differences up to `floor` are noise."""
+        show: Callable[[float], str] = format_seconds if less_is_better else _four_digits
         return self._change(name, before, after, max(self.tolerance * (before or 0.0), floor), less_is_better, show)
 
     def share(self, name: str, before: float | None, after: float | None, *, less_is_better: bool) -> Change:
-        """Compare two shares by their difference: half an error in a hundred is not half a catastrophe."""
-        return self._change(name, before, after, self.tolerance / 10, less_is_better, show_share)
+        """Compare two shares by their difference, because the ratio of small shares is noise."""
+        return self._change(name, before, after, self.tolerance / 10, less_is_better, format_share)
 
     def _change(
         self,
@@ -152,7 +152,7 @@ def _four_digits(value: float) -> str:
 
 
 _TIMER_S = 0.001
-"""Differences of a timer's precision are none."""
+"""Differences within the precision of a timer are ignored."""
 
 
 def _compare_runs(before: LoadReport, after: LoadReport, tolerance: float) -> Comparison:
@@ -161,26 +161,26 @@ def _compare_runs(before: LoadReport, after: LoadReport, tolerance: float) -> Co
             f"can't compare a report of the {before.model} loop with one of the {after.model} loop: "
             "in a closed loop users wait for slow answers, so its latencies mean something else"
         )
-    changes = tuple(change for change in _run_changes(before, after, _Judge(tolerance)) if _says_something(change))
+    changes = tuple(change for change in _run_changes(before, after, _Classifier(tolerance)) if _has_value(change))
     return Comparison(changes=changes, tolerance=tolerance, remarks=tuple(_remarks(before, after)))
 
 
-def _says_something(change: Change) -> bool:
+def _has_value(change: Change) -> bool:
     return change.before is not None or change.after is not None
 
 
-def _run_changes(before: LoadReport, after: LoadReport, judged: _Judge, prefix: str = "") -> Iterator[Change]:
+def _run_changes(before: LoadReport, after: LoadReport, classify: _Classifier, prefix: str = "") -> Iterator[Change]:
     for name, series in (("", "latency"), ("first token ", "time_to_first_token"), ("valid answer ", "time_to_valid")):
         for percent in (50, 95, 99):
             times = [getattr(report, series).at(percent) for report in (before, after)]
-            yield judged.number(f"{prefix}{name}p{percent}", *times, less_is_better=True, floor=_TIMER_S)
-    yield judged.share(f"{prefix}errors", before.error_rate, after.error_rate, less_is_better=True)
-    yield judged.share(f"{prefix}valid", before.validity_rate, after.validity_rate, less_is_better=False)
-    yield judged.share(f"{prefix}dropped", _dropped(before), _dropped(after), less_is_better=True)
-    yield judged.number(f"{prefix}goodput", before.goodput, after.goodput, less_is_better=False)
-    yield judged.number(f"{prefix}answers/s", before.answered_rate, after.answered_rate, less_is_better=False)
+            yield classify.number(f"{prefix}{name}p{percent}", *times, less_is_better=True, floor=_TIMER_S)
+    yield classify.share(f"{prefix}errors", before.error_rate, after.error_rate, less_is_better=True)
+    yield classify.share(f"{prefix}valid", before.validity_rate, after.validity_rate, less_is_better=False)
+    yield classify.share(f"{prefix}dropped", _dropped(before), _dropped(after), less_is_better=True)
+    yield classify.number(f"{prefix}goodput", before.goodput, after.goodput, less_is_better=False)
+    yield classify.number(f"{prefix}answers/s", before.answered_rate, after.answered_rate, less_is_better=False)
     costs = [report.cost / report.valid if report.cost and report.valid else None for report in (before, after)]
-    change = judged.number(f"{prefix}cost per valid answer", *costs, less_is_better=True)
+    change = classify.number(f"{prefix}cost per valid answer", *costs, less_is_better=True)
     yield attrs.evolve(change, show=_four_digits)
 
 
@@ -211,21 +211,23 @@ def _compare_answers(before: CapacityAnswer, after: CapacityAnswer, tolerance: f
         raise ValueError(
             f"can't compare what holds {before.slo} with what holds {after.slo}: use the same --slo for both searches"
         )
-    judged = _Judge(tolerance)
-    changes = [judged.number(f"max {before.axis}", before.max_rate or 0.0, after.max_rate or 0.0, less_is_better=False)]
+    classify = _Classifier(tolerance)
+    changes = [
+        classify.number(f"max {before.axis}", before.max_rate or 0.0, after.max_rate or 0.0, less_is_better=False)
+    ]
     theirs, ours = _by_target(before), _by_target(after)
     for target in sorted({*theirs} & {*ours}):
         both = theirs[target].report, ours[target].report
         if theirs[target].verdict == "PASS" and both[0] is not None and both[1] is not None:
-            found = _run_changes(both[0], both[1], judged, f"at {target:g}: ")
-            changes += [change for change in found if _says_something(change) and change.name.endswith(_AT_STEPS)]
+            found = _run_changes(both[0], both[1], classify, f"at {target:g}: ")
+            changes += [change for change in found if _has_value(change) and change.name.endswith(_AT_STEPS)]
     missing = sorted({*theirs} ^ {*ours})
     remarks = [f"steps that only one of them has: {', '.join(f'{target:g}' for target in missing)}"] if missing else []
     return Comparison(changes=tuple(changes), tolerance=tolerance, remarks=tuple(remarks))
 
 
 _AT_STEPS = (": p50", ": p95", ": p99", "errors", ": valid")
-"""What of each step is compared."""
+"""Endings of the change names that are compared for each step."""
 
 
 def _by_target(answer: CapacityAnswer) -> dict[float, Step]:

@@ -1,4 +1,4 @@
-"""Reports as files: written as JSON, CSV or a page, by the file's name; read back from JSON."""
+"""Write reports as JSON, CSV or HTML, and read them back from JSON."""
 
 import csv
 import io
@@ -14,12 +14,12 @@ from sampling.load.capacity._answer import CapacityAnswer, Step, csv_text
 from sampling.load.capacity._verdict import judge
 from sampling.load.model._report import LoadReport
 from sampling.load.planning._plan import Plan
-from sampling.load.report._page import page_of
+from sampling.load.report._page import render_html
 
 __all__ = ["FORMATS", "Report", "format_of", "load_csv", "read_report", "write_report"]
 
 Report: TypeAlias = LoadReport | CapacityAnswer | Plan
-"""What can be written to a file."""
+"""A report that can be written to a file."""
 
 _KINDS: Mapping[str, type[LoadReport] | type[CapacityAnswer] | type[Plan]] = {
     kind.schema.partition("/")[0]: kind for kind in (LoadReport, CapacityAnswer, Plan)
@@ -28,7 +28,7 @@ _SCHEMA = re.compile(r"(?P<kind>[a-z.-]+)/(?P<version>[0-9]{1,6})")
 
 
 def load_csv(report: LoadReport) -> str:
-    """Return a run as CSV: one row, in the very columns of a capacity search, so that both go into one sheet."""
+    """Return a run as CSV, in the same columns as a capacity search, so that both fit into one sheet."""
     judgement = None if report.slo is None else judge(report, report.slo)
     step = Step(
         target_rate=float(report.target_rate or report.profile.users or 0),
@@ -58,8 +58,8 @@ def _csv(report: Report) -> str:
 
 def _page(report: Report) -> str:
     if isinstance(report, Plan):
-        raise TypeError("a plan is written as .json or .csv, there is no page of it")
-    return page_of(report)
+        raise TypeError("a plan can be written as .json or .csv, not as .html")
+    return render_html(report)
 
 
 FORMATS: Mapping[str, Callable[[Report], str]] = {
@@ -67,11 +67,11 @@ FORMATS: Mapping[str, Callable[[Report], str]] = {
     ".html": _page,
     ".json": lambda report: report.to_json() + "\n",
 }
-"""How to write a report, by the ending of the file's name."""
+"""The writers of reports, by file extension."""
 
 
 def format_of(path: str | Path) -> str:
-    """Return the ending of a file's name if a report can be written so; else say which endings there are."""
+    """Return the extension of a path, or raise `ValueError` if it is not a format of reports."""
     ending = Path(path).suffix.lower()
     if ending not in FORMATS:
         raise ValueError(f"a report is written as {', '.join(FORMATS)}, got the file name {shown(str(path))}")
@@ -80,14 +80,14 @@ def format_of(path: str | Path) -> str:
 
 def write_report(report: Report, path: str | Path, *, samples: bool = False) -> None:
     """
-    Write a report as JSON, CSV or a page, as the name of the file ends. The file is whole or as it was before.
+    Write a report as JSON, CSV or HTML, by file extension. The file is replaced atomically.
 
     Args:
         report: A `LoadReport`, a `CapacityAnswer` or a `Plan`.
 
-        path: Where to; an ending of .json, .csv or .html.
+        path: A path with the extension .json, .csv or .html.
 
-        samples: Whether JSON is to hold every single request, which `calibrate` needs.
+        samples: Include every request in JSON, which `calibrate` needs.
     """
     target = Path(path)
     ending = format_of(target)
@@ -104,9 +104,9 @@ def write_report(report: Report, path: str | Path, *, samples: bool = False) -> 
 
 def read_report(path: str | Path) -> Report:
     """
-    Read a report that was written as JSON: a `LoadReport`, a `CapacityAnswer` or a `Plan`.
+    Read a `LoadReport`, `CapacityAnswer` or `Plan` from a JSON file.
 
-    What is no report, or one of a version that this one does not know, is a `ValueError` that says so.
+    Raise `ValueError` if the file is not a report, or has an unknown version.
     """
     name = Path(path).name
     try:

@@ -1,11 +1,11 @@
-"""A run as a table for a terminal."""
+"""Format a load report as a table for a terminal."""
 
 from collections.abc import Iterator
 
 from sampling._text import aligned
 from sampling.load.model._report import LoadReport
 from sampling.load.model._series import Summary
-from sampling.load.model._units import show_seconds, show_share
+from sampling.load.model._units import format_seconds, format_share
 
 __all__ = ["load_table"]
 
@@ -13,7 +13,7 @@ _NUMBERS = ("count", "mean", "p50", "p90", "p95", "p99", "max")
 
 
 def load_table(report: LoadReport) -> str:
-    """Return what a run came to: its counts, its latencies, and what to know before believing them."""
+    """Return the counts, latencies and notes of a report as text."""
     series = [("", *_NUMBERS), *((name, *_cells(summary)) for name, summary in _series(report) if summary.count)]
     return "\n".join([*_counts(report), "", *aligned(series), *_remarks(report)])
 
@@ -21,23 +21,23 @@ def load_table(report: LoadReport) -> str:
 def _counts(report: LoadReport) -> Iterator[str]:
     asked = f"{report.target_rate:g}/s" if report.target_rate is not None else f"{report.profile.users or 'a trace'}"
     users = " users" if report.profile.users is not None else ""
-    yield f"{report.model} loop, {asked}{users}, {show_seconds(report.duration_s)}: {report.achieved_rate:.4g}/s sent"
+    yield f"{report.model} loop, {asked}{users}, {format_seconds(report.duration_s)}: {report.achieved_rate:.4g}/s sent"
     yield (
         f"{report.scheduled:,} due = {report.dropped:,} dropped + {report.admitted:,} sent; "
         f"{report.admitted:,} sent = {report.succeeded:,} answered + {report.failed:,} failed "
         f"+ {report.cancelled:,} unanswered"
     )
     shares = {"errors": report.error_rate, "valid": report.validity_rate, "within the SLO": report.good_share}
-    told = [f"{name} {show_share(share)}" for name, share in shares.items() if share is not None]
+    parts = [f"{name} {format_share(share)}" for name, share in shares.items() if share is not None]
     if report.goodput is not None:
-        told.append(f"goodput {report.goodput:.4g}/s")
+        parts.append(f"goodput {report.goodput:.4g}/s")
     if report.requests:
-        told.append(f"{report.requests:,} requests to the backend")
+        parts.append(f"{report.requests:,} requests to the backend")
     if report.output_tokens:
-        told.append(f"{report.input_tokens:,} tokens in, {report.output_tokens:,} out")
+        parts.append(f"{report.input_tokens:,} tokens in, {report.output_tokens:,} out")
     if report.cost:
-        told.append(f"cost {report.cost:.4g}")
-    yield ", ".join(told)
+        parts.append(f"cost {report.cost:.4g}")
+    yield ", ".join(parts)
 
 
 def _series(report: LoadReport) -> Iterator[tuple[str, Summary]]:
@@ -55,7 +55,7 @@ def _cells(summary: Summary) -> Iterator[str]:
     yield f"{summary.count:,}"
     for name in _NUMBERS[1:]:
         value: float | None = getattr(summary, name)
-        yield "—" if value is None else show_seconds(value)
+        yield "—" if value is None else format_seconds(value)
 
 
 def _remarks(report: LoadReport) -> Iterator[str]:

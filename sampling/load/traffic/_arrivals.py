@@ -1,8 +1,8 @@
 """
-When requests are to be sent: pure functions from a profile to instants, in seconds from the start.
+Arrival schedules: pure functions from a profile to times, in seconds from the start.
 
-Nothing here waits or looks at a clock. An instant depends on the profile, the seed and its number alone,
-so that a server that stalls can't move it.
+Nothing here waits or reads a clock. An arrival time depends only on the profile, the seed and its number,
+so that a stalled server can't shift it.
 """
 
 import math
@@ -13,11 +13,11 @@ from itertools import islice, takewhile
 from sampling.load.model._profiles import ClosedLoop, OpenLoop
 from sampling.load.model._seeds import derive_seed
 
-__all__ = ["first_requests", "instants", "rate_at", "read_trace", "share", "start_of"]
+__all__ = ["first_requests", "instants", "rate_at", "read_trace", "share", "start_time"]
 
 
 def instants(profile: OpenLoop, seed: int) -> Iterator[float]:
-    """Go through the instants of a whole open-loop run, warm-up included, in order."""
+    """Yield the arrival times of an open-loop run in order, including the warm-up."""
     if profile.trace is not None:
         every: Iterator[float] = iter(profile.trace)
     elif profile.arrivals == "poisson":
@@ -33,7 +33,7 @@ def instants(profile: OpenLoop, seed: int) -> Iterator[float]:
 
 
 def _constant(profile: OpenLoop) -> Iterator[float]:
-    """Each instant is computed from its number: no sum, so no drift, over any length."""
+    """Yield evenly spaced times. Each is computed from its number, because a running sum would drift."""
     rate = _rate(profile)
     group = profile.burst if profile.arrivals == "burst" else 1
     ends = [] if profile.requests is None else [_ticks(profile.warmup_s, rate) + profile.requests]
@@ -43,12 +43,12 @@ def _constant(profile: OpenLoop) -> Iterator[float]:
 
 
 def _ticks(seconds: float, rate: float) -> int:
-    """Count the ticks in [0, seconds); the rounding undoes that 0.1 * 30 is a little more than 3."""
+    """Count the ticks in [0, seconds). Rounding corrects floating-point errors such as 0.1 * 30 > 3."""
     return math.ceil(round(seconds * rate, 6))
 
 
 def _only(profile: OpenLoop, every: Iterator[float]) -> Iterator[float]:
-    """Stop after so many measured requests, if the profile says how many."""
+    """Stop after the number of measured requests that the profile sets, if any."""
     if profile.requests is None:
         yield from every
         return
@@ -62,7 +62,7 @@ def _only(profile: OpenLoop, every: Iterator[float]) -> Iterator[float]:
 
 
 def _changing(profile: OpenLoop) -> Iterator[float]:
-    """Read the rate at every step, and add the gaps up."""
+    """Yield the times of a changing rate."""
     instant = 0.0
     while True:
         yield instant
@@ -70,7 +70,7 @@ def _changing(profile: OpenLoop) -> Iterator[float]:
 
 
 def _random(profile: OpenLoop, rng: random.Random) -> Iterator[float]:
-    """Exponential gaps: what many people who know nothing of each other look like."""
+    """Yield Poisson arrivals, the pattern of many independent users."""
     instant = 0.0
     while True:
         instant += rng.expovariate(rate_at(profile, instant))
@@ -78,7 +78,7 @@ def _random(profile: OpenLoop, rng: random.Random) -> Iterator[float]:
 
 
 def rate_at(profile: OpenLoop, instant: float) -> float:
-    """Return the rate at an instant of a ramp or a shape; the warm-up runs at the rate of the beginning."""
+    """Return the rate at a time of a ramp or a shape. The warm-up has the initial rate."""
     rate = _rate(profile)
     if profile.duration_s is None or (profile.to_rate is None and profile.shape is None):
         return rate
@@ -97,14 +97,14 @@ def _rate(profile: OpenLoop) -> float:
     return profile.rate
 
 
-def start_of(user: int, profile: ClosedLoop) -> float:
-    """Return when a user makes the first request: spread over the think time, and no faster than may be activated."""
+def start_time(user: int, profile: ClosedLoop) -> float:
+    """Return the time of a user's first request, spread over the think time and limited by `activate_per_s`."""
     spread = user * profile.think_time_s / profile.users
     return spread if profile.activate_per_s is None else max(spread, user / profile.activate_per_s)
 
 
 def first_requests(profile: ClosedLoop) -> tuple[int, int | None]:
-    """Return how many users get to make a first request, and how many follow-ups all of them may make; None for any."""
+    """Return the number of users that start, and their total of follow-up requests, or None for no limit."""
     if profile.requests is None:
         return profile.users, None
     first = min(profile.users, profile.requests)
@@ -113,9 +113,9 @@ def first_requests(profile: ClosedLoop) -> tuple[int, int | None]:
 
 def read_trace(text: str) -> tuple[float, ...]:
     """
-    Read instants, one a line, in seconds on any clock: the first of them is the start.
+    Parse a trace: one time per line, in seconds on any clock. The earliest is the start.
 
-    What follows a comma is ignored, and so are empty lines and a header, so that a log with more columns will do.
+    Text after a comma, empty lines and a header are ignored, so a log with more columns works too.
     """
     stamps: list[float] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -133,8 +133,8 @@ def read_trace(text: str) -> tuple[float, ...]:
 
 def share(every: Iterator[float], worker: int, workers: int) -> Iterator[tuple[int, float]]:
     """
-    Number the ticks, and keep those of one worker: every `workers`-th of the common schedule.
+    Number the ticks, and yield those of one worker: every `workers`-th of the common schedule.
 
-    So all workers together make the very traffic that one would, and no two of them draw the same gaps.
+    So all workers together generate the same traffic as one, and no two of them draw the same gaps.
     """
     return islice(enumerate(every), worker, None, workers)

@@ -1,4 +1,4 @@
-"""Traffic of users who wait for their answers."""
+"""Closed-loop traffic: users wait for their answers."""
 
 import math
 
@@ -7,66 +7,66 @@ import anyio
 from sampling.load.model._profiles import ClosedLoop
 from sampling.load.model._recording import UserEnd
 from sampling.load.model._workload import Arrival, Draw
-from sampling.load.traffic._arrivals import first_requests, start_of
-from sampling.load.traffic._sending import Part, Sender
+from sampling.load.traffic._arrivals import first_requests, start_time
+from sampling.load.traffic._sending import Sender, Shard
 
 __all__ = ["drive_closed_loop"]
 
 
-async def drive_closed_loop(sender: Sender, profile: ClosedLoop, draw: Draw, *, seed: int, part: Part) -> None:
-    """Let every user of this part live until its end."""
+async def drive_closed_loop(sender: Sender, profile: ClosedLoop, draw: Draw, *, seed: int, shard: Shard) -> None:
+    """Run every user of this shard to its end."""
     with anyio.CancelScope() as overtime:
-        crowd = _Crowd(sender, profile, draw, seed, part, overtime)
+        group = _UserGroup(sender, profile, draw, seed, shard, overtime)
         async with anyio.create_task_group() as users:
-            for user in range(part.worker, crowd.who_start, part.workers):
-                users.start_soon(crowd.live, user)
-            crowd.turn_away(len(range(part.worker, profile.users, part.workers)))
+            for user in range(shard.worker, group.starting_users, shard.workers):
+                users.start_soon(group.run_user, user)
+            group.count_unstarted(len(range(shard.worker, profile.users, shard.workers)))
 
 
-class _Crowd:
-    """All users of one process, and what they share: the requests that are left, and the end."""
+class _UserGroup:
+    """The users of one process, with their shared request budget and deadline."""
 
     def __init__(
-        self, sender: Sender, profile: ClosedLoop, draw: Draw, seed: int, part: Part, overtime: anyio.CancelScope
+        self, sender: Sender, profile: ClosedLoop, draw: Draw, seed: int, shard: Shard, overtime: anyio.CancelScope
     ) -> None:
         self._sender = sender
         self._profile = profile
         self._draw = draw
         self._seed = seed
-        self._part = part
+        self._shard = shard
         self._overtime = overtime
         self._drain_s = math.inf if profile.drain_s is None else profile.drain_s
-        self.who_start, follow_ups = first_requests(profile)
-        self._follow_ups = math.inf if follow_ups is None else part.of(follow_ups)
-        self._yet_to_send = len(range(part.worker, self.who_start, part.workers))
-        self._index = part.worker
+        self.starting_users, follow_ups = first_requests(profile)
+        self._follow_ups = math.inf if follow_ups is None else shard.of(follow_ups)
+        self._unsent = len(range(shard.worker, self.starting_users, shard.workers))
+        self._index = shard.worker
         if profile.horizon_s is not None:
             self._end_by(profile.horizon_s)
 
-    def turn_away(self, users: int) -> None:
-        """Count the users for whom there is not even a first request. They never start, and draw nothing."""
-        started = len(range(self._part.worker, self.who_start, self._part.workers))
+    def count_unstarted(self, users: int) -> None:
+        """Count the users beyond the request budget. They never start, and draw nothing."""
+        started = len(range(self._shard.worker, self.starting_users, self._shard.workers))
         if users > started:
             self._sender.recording.user_ends["budget"] += users - started
 
-    async def live(self, user: int) -> None:
-        """Ask, wait, think, ask again; every user ends in exactly one way."""
+    async def run_user(self, user: int) -> None:
+        """Run one user, and record its end exactly once."""
         end: UserEnd = "cancelled"
         try:
-            end = await self._ask_until_the_end(user)
+            end = await self._send_requests(user)
         finally:
             self._sender.recording.user_ends[end] += 1
 
-    async def _ask_until_the_end(self, user: int) -> UserEnd:
+    async def _send_requests(self, user: int) -> UserEnd:
         profile = self._profile
-        intended_s = start_of(user, profile)
+        intended_s = start_time(user, profile)
         number = 0
         while True:
             if profile.horizon_s is not None and intended_s > profile.horizon_s:
                 return "horizon"
             await self._sender.wait_for(intended_s)
             arrival = Arrival(
-                self._index, intended_s, user=user, number=number, seed=self._seed, worker=self._part.worker
+                self._index, intended_s, user=user, number=number, seed=self._seed, worker=self._shard.worker
             )
             send = self._draw(arrival)
             if send is None:
@@ -79,21 +79,21 @@ class _Crowd:
             if not self._follow_ups:
                 return "budget"
             self._follow_ups -= 1
-            self._yet_to_send += 1
+            self._unsent += 1
             intended_s = done_s + profile.think_time_s
             number += 1
 
     def _admit(self, arrival: Arrival) -> None:
         self._sender.admit(arrival)
-        self._index += self._part.workers
-        self._yet_to_send -= 1
+        self._index += self._shard.workers
+        self._unsent -= 1
         if not arrival.number and arrival.intended_s <= self._profile.warmup_s:
             self._sender.recording.active_users += 1
         self._sender.recording.ended_s = self._sender.elapsed_s
-        if not self._follow_ups and not self._yet_to_send:
+        if not self._follow_ups and not self._unsent:
             self._end_by(arrival.intended_s)
 
     def _end_by(self, instant_s: float) -> None:
-        """Let no answer be waited for much longer than this."""
+        """Set the deadline for answers to this time plus the drain."""
         in_s = instant_s - self._sender.elapsed_s + self._drain_s
         self._overtime.deadline = min(self._overtime.deadline, anyio.current_time() + in_s)

@@ -1,8 +1,8 @@
 """
-The load generator: sends requests at their instants, and writes down what became of each.
+The load generator: sends requests on schedule and records their outcomes.
 
-It drives any `async def` and knows nothing of models. Its clock never waits for the system under test:
-an arrival is sent at its instant, or dropped and counted, but never late because an earlier one is slow.
+It drives any `async def` and does not depend on models. Its clock never waits for the system under test. An arrival
+is sent on time, or dropped and counted, but never late because an earlier one is slow.
 """
 
 from functools import partial
@@ -10,57 +10,57 @@ from functools import partial
 import anyio
 
 from sampling._arguments import check_instance, check_int
-from sampling.load.model._imported_workload import ImportedWorkload, opened
+from sampling.load.model._imported_workload import ImportedWorkload, open_workload
 from sampling.load.model._profiles import ClosedLoop, OpenLoop, Profile
 from sampling.load.model._recording import Recording, Tally
-from sampling.load.model._workload import Draw, Workload, draw_of
+from sampling.load.model._workload import Draw, Workload, draw_function
 from sampling.load.traffic._closed_loop import drive_closed_loop
 from sampling.load.traffic._open_loop import drive_open_loop
-from sampling.load.traffic._sending import WHOLE, Part, Sender
+from sampling.load.traffic._sending import WHOLE, Sender, Shard
 from sampling.load.traffic._stalls import watch_for_stalls
 
 __all__ = ["Generator"]
 
 _LEVELS = 60
-"""How many times in a run the number of requests in flight is written down, where its length is known."""
+"""Number of samples of the requests in flight, for runs of known length."""
 
 
 class Generator:
-    """One run of one profile: `await generate()`, and read `recording`, also when the run was cut short."""
+    """One run of one profile. `recording` is complete even if `generate()` is cancelled."""
 
     def __init__(
-        self, workload: Workload | ImportedWorkload, profile: Profile, *, seed: int = 0, part: Part = WHOLE
+        self, workload: Workload | ImportedWorkload, profile: Profile, *, seed: int = 0, shard: Shard = WHOLE
     ) -> None:
         check_instance("profile", profile, (OpenLoop, ClosedLoop), "an OpenLoop or a ClosedLoop")
         if not isinstance(workload, ImportedWorkload):
-            draw_of(workload)
+            draw_function(workload)
         self._workload = workload
         self._profile = profile
         self._seed = check_int("seed", seed)
-        self._part = part
+        self._shard = shard
         measured_s = profile.measured_s
         self.recording = Recording(measured_s / _LEVELS if measured_s else 1.0)
         self._stopping = anyio.CancelScope()
 
     def stop(self) -> None:
-        """End the run now: nothing more is sent, what is in flight is cancelled, and the recording is whole."""
+        """End the run now, and cancel the requests in flight. The recording stays complete."""
         self._stopping.cancel()
 
     @property
     def progress(self) -> Tally:
-        """The counts so far, those of the warm-up included."""
+        """The counts so far, including the warm-up."""
         counts = Tally()
         counts.add(self.recording.warmup)
         counts.add(self.recording.tally)
         return counts
 
     async def generate(self) -> Recording:
-        """Make the traffic, from now on. What is cancelled from outside raises, and the recording is whole."""
-        async with opened(self._workload) as draw:
+        """Generate the traffic from now on, and return the recording."""
+        async with open_workload(self._workload) as draw:
             return await self.drive(draw, anyio.current_time())
 
     async def drive(self, draw: Draw, start: float) -> Recording:
-        """Make the traffic with a workload that is open, from the instant `start` on the event loop's clock."""
+        """Generate the traffic with an open workload, from `start` on the event loop's clock."""
         profile, recording = self._profile, self.recording
         sender = Sender(recording, start, profile.warmup_s)
         recording.interrupted = True
@@ -77,6 +77,6 @@ class Generator:
 
     async def _send_all(self, sender: Sender, draw: Draw) -> None:
         if isinstance(self._profile, OpenLoop):
-            await drive_open_loop(sender, self._profile, draw, seed=self._seed, part=self._part)
+            await drive_open_loop(sender, self._profile, draw, seed=self._seed, shard=self._shard)
         else:
-            await drive_closed_loop(sender, self._profile, draw, seed=self._seed, part=self._part)
+            await drive_closed_loop(sender, self._profile, draw, seed=self._seed, shard=self._shard)

@@ -1,8 +1,8 @@
 """
-HTTP for load: as little work for each request as HTTP/1.1 allows, so that the client is not what is measured.
+A minimal HTTP/1.1 client for load tests.
 
-It does one thing: POST the same way again and again over connections that are kept open, and read the answer as it
-comes. It follows no redirects, uses no proxy, keeps no cookies and decompresses nothing.
+It does as little work per request as possible, so that the client is not the bottleneck: it sends the same POST over
+kept-open connections and reads the responses. It has no redirects, proxies, cookies or decompression.
 """
 
 import ssl
@@ -17,7 +17,7 @@ from anyio.abc import ByteStream
 from sampling._arguments import check_bool, check_instance, check_number, check_str, shown
 from sampling.errors import ConnectFailed, ConnectionLost, MalformedResponse, ServerError, Timeout
 from sampling.load.model._workload import Answered, Arrival
-from sampling.load.traffic._raw_socket import Address, LeanSocket
+from sampling.load.traffic._raw_socket import RawSocketStream, SocketAddress
 
 __all__ = ["HttpWorkload"]
 
@@ -29,11 +29,11 @@ _TOKENS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGH
 
 class HttpWorkload:
     """
-    A workload that posts one body to one address: `async with HttpWorkload(url, body) as workload`.
+    A workload that posts one body to one URL: `async with HttpWorkload(url, body) as workload`.
 
-    Any answer with status 200 is valid, and the first byte of its body is its first token.
-    There are as many connections as requests in flight. One that the server has closed in the meantime is replaced,
-    once, if not a byte of an answer had come.
+    Any response with status 200 is valid, and the first byte of its body counts as the first token.
+    There are as many connections as requests in flight. A connection that the server has closed is replaced once,
+    if no byte of a response had arrived.
     """
 
     def __init__(
@@ -48,22 +48,22 @@ class HttpWorkload:
         verify_status: bool = True,
     ) -> None:
         """
-        Prepare the one request that is sent.
+        Prepare the request.
 
         Args:
             url: `http://` or `https://`.
 
-            body: What is posted.
+            body: The body of the POST.
 
-            headers: Sent with it; `content-type: application/json` unless they say otherwise.
+            headers: Extra headers. The default content type is `application/json`.
 
-            timeout_s: For a whole answer.
+            timeout_s: Timeout of a whole response.
 
-            connect_timeout_s: For a new connection.
+            connect_timeout_s: Timeout of a new connection.
 
-            ssl_context: What to check an https server with, instead of the system's authorities.
+            ssl_context: Used to verify an https server, instead of the system's certificate authorities.
 
-            verify_status: Count any other status than 200 as failed.
+            verify_status: Count every status other than 200 as failed.
         """
         parts = urlsplit(check_str("url", url, empty=False))
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -80,8 +80,8 @@ class HttpWorkload:
         self._verify_status = check_bool("verify_status", verify_status)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._request = _head(target, parts.netloc, headers or {}, len(body)) + body
-        self._address = None if self._tls else Address.of(self._host, self._port)
-        self._idle: list[ByteStream | LeanSocket] = []
+        self._address = None if self._tls else SocketAddress.of(self._host, self._port)
+        self._idle: list[ByteStream | RawSocketStream] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -94,7 +94,7 @@ class HttpWorkload:
                 await self._idle.pop().aclose()
 
     async def __call__(self, arrival: Arrival) -> Answered:
-        """Post once, and read the answer to its end."""
+        """Send one request and read the whole response."""
         with anyio.move_on_after(self._timeout_s):
             status = await self._post(arrival)
             if self._verify_status and status != 200:
@@ -106,40 +106,40 @@ class HttpWorkload:
         if self._idle:
             try:
                 return await self._exchange(self._idle.pop(), arrival)
-            except _ClosedMeanwhile:
-                pass  # between two requests, as servers may: nothing of an answer had come
+            except _StaleConnection:
+                pass  # Servers may close idle connections. No byte of a response had arrived, so sending again is safe.
         try:
             return await self._exchange(await self._connect(), arrival)
-        except _ClosedMeanwhile:
+        except _StaleConnection:
             raise ConnectionLost("the server closed the connection without an answer") from None
 
-    async def _exchange(self, stream: ByteStream | LeanSocket, arrival: Arrival) -> int:
-        """Send the request, read the answer, and keep the connection if both were whole."""
-        answer = _Answer()
+    async def _exchange(self, stream: ByteStream | RawSocketStream, arrival: Arrival) -> int:
+        """Send the request, read the response, and keep the connection if both were complete."""
+        response = _ResponseReader()
         try:
             await stream.send(self._request)
-            while not answer.whole:
-                answer.feed(await stream.receive(_READ))
-                if answer.body_began:
+            while not response.whole:
+                response.feed(await stream.receive(_READ))
+                if response.body_began:
                     arrival.first_token()
         except anyio.EndOfStream:
-            if not answer.ends_with_connection:
-                raise (ConnectionLost("the answer broke off") if answer.began else _ClosedMeanwhile) from None
+            if not response.ends_with_connection:
+                raise (ConnectionLost("the answer broke off") if response.began else _StaleConnection) from None
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            raise (ConnectionLost("the connection broke") if answer.began else _ClosedMeanwhile) from None
+            raise (ConnectionLost("the connection broke") if response.began else _StaleConnection) from None
         finally:
-            if answer.whole and answer.keeps_open:
+            if response.whole and response.keeps_open:
                 self._idle.append(stream)
             else:
                 with anyio.CancelScope(shield=True):
                     await anyio.aclose_forcefully(stream)
-        return answer.status
+        return response.status
 
-    async def _connect(self) -> ByteStream | LeanSocket:
+    async def _connect(self) -> ByteStream | RawSocketStream:
         try:
             with anyio.fail_after(self._connect_timeout_s):
                 if self._address is not None:
-                    return await LeanSocket.connect(self._address)
+                    return await RawSocketStream.connect(self._address)
                 if not self._tls:
                     return await anyio.connect_tcp(self._host, self._port)
                 return await anyio.connect_tcp(
@@ -147,18 +147,18 @@ class HttpWorkload:
                     self._port,
                     tls=True,
                     ssl_context=self._ssl_context,
-                    tls_standard_compatible=False,  # most servers close without a farewell
+                    tls_standard_compatible=False,  # most servers close without a TLS close_notify
                 )
         except (OSError, TimeoutError) as error:
             raise ConnectFailed(f"no connection: {type(error).__name__}") from None
 
 
-class _ClosedMeanwhile(Exception):
-    """A connection ended before a byte of the answer came."""
+class _StaleConnection(Exception):
+    """A connection that ended before any byte of the response arrived."""
 
 
-class _Answer:
-    """Reads an answer as its bytes come, only to know where it ends."""
+class _ResponseReader:
+    """An incremental reader that finds the end of a response."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -169,12 +169,12 @@ class _Answer:
         self.ends_with_connection = False
         self._unread = b""
         self._left: int | None = None
-        """Bytes that are left of the body, or of a chunk and its line end; None before the head has come."""
+        """Remaining bytes of the body, or of a chunk and its line end. None before the head is complete."""
 
         self._chunked = False
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Process the next bytes."""
         self.began = True
         self._unread += data
         if self._left is None and not self._read_head():
@@ -203,7 +203,7 @@ class _Answer:
         return True
 
     def _frame(self, fields: Mapping[bytes, bytes]) -> None:
-        """Find out how the end of the body can be told."""
+        """Determine the framing of the body: chunks, a length, or the end of the connection."""
         self.keeps_open = fields.get(b"connection", b"").strip() != b"close"
         length = fields.get(b"content-length", b"").strip()
         self._chunked = b"chunked" in fields.get(b"transfer-encoding", b"")
@@ -216,14 +216,14 @@ class _Answer:
             self.ends_with_connection = True
 
     def _read_chunks(self) -> None:
-        """Go from the size of one chunk to that of the next; a streamed answer has one for every token."""
+        """Skip from chunk to chunk. This is hot: a streamed response has one chunk per token."""
         data = self._unread
         place = self._left or 0
         # `find` is three times as fast for one byte as for the two that end a line.
         while (end := data.find(b"\n", place)) >= 0:
             size = _size(data[place:end])
             if not size:
-                # What follows the last chunk is an empty line, unless there are trailers.
+                # An empty line follows the last chunk, unless there are trailers.
                 self.whole = data.find(_HEAD_END, end - 1) >= 0
                 break
             place = end + 1 + size + 2
@@ -244,7 +244,7 @@ def _size(line: bytes) -> int:
 def _head(target: str, host: str, headers: Mapping[str, str], length: int) -> bytes:
     fields = {"host": host, "content-type": "application/json", "accept-encoding": "identity"}
     for name, value in headers.items():
-        # As with a key, what is wrong is said, but not shown.
+        # The value may be a key, so the message does not show it.
         if not name or not set(name) <= _TOKENS or not value.isascii() or not value.isprintable():
             raise ValueError(f"header {shown(name)} must have a plain name and a value of printable ASCII")
         fields[name.lower()] = value

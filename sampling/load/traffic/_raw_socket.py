@@ -1,4 +1,4 @@
-"""A TCP connection with nothing around its socket: far less work than a stream to open, and less for each request."""
+"""A TCP stream directly on a socket, cheaper to open and to use than an anyio stream."""
 
 import errno
 import os
@@ -9,21 +9,21 @@ from typing import NamedTuple, Self
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
-__all__ = ["Address", "LeanSocket"]
+__all__ = ["RawSocketStream", "SocketAddress"]
 
 _UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 
 
-class Address(NamedTuple):
-    """Where to connect to, without asking anyone for it."""
+class SocketAddress(NamedTuple):
+    """A numeric address, which needs no DNS lookup."""
 
     family: socket.AddressFamily
     host: str
     port: int
 
     @classmethod
-    def of(cls, host: str, port: int) -> "Address | None":
-        """Return the address of a host that is given by its number; None for one with a name."""
+    def of(cls, host: str, port: int) -> "SocketAddress | None":
+        """Return the address of a numeric host, or None for a host name."""
         try:
             version = ip_address(host).version
         except ValueError:
@@ -31,15 +31,15 @@ class Address(NamedTuple):
         return None if "%" in host else cls(socket.AF_INET if version == 4 else socket.AF_INET6, host, port)
 
 
-class LeanSocket(ByteSendStream, ByteReceiveStream):
-    """What is sent leaves at once if the system takes it; the first turn for others is when an answer is waited for."""
+class RawSocketStream(ByteSendStream, ByteReceiveStream):
+    """A stream that sends without a checkpoint if the socket buffer has room. It yields only on receive."""
 
     def __init__(self, raw: socket.socket) -> None:
         self._raw = raw
 
     @classmethod
-    async def connect(cls, address: Address) -> Self:
-        """Open a connection; an `OSError` says why that can't be."""
+    async def connect(cls, address: SocketAddress) -> Self:
+        """Open a connection, or raise `OSError`."""
         raw = socket.socket(address.family, socket.SOCK_STREAM)
         try:
             raw.setblocking(False)
@@ -51,7 +51,7 @@ class LeanSocket(ByteSendStream, ByteReceiveStream):
         return cls(raw)
 
     async def send(self, item: bytes) -> None:
-        """Send all of it."""
+        """Send all bytes."""
         rest = memoryview(item)
         while rest:
             try:
@@ -62,13 +62,13 @@ class LeanSocket(ByteSendStream, ByteReceiveStream):
                 raise anyio.BrokenResourceError from error
 
     async def receive(self, max_bytes: int = 65_536) -> bytes:
-        """Wait for what comes next."""
+        """Wait for the next bytes."""
         while True:
             await anyio.wait_readable(self._raw)
             try:
                 data = self._raw.recv(max_bytes)
             except BlockingIOError:
-                continue  # woken for nothing
+                continue  # spurious wakeup
             except OSError as error:
                 raise anyio.BrokenResourceError from error
             if not data:
@@ -76,11 +76,11 @@ class LeanSocket(ByteSendStream, ByteReceiveStream):
             return data
 
     async def aclose(self) -> None:
-        """Close it, without a farewell."""
+        """Close the socket at once."""
         self._raw.close()
 
 
-async def _reach(raw: socket.socket, address: Address) -> None:
+async def _reach(raw: socket.socket, address: SocketAddress) -> None:
     failure = raw.connect_ex((address.host, address.port))
     if failure in _UNDER_WAY:
         await anyio.wait_writable(raw)

@@ -1,4 +1,4 @@
-"""One request of a load run: sent, answered or not, and written down."""
+"""Send one request of a load run and record its outcome."""
 
 from typing import NamedTuple
 
@@ -10,35 +10,35 @@ from sampling._event_loop import running_loop
 from sampling.load.model._recording import Outcome, Recording, Tally
 from sampling.load.model._workload import Answered, Arrival, Send, enter_arrival, leave_arrival
 
-__all__ = ["WHOLE", "Part", "Sender", "Sent"]
+__all__ = ["WHOLE", "Sender", "Sent", "Shard"]
 
-_UNTOLD = Answered()
+_DEFAULT_ANSWER = Answered()
 
 
 @attrs.frozen
-class Part:
-    """Which part of the traffic a process makes: that of worker 2 of 4, say."""
+class Shard:
+    """The part of the traffic that one worker process sends."""
 
     worker: int = 0
     workers: int = 1
 
     def of(self, total: int) -> int:
-        """Return this worker's part of a number that is shared out evenly."""
+        """Return this worker's share of a number that is divided evenly."""
         return total // self.workers + (self.worker < total % self.workers)
 
 
-WHOLE = Part()
+WHOLE = Shard()
 
 
 class Sent(NamedTuple):
-    """How a request ended, and when."""
+    """The outcome of a request, and its time."""
 
     outcome: Outcome
     done_s: float
 
 
 class Sender:
-    """Sends requests and keeps the recording. Instants are seconds from the start of the run."""
+    """Sends and records requests. Times are seconds from the start of the run."""
 
     def __init__(self, recording: Recording, start: float, warmup_s: float) -> None:
         self.recording = recording
@@ -48,35 +48,35 @@ class Sender:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the start of the run: on the monotonic clock of the event loop, which nobody sets."""
+        """Seconds since the start of the run, on the event loop's monotonic clock."""
         return self._clock() - self._start
 
     async def wait_for(self, instant_s: float) -> None:
-        """Sleep until an instant of the run; if it has passed, only let the others have their turn."""
+        """Sleep until a time of the run. If it has passed, only let other tasks run."""
         await anyio.sleep(max(0.0, self._start + instant_s - self._clock()))
 
-    def tally_of(self, intended_s: float) -> Tally:
-        """Return the counts that an arrival belongs to: those of the warm-up, or those that are reported."""
+    def tally_for(self, intended_s: float) -> Tally:
+        """Return the tally of the warm-up or of the measurement, by arrival time."""
         return self.recording.warmup if intended_s < self._warmup_s else self.recording.tally
 
     @property
     def in_flight(self) -> int:
-        """Requests that were admitted and not yet answered, those of the warm-up included."""
+        """Requests that are admitted and not yet answered, including the warm-up."""
         return self.recording.tally.in_flight + self.recording.warmup.in_flight
 
     def admit(self, arrival: Arrival) -> None:
-        """Count an arrival that will be sent; from here on it holds its permit."""
-        tally = self.tally_of(arrival.intended_s)
+        """Count an arrival that will be sent. From here on it holds a permit."""
+        tally = self.tally_for(arrival.intended_s)
         tally.scheduled += 1
         tally.admitted += 1
 
     async def send(self, arrival: Arrival, send: Send) -> Sent:
-        """Send one request that was admitted, wait for its answer, and write both down."""
+        """Send one admitted request, wait for its answer, and record the outcome."""
         sent_s = self.elapsed_s
         self.recording.levels.change(sent_s, +1)
         entered = enter_arrival(arrival)
         outcome: Outcome = "cancelled"
-        answer = _UNTOLD
+        answer = _DEFAULT_ANSWER
         try:
             returned = await send()
             if isinstance(returned, Answered):
@@ -86,7 +86,7 @@ class Sender:
             outcome = "failed"
             self._count_error(arrival, error)
         finally:
-            # The permit is given back here, at the real end, however that came about.
+            # This releases the permit at the real end of the request, on every path.
             done_s = self.elapsed_s
             self._write(arrival, outcome, sent_s, done_s, answer)
             leave_arrival(entered)
@@ -99,7 +99,7 @@ class Sender:
     def _write(self, arrival: Arrival, outcome: Outcome, sent_s: float, done_s: float, answer: Answered) -> None:
         recording = self.recording
         recording.levels.change(done_s, -1)
-        tally = self.tally_of(arrival.intended_s)
+        tally = self.tally_for(arrival.intended_s)
         if outcome == "failed":
             tally.failed += 1
         elif outcome == "cancelled":

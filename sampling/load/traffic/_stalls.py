@@ -1,8 +1,8 @@
 """
-What stood in the way of the event loop: which code was running while a load run stood still.
+Detect code that blocks the event loop of a load run.
 
-While a function blocks the loop, nothing in it can look; so a thread does. The loop gives a sign of life now and then,
-and where that is overdue, the thread reads off the stack of the loop's thread who is in the way.
+While a function blocks the loop, nothing in the loop can notice, so a thread does. The loop sends a heartbeat, and when
+it is overdue, the thread inspects the stack of the loop's thread to find the blocking code.
 """
 
 import sys
@@ -25,7 +25,7 @@ __all__ = ["watch_for_stalls"]
 log = structlog.get_logger("sampling")
 
 _BEAT_S = BLOCKED_S / 4
-"""Between two signs of life, and between two looks at them."""
+"""The interval of the heartbeats, and of the checks."""
 
 _MOST_FRAMES = 8
 _EVENT_LOOPS = frozenset({"anyio", "asyncio", "trio"})
@@ -34,48 +34,48 @@ _GENERATOR = "sampling.load."
 
 async def watch_for_stalls(work: Callable[[], Awaitable[None]], start: float, stalls: list[Stall]) -> None:
     """
-    Await the work, and write down and log each time that code blocked the event loop meanwhile.
+    Await the work, and record and log each time that code blocks the event loop.
 
-    `start` is when the run began on the clock of the event loop. In virtual time nobody watches: a clock that waits for
-    the loop can't tell that the loop is late.
+    `start` is the start of the run on the event loop's clock. In virtual time there is no monitor, because the clock
+    waits for the loop and can't show that the loop is late.
     """
     if not _is_real(anyio.current_time):
         await work()
         return
     failure: Exception | None = None
-    with _Watch(stalls, time.monotonic() - (anyio.current_time() - start)) as watch:
-        async with anyio.create_task_group() as beside:
-            beside.start_soon(watch.beat)
+    with _StallMonitor(stalls, time.monotonic() - (anyio.current_time() - start)) as monitor:
+        async with anyio.create_task_group() as helpers:
+            helpers.start_soon(monitor.beat)
             try:
                 await work()
-            except Exception as error:  # noqa: BLE001 - for the caller, as it is and not in a group
+            except Exception as error:  # noqa: BLE001 - raised below, outside of the exception group
                 failure = error
-            beside.cancel_scope.cancel()
+            helpers.cancel_scope.cancel()
     if failure is not None:
         raise failure
 
 
 def _is_real(clock: Callable[[], float]) -> bool:
-    """Tell whether a clock goes by itself: one of virtual time stands still while code runs."""
+    """Return True for a real clock. A virtual clock stands still while code runs."""
     before, began_s = clock(), time.monotonic()
     while time.monotonic() == began_s:
         pass
     return clock() != before
 
 
-class _Watch:
-    """A thread that looks at the event loop's thread, for as long as it is entered."""
+class _StallMonitor:
+    """A context manager with a thread that monitors the event loop's thread."""
 
     def __init__(self, stalls: list[Stall], start_s: float) -> None:
         self._stalls = stalls
         self._start_s = start_s
         self._watched = threading.get_ident()
-        self._thread = threading.Thread(target=self._keep_looking, name="sampling load stalls", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name="sampling load stalls", daemon=True)
         self._over = threading.Event()
-        # Both threads write what follows, so that a stall is either still going on or already over.
+        # The lock guards the fields below, which both threads write.
         self._lock = threading.Lock()
         self._due_s = time.monotonic() + _BEAT_S
-        self._in_the_way: tuple[str, ...] = ()
+        self._blocking: tuple[str, ...] = ()
         self._last_seen: Sequence[FrameType] = ()
 
     def __enter__(self) -> Self:
@@ -92,7 +92,7 @@ class _Watch:
     # In the event loop.
 
     async def beat(self) -> None:
-        """Give signs of life until cancelled."""
+        """Send heartbeats until cancelled."""
         while True:
             await anyio.sleep(_BEAT_S)
             self._end_stall()
@@ -100,58 +100,57 @@ class _Watch:
     def _end_stall(self) -> None:
         now_s = time.monotonic()
         with self._lock:
-            if self._in_the_way:
-                stall = Stall(at_s=self._due_s - self._start_s, blocked_s=now_s - self._due_s, where=self._in_the_way)
+            if self._blocking:
+                stall = Stall(at_s=self._due_s - self._start_s, blocked_s=now_s - self._due_s, where=self._blocking)
                 self._stalls.append(stall)
-                self._in_the_way = ()
+                self._blocking = ()
             self._due_s = now_s + _BEAT_S
 
     # In the thread.
 
-    def _keep_looking(self) -> None:
-        looked_s, used_s = time.monotonic(), time.process_time()
+    def _run_thread(self) -> None:
+        checked_s, used_s = time.monotonic(), time.process_time()
         while not self._over.wait(_BEAT_S):
             now_s, now_used_s = time.monotonic(), time.process_time()
-            # A C function that holds the interpreter stops this thread, too, but it uses a processor meanwhile;
-            # a machine that was suspended does not.
-            was_kept_out = min(now_s - looked_s - _BEAT_S, now_used_s - used_s) > BLOCKED_S / 2
-            self._look(now_s, was_kept_out=was_kept_out)
-            looked_s, used_s = now_s, now_used_s
+            # A C function that holds the GIL stops this thread too, but uses CPU time. A suspended machine does not.
+            was_starved = min(now_s - checked_s - _BEAT_S, now_used_s - used_s) > BLOCKED_S / 2
+            self._check(now_s, was_starved=was_starved)
+            checked_s, used_s = now_s, now_used_s
 
-    def _look(self, now_s: float, *, was_kept_out: bool) -> None:
+    def _check(self, now_s: float, *, was_starved: bool) -> None:
         with self._lock:
             overdue_s = now_s - self._due_s
             if overdue_s < BLOCKED_S / 2:
                 self._last_seen = ()
                 return
             running = _running_code(self._watched)
-            # Many short steps, or a processor that is busy elsewhere, make the loop late as well: only what was
-            # running at the last look, and still is, or what has kept this thread out, is in the way.
-            blocking = [frame for frame in running if was_kept_out or any(frame is seen for seen in self._last_seen)]
+            # Many short steps, or a busy CPU, make the loop late as well. Only code that was already running at the
+            # last check, or that starved this thread, counts as blocking.
+            blocking = [frame for frame in running if was_starved or any(frame is seen for seen in self._last_seen)]
             self._last_seen = running
-            if overdue_s < BLOCKED_S or not blocking or self._in_the_way:
+            if overdue_s < BLOCKED_S or not blocking or self._blocking:
                 return
-            where = self._in_the_way = tuple(islice(_places(blocking), _MOST_FRAMES))
-        # Said at once: there may be no end to it.
+            where = self._blocking = tuple(islice(_locations(blocking), _MOST_FRAMES))
+        # Log now, not at the end of the stall: it may never end.
         log.warning("event_loop_blocked", by=where[0], called_from=list(where[1:]), blocked_s=round(overdue_s, 3))
 
 
 def _running_code(thread: int) -> list[FrameType]:
-    """Return what a thread is running, from the inside out, up to what belongs to the event loop."""
+    """Return the frames of a thread, innermost first, up to those of the event loop."""
     found: list[FrameType] = []
     frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage] - documented
     while frame is not None and _module(frame).partition(".")[0] not in _EVENT_LOOPS:
         found.append(frame)
         frame = frame.f_back
-    # Here asyncio waits for the next event; whoever else waits here, for a process say, is called by someone.
+    # A lone `selectors` frame is asyncio waiting for events. Other code that waits there has a caller.
     return [] if len(found) == 1 and _module(found[0]) == "selectors" else found
 
 
-def _places(frames: Sequence[FrameType]) -> Iterator[str]:
-    """Say where code is, without the generator itself where it only called who is in the way."""
+def _locations(frames: Sequence[FrameType]) -> Iterator[str]:
+    """Yield the locations of frames, without those of the load generator if there are others."""
     for frame in [frame for frame in frames if not _module(frame).startswith(_GENERATOR)] or frames:
         code = frame.f_code
-        # The end of its path: the whole of it would tell whose machine this is.
+        # Only the end of the path: the whole path would reveal details of the machine.
         yield f"{'/'.join(PurePath(code.co_filename).parts[-2:])}:{frame.f_lineno} {code.co_qualname}"
 
 

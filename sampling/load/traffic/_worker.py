@@ -1,4 +1,4 @@
-"""A process that makes a part of the load: `python -m sampling.load.traffic._worker`, started by `_workers`."""
+"""A worker process of a load run: `python -m sampling.load.traffic._worker`, started by `_workers`."""
 
 import json
 import os
@@ -11,27 +11,27 @@ import anyio
 import attrs
 
 from sampling._arguments import shown
-from sampling.load.model._imported_workload import ImportedWorkload, opened
+from sampling.load.model._imported_workload import ImportedWorkload, open_workload
 from sampling.load.model._profiles import profile_from_dict
 from sampling.load.traffic._generator import Generator
-from sampling.load.traffic._sending import Part
+from sampling.load.traffic._sending import Shard
 
 _PROGRESS_EVERY_S = 0.5
 
 
-class Line:
-    """The line to the process that started this one: what was standard input and output."""
+class ParentChannel:
+    """The channel to the parent process, over the original standard input and output."""
 
     def __init__(self) -> None:
         self._input = os.dup(0)
         self._output = os.dup(1)
-        # Whatever the workload prints, or reads, must not get in between.
+        # Redirect stdout to stderr, so that output of the workload can't corrupt the messages.
         os.dup2(2, 1)
         os.set_blocking(self._input, False)
         self._unread = b""
 
-    async def hear(self) -> dict[str, Any] | None:
-        """Wait for the next message; None when there is nobody at the other end any more."""
+    async def receive(self) -> dict[str, Any] | None:
+        """Wait for the next message. Return None when the parent has closed the channel."""
         while b"\n" not in self._unread:
             await anyio.wait_readable(self._input)
             data = os.read(self._input, 65536)
@@ -41,65 +41,65 @@ class Line:
         line, _, self._unread = self._unread.partition(b"\n")
         return cast("dict[str, Any]", json.loads(line))
 
-    def say(self, body: bytes = b"", **message: Any) -> None:
-        """Send a message, and what it announces."""
+    def send(self, body: bytes = b"", **message: Any) -> None:
+        """Send a message as a line of JSON, and then the body."""
         rest = memoryview(json.dumps(message).encode() + b"\n" + body)
         while rest:
             rest = rest[os.write(self._output, rest) :]
 
 
-async def work(line: Line, order: dict[str, Any]) -> None:
-    """Make this process's part of the traffic, from the common start on, and hand over what was recorded."""
+async def work(channel: ParentChannel, order: dict[str, Any]) -> None:
+    """Send this worker's shard of the traffic from the common start on, and return the recording to the parent."""
     workload = ImportedWorkload(order["target"], order["arguments"])
-    part = Part(order["worker"], order["workers"])
-    generator = Generator(workload, profile_from_dict(order["profile"]), seed=order["seed"], part=part)
-    async with opened(workload) as draw:
-        line.say(ready=True)
-        message = await line.hear()
+    shard = Shard(order["worker"], order["workers"])
+    generator = Generator(workload, profile_from_dict(order["profile"]), seed=order["seed"], shard=shard)
+    async with open_workload(workload) as draw:
+        channel.send(ready=True)
+        message = await channel.receive()
         if message is None:
             return
         if "stop" in message:  # before it began
             generator.stop()
-        # Every process of a machine reads the same monotonic clock; only event loops may count from elsewhere.
+        # All processes share the monotonic clock, but the clock of an event loop may have another origin.
         start = anyio.current_time() + message.get("start_at", time.monotonic()) - time.monotonic()
-        async with anyio.create_task_group() as beside:
-            beside.start_soon(_stop_when_told, line, generator)
-            beside.start_soon(_tell_progress, line, generator)
+        async with anyio.create_task_group() as helpers:
+            helpers.start_soon(_stop_on_message, channel, generator)
+            helpers.start_soon(_report_progress, channel, generator)
             await generator.drive(draw, start)
-            beside.cancel_scope.cancel()
+            helpers.cancel_scope.cancel()
     head, body = generator.recording.pack()
-    line.say(body, recording=head)
+    channel.send(body, recording=head)
 
 
-async def _stop_when_told(line: Line, generator: Generator) -> None:
-    await line.hear()
+async def _stop_on_message(channel: ParentChannel, generator: Generator) -> None:
+    await channel.receive()
     generator.stop()
 
 
-async def _tell_progress(line: Line, generator: Generator) -> None:
+async def _report_progress(channel: ParentChannel, generator: Generator) -> None:
     while True:
-        line.say(progress=attrs.asdict(generator.progress))
+        channel.send(progress=attrs.asdict(generator.progress))
         await anyio.sleep(_PROGRESS_EVERY_S)
 
 
-async def main(line: Line, order: dict[str, Any]) -> None:
-    """Do as ordered, and say so if that fails."""
+async def main(channel: ParentChannel, order: dict[str, Any]) -> None:
+    """Run the order, and report an error to the parent."""
     try:
-        await work(line, order)
+        await work(channel, order)
     except Exception as error:
-        line.say(error=f"{type(error).__name__}: {shown(str(error))}")
+        channel.send(error=f"{type(error).__name__}: {shown(str(error))}")
         raise
 
 
-async def first_order(line: Line) -> dict[str, Any] | None:
-    """Wait for the order that says which event loop to use, among other things."""
-    return await line.hear()
+async def first_order(channel: ParentChannel) -> dict[str, Any] | None:
+    """Wait for the order, which also selects the event loop."""
+    return await channel.receive()
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    the_line = Line()
-    the_order = anyio.run(first_order, the_line)
+    the_channel = ParentChannel()
+    the_order = anyio.run(first_order, the_channel)
     if the_order is not None:
         sys.path[:] = the_order["path"]
-        anyio.run(main, the_line, the_order, backend=the_order["loop"])
+        anyio.run(main, the_channel, the_order, backend=the_order["loop"])

@@ -1,8 +1,8 @@
 """
-Several processes that send, where one can't keep up.
+Load generation in several processes, for rates that one can't reach.
 
-Every worker makes its part of one common schedule, with streams of random numbers of its own, and hands over every
-single request that it made; the report is made of all of them. What goes between processes is JSON and numbers.
+Each worker sends its shard of a common schedule, with its own random numbers, and returns its recording. The report
+covers all of them. Processes exchange JSON messages and raw columns of numbers.
 """
 
 import json
@@ -20,7 +20,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from sampling._arguments import check_instance
 from sampling._event_loop import running_loop_name
 from sampling.errors import WorkerFailed
-from sampling.load.model._imported_workload import ImportedWorkload, named
+from sampling.load.model._imported_workload import ImportedWorkload, as_imported_workload
 from sampling.load.model._profiles import ClosedLoop, OpenLoop, Profile
 from sampling.load.model._recording import Recording, Tally
 from sampling.load.model._workload import Workload
@@ -28,16 +28,16 @@ from sampling.load.model._workload import Workload
 __all__ = ["WorkerPool"]
 
 _LEAD_S = 0.2
-"""From when all workers are ready to the common start: time for the word to get around."""
+"""Time from when all workers are ready to the common start, for the message to reach them."""
 
 _GRACE_S = 10.0
-"""How long a worker that is told to stop may take to hand over what it has."""
+"""Time for a stopped worker to return its recording."""
 
 _LONGEST_LINE = 50_000_000
 
 
 class WorkerPool:
-    """Makes traffic as a `Generator` does, but in several processes."""
+    """A load generator like `Generator`, but in several processes."""
 
     def __init__(
         self, workload: Workload | ImportedWorkload, profile: Profile, *, seed: int = 0, workers: int = 2
@@ -47,7 +47,7 @@ class WorkerPool:
             raise ValueError("a shape is code and can't be sent to another process: use workers=1, or to_rate or trace")
         if isinstance(profile, OpenLoop) and profile.max_in_flight < workers:
             raise ValueError(f"max_in_flight must be >= workers ({workers}), got {profile.max_in_flight}")
-        imported = named(workload)
+        imported = as_imported_workload(workload)
         self._orders = [
             {
                 "target": imported.target,
@@ -66,18 +66,18 @@ class WorkerPool:
 
     @property
     def progress(self) -> Tally:
-        """The counts so far, as the workers last told."""
+        """The counts so far, as last reported by the workers."""
         counts = Tally()
         for worker in self._workers:
             counts.add(worker.progress)
         return counts
 
     def stop(self) -> None:
-        """End the run now; the workers hand over what they have."""
+        """End the run now. The workers return what they have recorded."""
         self._stopping.set()
 
     async def generate(self) -> Recording:
-        """Start the processes, have them begin at one instant, and put together what they hand over."""
+        """Run the worker processes and merge their recordings."""
         async with AsyncExitStack() as stack:
             for order in self._orders:
                 self._workers.append(await stack.enter_async_context(_Worker(order)))
@@ -94,13 +94,13 @@ class WorkerPool:
         return self.recording
 
     async def _work(self, whole: anyio.CancelScope) -> None:
-        """Have all workers begin at one instant, and wait for what they hand over; then the run is over."""
+        """Start all workers at the same time, and wait for their recordings."""
         try:
             for worker in self._workers:
                 await worker.ready()
             start_at = time.monotonic() + _LEAD_S
             for worker in self._workers:
-                await worker.tell(start_at=start_at)
+                await worker.send(start_at=start_at)
         except WorkerFailed as failure:
             self._failure = failure
         else:
@@ -119,17 +119,17 @@ class WorkerPool:
     async def _pass_on_stop(self) -> None:
         await self._stopping.wait()
         for worker in self._workers:
-            await worker.tell(stop=True)
+            await worker.send(stop=True)
 
     async def _collect_rest(self) -> None:
-        """Have those who are not done stop, and take what they have."""
+        """Stop the unfinished workers and collect their recordings."""
         for worker in self._workers:
             if worker.recording is None:
                 try:
-                    await worker.tell(stop=True)
+                    await worker.send(stop=True)
                     await worker.finish()
                 except (WorkerFailed, anyio.BrokenResourceError, anyio.ClosedResourceError):
-                    continue  # what it had is lost with it; why the run ended is on its way already
+                    continue  # Its recording is lost. The cause of the failure is already being raised.
 
     def _merge(self) -> None:
         parts = [worker.recording for worker in self._workers if worker.recording is not None]
@@ -141,7 +141,7 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process, as the one that started it sees it."""
+    """The parent's handle of one worker process."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         self._order = order
@@ -153,14 +153,14 @@ class _Worker:
 
     async def __aenter__(self) -> Self:
         command = [sys.executable, "-m", "sampling.load.traffic._worker"]
-        # A session of its own: Ctrl-C is for us, and we tell the workers what it means.
+        # A new session: only the parent gets Ctrl-C, and it stops the workers.
         self._process = await anyio.open_process(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None, start_new_session=True
         )
         if self._process.stdout is None:
             raise WorkerFailed(f"{self._name} has no output")
         self._output = BufferedByteReceiveStream(self._process.stdout)
-        await self.tell(**self._order, path=sys.path, loop=running_loop_name())
+        await self.send(**self._order, path=sys.path, loop=running_loop_name())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -171,8 +171,8 @@ class _Worker:
                 self._process.kill()
             await self._process.aclose()
 
-    async def tell(self, **message: Any) -> None:
-        """Send one line."""
+    async def send(self, **message: Any) -> None:
+        """Send one message as a line of JSON."""
         if self._process is None or self._process.stdin is None:
             raise WorkerFailed(f"{self._name} has no input")
         try:
@@ -181,24 +181,24 @@ class _Worker:
             raise self._died() from None
 
     async def ready(self) -> None:
-        """Wait until the worker has made its workload."""
-        message = await self._hear()
+        """Wait until the worker has opened its workload."""
+        message = await self._receive()
         if "ready" not in message:
             raise WorkerFailed(f"{self._name} could not start: {message.get('error', 'no reason given')}")
 
     async def finish(self) -> None:
-        """Wait until the worker hands over its recording."""
+        """Wait for the worker's recording."""
         while self.recording is None:
-            message = await self._hear()
+            message = await self._receive()
             if "error" in message:
                 raise WorkerFailed(f"{self._name} failed: {message['error']}")
             if "progress" in message:
                 self.progress = Tally(**message["progress"])
             if "recording" in message:
                 head = message["recording"]
-                self.recording = Recording.unpack(head, await self._take(sum(head["sizes"])))
+                self.recording = Recording.unpack(head, await self._receive_exactly(sum(head["sizes"])))
 
-    async def _hear(self) -> dict[str, Any]:
+    async def _receive(self) -> dict[str, Any]:
         if self._output is None:
             raise WorkerFailed(f"{self._name} has no output")
         try:
@@ -207,7 +207,7 @@ class _Worker:
             raise self._died() from None
         return cast("dict[str, Any]", json.loads(line))
 
-    async def _take(self, size: int) -> bytes:
+    async def _receive_exactly(self, size: int) -> bytes:
         if self._output is None or not size:
             return b""
         try:
@@ -216,4 +216,4 @@ class _Worker:
             raise self._died() from None
 
     def _died(self) -> WorkerFailed:
-        return WorkerFailed(f"{self._name} died before it handed over what it had; its own words are above, if any")
+        return WorkerFailed(f"{self._name} died before it returned its recording; see its output above, if any")

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from sampling.load import OpenLoop, Slo, read_trace
-from sampling.load.capacity._confidence import at_the_edge, confidence_within, wilson
+from sampling.load.capacity._confidence import confidence_within, is_at_edge, wilson
 from sampling.load.model._series import cumulative, least_samples, nearest_rank, slope
-from sampling.load.model._units import show_seconds, show_share
+from sampling.load.model._units import format_seconds, format_share
 
 
 def test_an_slo_is_read_from_one_line():
@@ -61,17 +61,17 @@ def test_the_tightest_limit_and_what_a_single_request_is_held_to():
 def test_times_and_shares_are_written_as_people_read_them():
     """Milliseconds below a second."""
     assert ("143ms", "2.5s", "1234s", "0.1%") == (
-        show_seconds(0.143),
-        show_seconds(2.5),
-        show_seconds(1234.4),
-        show_share(0.001),
+        format_seconds(0.143),
+        format_seconds(2.5),
+        format_seconds(1234.4),
+        format_share(0.001),
     )
 
 
 def test_rounding_never_says_more_than_is_true():
     """A second is a second from below too, and nearly all is not all."""
-    assert ("1s", "999ms") == (show_seconds(0.9999), show_seconds(0.9994))
-    assert ("100%", ">99.9%", "99.9%") == (show_share(1.0), show_share(0.9999), show_share(0.9994))
+    assert ("1s", "999ms") == (format_seconds(0.9999), format_seconds(0.9994))
+    assert ("100%", ">99.9%", "99.9%") == (format_share(1.0), format_share(0.9999), format_share(0.9994))
 
 
 def test_nearest_rank_is_exact_where_floats_are_not():
@@ -101,8 +101,8 @@ def test_wilsons_interval_contains_the_share_and_shrinks():
     assert (0.0, pytest.approx(0.0370, abs=1e-4)) == wilson(0, 100)
     assert (pytest.approx(0.4038, abs=1e-4), pytest.approx(0.5962, abs=1e-4)) == wilson(50, 100)
     assert (0.0, 1.0) == wilson(0, 0)
-    assert at_the_edge(5, 100, 0.05)
-    assert not at_the_edge(0, 1000, 0.05)
+    assert is_at_edge(5, 100, 0.05)
+    assert not is_at_edge(0, 1000, 0.05)
     assert 0.5 == confidence_within(5, 100, 0.05)
     assert confidence_within(0, 1000, 0.05) > 0.99
     assert confidence_within(3, 10, 0.0) is None
@@ -124,7 +124,7 @@ def test_a_trace_is_read_from_text():
         ({"trace": (2.0, 1.0)}, r"trace\[1\] must be >= the instant before it \(2.0\), got 1.0"),
         ({"rate": 5, "duration_s": 1, "to_rate": 3, "shape": math.sin}, "to_rate and shape contradict each other"),
         ({"rate": 5, "requests": 1, "to_rate": 3}, "needs duration_s, over which it is spread"),
-        ({"rate": 5, "duration_s": 1, "to_rate": 3, "arrivals": "burst"}, "bursts come at one rate"),
+        ({"rate": 5, "duration_s": 1, "to_rate": 3, "arrivals": "burst"}, "bursts need a constant rate"),
         ({"rate": 5, "duration_s": 1, "max_in_flight": 0}, "max_in_flight must be >= 1, got 0"),
         ({"rate": 5, "duration_s": -1}, "duration_s must be > 0, got -1"),
     ],

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from sampling.load import OpenLoop, page_of
+from sampling.load import OpenLoop, render_html
 from sampling.load.report._page.chart import ticks
 from sampling.load.report._page.markup import element, raw
-from sampling.load.report._page.pictures import knee_of
+from sampling.load.report._page.pictures import find_knee
 from tests.load.browser import CHROMIUM, NOT_INSTALLED, Browser, chromium
 from tests.load.reports import EVIL, capacity_answer, closed_report, evil_report, load_report
 
@@ -37,7 +37,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     paths = {}
     for name, report in REPORTS.items():
         paths[name] = folder / f"{name.replace(' ', '-')}.html"
-        paths[name].write_text(page_of(report()), encoding="utf-8")
+        paths[name].write_text(render_html(report()), encoding="utf-8")
     return paths
 
 
@@ -95,7 +95,7 @@ def test_a_page_loads_nothing_and_runs_nothing(browser: Browser, pages: dict[str
     assert browser.complaints == []
     tampered = tmp_path / "tampered.html"
     injected = "<script>document.title='owned'</script><img src='http://127.0.0.1:9/x.png'></main>"
-    tampered.write_text(page_of(load_report()).replace("</main>", injected), encoding="utf-8")
+    tampered.write_text(render_html(load_report()).replace("</main>", injected), encoding="utf-8")
     browser.open(tampered, width=1280)
     assert browser.evaluate("document.title") != "owned"
     assert len([text for text in browser.complaints if "Content Security Policy" in text]) == 2
@@ -115,7 +115,7 @@ def test_what_a_run_says_is_shown_and_never_obeyed(browser: Browser, pages: dict
 @pytest.mark.parametrize("name", REPORTS)
 def test_every_picture_has_a_title_a_description_and_its_numbers(name: str):
     """Who does not see it gets it in words, and as a table beside it."""
-    page = page_of(REPORTS[name]())
+    page = render_html(REPORTS[name]())
     pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
     for picture in pictures:
         title, says = re.search(r'aria-labelledby="(\S+) (\S+)"', picture).groups()
@@ -130,13 +130,13 @@ def test_every_picture_has_a_title_a_description_and_its_numbers(name: str):
 
 def test_a_page_is_the_same_for_the_same_report():
     """No clock, no chance: it can be kept under version control."""
-    assert page_of(load_report()) == page_of(load_report())
+    assert render_html(load_report()) == render_html(load_report())
 
 
 def test_the_page_of_a_search_says_what_holds_what_breaks_and_where_the_knee_is():
     """R5: the answer is the headline, and the picture has its line."""
     answer = capacity_answer()
-    page = page_of(answer)
+    page = render_html(answer)
     assert f"<h1>Holds {answer.max_rate:g} requests per second</h1>" in page
     assert answer.next_limit.replace(">", "&gt;") in page
     for name in ("p95 ≤ 2s", "p99 ≤ 5s", f"holds {answer.max_rate:g}"):
@@ -146,7 +146,7 @@ def test_the_page_of_a_search_says_what_holds_what_breaks_and_where_the_knee_is(
 def test_the_numbers_of_a_page_are_those_of_the_report():
     """One row a step, as in the CSV."""
     answer = capacity_answer()
-    rows = re.findall(r"<tr><td>(.*?)</tr>", page_of(answer), re.DOTALL)
+    rows = re.findall(r"<tr><td>(.*?)</tr>", render_html(answer), re.DOTALL)
     verdicts = [re.sub(r"<[^>]+>", " ", row).split() for row in rows[: len(answer.steps)]]
     assert [f"{step.target_rate:g}" for step in answer.steps] == [row[0] for row in verdicts]
     assert [step.verdict for step in answer.steps] == [row[2] for row in verdicts]
@@ -192,4 +192,4 @@ def test_marks_are_round_numbers(low, high, most, log, expected):
 )
 def test_the_knee_is_where_the_curve_turns_up(points, knee):
     """A straight line has none, and neither has a curve that does not rise."""
-    assert knee == knee_of(points)
+    assert knee == find_knee(points)

@@ -5,7 +5,7 @@ import pytest
 from sampling import Timeout
 from sampling.errors import ConnectFailed, ConnectionLost, MalformedResponse, ServerError
 from sampling.load import Arrival, ClosedLoop, HttpWorkload, OpenLoop, run_load
-from sampling.load.traffic._http_workload import _Answer
+from sampling.load.traffic._http_workload import _ResponseReader
 from sampling.testing.servers import HostileServer, OpenAIServer, Reply, Step
 
 BODY = b'{"model": "any", "stream": true, "messages": [{"role": "user", "content": "hi"}]}'
@@ -89,7 +89,7 @@ async def test_a_server_that_is_not_there_is_a_failed_connect():
 @pytest.mark.parametrize("step", [1, 2, 3, 1000])
 def test_the_end_of_an_answer_is_found_however_it_is_cut(whole, step):
     """Byte by byte or all at once: it is whole with its last byte, and not before."""
-    answer = _Answer()
+    answer = _ResponseReader()
     for start in range(0, len(whole), step):
         assert not answer.whole
         answer.feed(whole[start : start + step])
@@ -99,7 +99,7 @@ def test_the_end_of_an_answer_is_found_however_it_is_cut(whole, step):
 
 def test_an_answer_without_a_length_ends_with_its_connection():
     """And that connection is not kept."""
-    answer = _Answer()
+    answer = _ResponseReader()
     answer.feed(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nsome")
     assert (False, True, False) == (answer.whole, answer.ends_with_connection, answer.keeps_open)
 

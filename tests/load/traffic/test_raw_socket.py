@@ -7,7 +7,7 @@ import anyio
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
-from sampling.load.traffic._raw_socket import Address, LeanSocket
+from sampling.load.traffic._raw_socket import RawSocketStream, SocketAddress
 
 BIG = b"0123456789abcdef" * 500_000
 
@@ -15,10 +15,10 @@ BIG = b"0123456789abcdef" * 500_000
 async def served(handle, talk):
     """Talk to a server that handles each connection so."""
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    address = Address.of("127.0.0.1", listener.extra_attributes[SocketAttribute.local_port]())
+    address = SocketAddress.of("127.0.0.1", listener.extra_attributes[SocketAttribute.local_port]())
     async with listener, anyio.create_task_group() as group:
         group.start_soon(listener.serve, handle)
-        stream = await LeanSocket.connect(address)
+        stream = await RawSocketStream.connect(address)
         async with stream:
             await talk(stream)
         group.cancel_scope.cancel()
@@ -37,7 +37,7 @@ async def test_what_the_system_does_not_take_at_once_is_sent_all_the_same():
                 taken += len(await stream.receive())
             await stream.send(BIG)
 
-    async def talk(stream: LeanSocket) -> None:
+    async def talk(stream: RawSocketStream) -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(stream.send, BIG)
             await anyio.wait_all_tasks_blocked()
@@ -61,7 +61,7 @@ async def test_a_connection_that_was_reset_is_broken():
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         await stream.aclose()
 
-    async def talk(stream: LeanSocket) -> None:
+    async def talk(stream: RawSocketStream) -> None:
         with pytest.raises(anyio.BrokenResourceError):
             await stream.receive()
         with pytest.raises(anyio.BrokenResourceError):
@@ -76,7 +76,7 @@ async def test_nobody_at_the_other_end_is_an_os_error_and_leaves_nothing_open():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(OSError, match="refused"):
-        await LeanSocket.connect(Address.of("127.0.0.1", port))
+        await RawSocketStream.connect(SocketAddress.of("127.0.0.1", port))
 
 
 @pytest.mark.parametrize(
@@ -91,5 +91,5 @@ async def test_nobody_at_the_other_end_is_an_os_error_and_leaves_nothing_open():
 )
 def test_only_a_host_that_is_given_by_number_needs_nobody_to_be_asked(host, family):
     """A name may stand for many servers, and is looked up for each connection."""
-    address = Address.of(host, 80)
+    address = SocketAddress.of(host, 80)
     assert family == (None if address is None else address.family)

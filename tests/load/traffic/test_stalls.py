@@ -22,7 +22,7 @@ from sampling.load import (
     compare,
     find_capacity,
     load_table,
-    page_of,
+    render_html,
     run_load,
 )
 from sampling.load.traffic import _stalls as watched
@@ -218,7 +218,7 @@ def test_stalls_are_on_every_form_of_a_report():
     )
     assert said == report.blocked
     assert f"note: {said}" in load_table(report)
-    page = page_of(report)
+    page = render_html(report)
     assert "What blocked the load generator" in page
     assert all(place in page for place in STALL.where)
 

@@ -58,7 +58,7 @@ async def test_what_other_processes_can_not_make_is_refused():
 
     async def local(arrival) -> None: ...
 
-    with pytest.raises(ValueError, match="an async function at the top of a module"):
+    with pytest.raises(ValueError, match="async function at the top level of an importable module"):
         await run_load(local, OpenLoop(rate=1, requests=1), workers=2)
     profile = OpenLoop(rate=1, duration_s=1, shape=lambda fraction: 1.0)
     with pytest.raises(ValueError, match="a shape is code"):

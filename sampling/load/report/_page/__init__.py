@@ -1,10 +1,10 @@
 """
-A report as one HTML page: pictures, the numbers beside them, and nothing from elsewhere.
+Render a report as one self-contained HTML page.
 
-`markup` writes elements, `chart` draws one picture, `pictures` decides what is drawn of a report,
-and `page` puts it together.
+`markup` writes elements, `chart` draws one SVG chart, `pictures` chooses the charts of a report,
+and `page` assembles the page.
 """
 
-from sampling.load.report._page.page import page_of
+from sampling.load.report._page.page import render_html
 
-__all__ = ["page_of"]
+__all__ = ["render_html"]

@@ -1,4 +1,4 @@
-"""One picture: lines over two axes, limits across them, and names at the lines themselves. Pure code, no library."""
+"""Draw a chart as SVG: curves over two axes, limits across them, and labels at the curves."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -8,29 +8,29 @@ import attrs
 
 from sampling.load.report._page.markup import Markup, element
 
-__all__ = ["Axis", "Bars", "Chart", "Dot", "Line", "Rule", "Size", "draw", "ticks"]
+__all__ = ["Bars", "Chart", "ChartAxis", "Curve", "Dot", "Rule", "Size", "draw", "ticks"]
 
 Tone: TypeAlias = Literal["first", "second", "third", "quiet", "limit", "good", "bad"]
-"""What a colour says. Which one it is, in light and in dark, the style sheet knows."""
+"""The role of a colour. The style sheet maps it to colours for light and dark."""
 
 
 @attrs.frozen
 class Size:
-    """How large a picture is drawn. Text has the same size in all, so a small one is drawn anew, not shrunk."""
+    """The size of a chart. Text keeps its size, so a small chart is drawn separately, not scaled."""
 
     width: float
     height: float
 
 
 @attrs.frozen
-class Line:
-    """A curve with its name at its end. A point whose value is None is a gap."""
+class Curve:
+    """A curve with a label at its end. None as a value is a gap."""
 
     name: str
     points: Sequence[tuple[float, float | None]]
     tone: Tone
     broad: bool = False
-    """Whether it is a pale band, which shows on both sides of a line that runs along it."""
+    """True for a wide, pale band, which stays visible behind another curve."""
 
     stepped: bool = False
 
@@ -42,13 +42,13 @@ class Dot:
     x: float
     y: float
     tone: Tone
-    says: str
+    description: str
     hollow: bool = False
 
 
 @attrs.frozen
 class Bars:
-    """Counts that stand on the lower axis, each from its place to the next."""
+    """Vertical bars, each `every` wide from its x value."""
 
     values: Sequence[tuple[float, float]]
     every: float
@@ -57,7 +57,7 @@ class Bars:
 
 @attrs.frozen
 class Rule:
-    """A limit across the picture: a level, or with `upright` a place on the lower axis."""
+    """A labelled line across the chart, horizontal or, with `upright`, vertical."""
 
     at: float
     name: str
@@ -66,13 +66,13 @@ class Rule:
 
 
 @attrs.frozen
-class Axis:
-    """What is along an edge, and how it is written."""
+class ChartAxis:
+    """An axis: its label, its number format and its range."""
 
     name: str
     show: Callable[[float], str]
     least: float | None = None
-    """Where it begins; None for where the values do."""
+    """Lower end, or None for the least value."""
 
     most: float | None = None
     log: bool = False
@@ -80,15 +80,15 @@ class Axis:
 
 @attrs.frozen(kw_only=True)
 class Chart:
-    """What is in a picture."""
+    """The content of a chart."""
 
     title: str
-    says: str
-    """The picture in words, for those who do not see it."""
+    description: str
+    """A text alternative for screen readers."""
 
-    x: Axis
-    y: Axis
-    lines: Sequence[Line] = ()
+    x: ChartAxis
+    y: ChartAxis
+    lines: Sequence[Curve] = ()
     dots: Sequence[Dot] = ()
     bars: Sequence[Bars] = ()
     rules: Sequence[Rule] = ()
@@ -96,15 +96,15 @@ class Chart:
 
 _LINE_HEIGHT = 15.0
 _ROW = 36.0
-"""How much room a mark at the side takes."""
+"""Minimum distance of tick labels on the vertical axis."""
 
 _LETTER = 7.8
-"""How wide a letter is, nearly: there is nobody here to measure it."""
+"""Approximate width of a letter. Text can't be measured here."""
 
 
 @attrs.frozen
 class _Scale:
-    """Numbers to places."""
+    """A mapping from values to coordinates."""
 
     low: float
     high: float
@@ -122,8 +122,8 @@ class _Scale:
 
 
 @attrs.frozen
-class _Frame:
-    """Where the picture proper is, and the places of numbers in it."""
+class _PlotArea:
+    """The rectangle inside the axes, with the scales."""
 
     x: _Scale
     y: _Scale
@@ -140,7 +140,7 @@ def draw(chart: Chart, size: Size, *, class_: str, number: str) -> Markup:
     return element(
         "svg",
         element("title", chart.title, id=f"{number}-title"),
-        element("desc", chart.says, id=f"{number}-says"),
+        element("desc", chart.description, id=f"{number}-description"),
         *_grid(chart, frame),
         *_bars(chart, frame),
         *_rules(chart, frame),
@@ -150,11 +150,11 @@ def draw(chart: Chart, size: Size, *, class_: str, number: str) -> Markup:
         class_=class_,
         viewBox=f"0 0 {size.width:g} {size.height:g}",
         role="img",
-        aria_labelledby=f"{number}-title {number}-says",
+        aria_labelledby=f"{number}-title {number}-description",
     )
 
 
-def _frame(chart: Chart, size: Size) -> _Frame:
+def _frame(chart: Chart, size: Size) -> _PlotArea:
     names = [_LETTER * len(line.name) for line in chart.lines]
     right = size.width - max([*names, 12.0]) - 12
     top, bottom = 34.0, size.height - 38
@@ -162,7 +162,7 @@ def _frame(chart: Chart, size: Size) -> _Frame:
     marks = ticks(y_low, y_high, most=_most_marks(bottom - top, _ROW), log=chart.y.log)
     left = 12 + max((_LETTER * len(chart.y.show(mark)) for mark in marks), default=20.0)
     x_low, x_high = _range(chart.x, list(_places(chart)))
-    return _Frame(
+    return _PlotArea(
         x=_Scale(x_low, x_high, left, right, chart.x.log),
         y=_Scale(y_low, y_high, bottom, top, chart.y.log),
         size=size,
@@ -190,8 +190,8 @@ def _places(chart: Chart) -> Iterator[float]:
     yield from (rule.at for rule in chart.rules if rule.upright)
 
 
-def _range(axis: Axis, values: list[float]) -> tuple[float, float]:
-    """Return where an axis begins and ends: a little beyond its values, and never nowhere."""
+def _range(axis: ChartAxis, values: list[float]) -> tuple[float, float]:
+    """Return the range of an axis, a little wider than its values and never empty."""
     if axis.log:
         values = [value for value in values if value > 0] or [1.0]
         low, high = axis.least or min(values), axis.most or max(values)
@@ -204,7 +204,7 @@ def _range(axis: Axis, values: list[float]) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, *, most: int, log: bool = False) -> list[float]:
-    """Return round numbers within a range, about as many as there is room for."""
+    """Return about `most` round numbers within a range."""
     if log:
         return _log_ticks(low, high, most)
     rough = (high - low) / max(most, 1)
@@ -229,8 +229,8 @@ def _most_marks(length: float, each: float) -> int:
     return max(2, int(length / each))
 
 
-def _grid(chart: Chart, frame: _Frame) -> Iterator[Markup]:
-    """Draw as little as it takes to read a value: levels across, marks below, and what each edge is."""
+def _grid(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
+    """Draw grid lines, tick labels and axis labels."""
     yield element("text", chart.y.name, x=2, y=14, class_="axis")
     for mark in ticks(frame.y.low, frame.y.high, most=_most_marks(frame.bottom - frame.top, _ROW), log=chart.y.log):
         y = frame.y(mark)
@@ -245,7 +245,7 @@ def _grid(chart: Chart, frame: _Frame) -> Iterator[Markup]:
     yield element("text", chart.x.name, x=frame.right, y=frame.bottom + 33, text_anchor="end", class_="axis")
 
 
-def _bars(chart: Chart, frame: _Frame) -> Iterator[Markup]:
+def _bars(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
     for bars in chart.bars:
         for place, value in bars.values:
             if value <= 0:
@@ -262,7 +262,7 @@ def _bars(chart: Chart, frame: _Frame) -> Iterator[Markup]:
             )
 
 
-def _rules(chart: Chart, frame: _Frame) -> Iterator[Markup]:
+def _rules(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
     upright = sorted((rule for rule in chart.rules if rule.upright), key=lambda rule: rule.at)
     for row, rule in enumerate(upright):
         x = frame.x(rule.at)
@@ -283,7 +283,7 @@ def _rules(chart: Chart, frame: _Frame) -> Iterator[Markup]:
             yield element("text", rule.name, x=frame.left + 4, y=y - 5, class_=f"name {rule.tone}")
 
 
-def _lines(chart: Chart, frame: _Frame) -> Iterator[Markup]:
+def _lines(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
     for line in chart.lines:
         broad = " broad" if line.broad else ""
         for piece in _pieces(line):
@@ -294,8 +294,8 @@ def _lines(chart: Chart, frame: _Frame) -> Iterator[Markup]:
                 yield element("path", d=_path(places, stepped=line.stepped), class_=f"line {line.tone}{broad}")
 
 
-def _pieces(line: Line) -> Iterator[list[tuple[float, float]]]:
-    """Cut a line at its gaps."""
+def _pieces(line: Curve) -> Iterator[list[tuple[float, float]]]:
+    """Split a curve at its gaps."""
     piece: list[tuple[float, float]] = []
     for x, y in line.points:
         if y is not None:
@@ -314,12 +314,12 @@ def _path(places: list[tuple[float, float]], *, stepped: bool) -> str:
     return "".join(parts)
 
 
-def _dots(chart: Chart, frame: _Frame) -> Iterator[Markup]:
+def _dots(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
     for dot in chart.dots:
         hollow = " hollow" if dot.hollow else ""
         yield element(
             "circle",
-            element("title", dot.says),
+            element("title", dot.description),
             cx=frame.x(dot.x),
             cy=frame.y(dot.y),
             r=4,
@@ -327,8 +327,8 @@ def _dots(chart: Chart, frame: _Frame) -> Iterator[Markup]:
         )
 
 
-def _names(chart: Chart, frame: _Frame) -> Iterator[Markup]:
-    """Write each line's name where it ends, apart from the others."""
+def _names(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
+    """Draw the label of each curve at its end, without overlaps."""
     ends = [
         (frame.y(values[-1]), line) for line in chart.lines if (values := [y for _, y in line.points if y is not None])
     ]

@@ -1,17 +1,17 @@
-"""HTML and SVG, written by plain code: whatever is not markup already is escaped, so that no text can become any."""
+"""Build HTML and SVG. All text is escaped, except `Markup`."""
 
 import re
 from html import escape
 
 __all__ = ["Markup", "element", "joined", "raw"]
 
-# Control characters have no place in a page, and those that turn the direction of text around could make it lie.
+# Control characters are invalid in HTML, and bidirectional overrides could make text look different from what it is.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _VOID = frozenset({"meta", "circle", "line", "path", "polyline", "rect"})
 
 
 class Markup(str):
-    """Text that is markup, and is not escaped again."""
+    """Text that is markup already and is not escaped again."""
 
     __slots__ = ()
 
@@ -34,12 +34,12 @@ def element(name: str, /, *children: str, **attributes: str | float | None) -> M
 
 
 def joined(*children: str) -> Markup:
-    """Put pieces together, and escape those that are plain text."""
+    """Join pieces, and escape those that are plain text."""
     return Markup("".join(child if isinstance(child, Markup) else _escaped(child) for child in children))
 
 
 def raw(text: str) -> Markup:
-    """Take text of our own for markup as it is."""
+    """Mark trusted text as markup."""
     return Markup(text)
 
 

@@ -1,4 +1,4 @@
-"""Put a page together: the answer first, then the pictures, then how it was measured."""
+"""Assemble a page: the result first, then the charts, then the settings."""
 
 import base64
 import hashlib
@@ -8,40 +8,40 @@ from itertools import count
 from sampling.load.capacity._answer import CapacityAnswer, Step
 from sampling.load.model._profiles import Profile
 from sampling.load.model._report import LoadReport
-from sampling.load.model._units import show_seconds
+from sampling.load.model._units import format_seconds
 from sampling.load.report._page.chart import Size, draw
 from sampling.load.report._page.markup import Markup, element, joined, raw
 from sampling.load.report._page.pictures import (
     Picture,
-    pictures_of_load,
-    pictures_of_steps,
-    shown_number,
-    shown_seconds,
-    shown_share,
+    load_pictures,
+    number_or_dash,
+    seconds_or_dash,
+    share_or_dash,
+    step_pictures,
 )
 from sampling.load.report._page.style import STYLE
 
-__all__ = ["page_of", "whole_page"]
+__all__ = ["html_document", "render_html"]
 
 _NARROW, _MIDDLE, _WIDE = Size(350, 270), Size(560, 300), Size(1120, 400)
 _VERDICT_TONES = {"PASS": "good", "TRIP": "bad", "INCONCLUSIVE": "limit"}
 _WORDS = frozenset({"why", "value"})
-"""Columns of text, not of numbers."""
+"""Columns with text instead of numbers."""
 
 
-def page_of(report: LoadReport | CapacityAnswer) -> str:
+def render_html(report: LoadReport | CapacityAnswer) -> str:
     """
-    Return a report as one HTML page that needs nothing else: it can be mailed, kept, and opened from disk.
+    Return a report as one self-contained HTML page.
 
-    There is no script in it, and its security policy allows none. Whatever came from the run is escaped.
+    It has no scripts, and its content security policy allows none. All text from the run is escaped.
     """
     if isinstance(report, CapacityAnswer):
-        return whole_page(_headline(report), "capacity", *_capacity(report))
-    return whole_page(_title(report.profile), "load", *_load(report))
+        return html_document(_headline(report), "capacity", *_capacity(report))
+    return html_document(_title(report.profile), "load", *_load(report))
 
 
-def whole_page(title: str, kind: str, *content: Markup) -> str:
-    """Return a page with a title, the style and this content."""
+def html_document(title: str, kind: str, *content: Markup) -> str:
+    """Return an HTML document with a title, the style sheet and the content."""
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     head = element(
@@ -65,7 +65,7 @@ def _load(report: LoadReport) -> Iterator[Markup]:
     yield element("p", f"{_how(report)}.", class_="lead")
     yield _notes(report.notes)
     yield _tiles(_load_tiles(report))
-    yield _figures(pictures_of_load(report), "load")
+    yield _figures(load_pictures(report), "load")
     yield from _errors(report)
     yield from _stalls(report)
     yield from _settings(report)
@@ -83,27 +83,32 @@ def _title(profile: Profile) -> str:
 def _how(report: LoadReport) -> str:
     lost = f" {report.dropped:,} of {report.scheduled:,} arrivals were not sent." if report.dropped else ""
     return (
-        f"{report.model.capitalize()} loop over {show_seconds(report.duration_s)}: {report.admitted:,} requests sent, "
-        f"{report.succeeded:,} answered, {report.valid:,} of these valid.{lost}".removesuffix(".")
+        f"{report.model.capitalize()} loop over {format_seconds(report.duration_s)}: "
+        f"{report.admitted:,} requests sent, {report.succeeded:,} answered, "
+        f"{report.valid:,} of these valid.{lost}".removesuffix(".")
     )
 
 
 def _load_tiles(report: LoadReport) -> Iterator[tuple[str, str, str]]:
     latency = report.latency
-    yield "p50", shown_seconds(latency.p50), "latency, from due"
-    yield "p95", shown_seconds(latency.p95), f"mean {shown_seconds(latency.mean)}"
-    yield "p99", shown_seconds(latency.p99), f"max {shown_seconds(latency.max)}"
+    yield "p50", seconds_or_dash(latency.p50), "latency, from due"
+    yield "p95", seconds_or_dash(latency.p95), f"mean {seconds_or_dash(latency.mean)}"
+    yield "p99", seconds_or_dash(latency.p99), f"max {seconds_or_dash(latency.max)}"
     if report.time_to_first_token.count:
         first = report.time_to_first_token
-        yield "first token", shown_seconds(first.p50), f"p99 {shown_seconds(first.p99)}"
-    yield "sent", f"{shown_number(report.achieved_rate)}/s", f"{shown_share(report.delivered_share)} of what was due"
-    yield "errors", shown_share(report.error_rate), f"{report.failed:,} failed, {report.cancelled:,} unanswered"
-    yield "valid", shown_share(report.validity_rate), f"{report.valid:,} of {report.succeeded:,} answers"
+        yield "first token", seconds_or_dash(first.p50), f"p99 {seconds_or_dash(first.p99)}"
+    yield (
+        "sent",
+        f"{number_or_dash(report.achieved_rate)}/s",
+        f"{share_or_dash(report.delivered_share)} of what was due",
+    )
+    yield "errors", share_or_dash(report.error_rate), f"{report.failed:,} failed, {report.cancelled:,} unanswered"
+    yield "valid", share_or_dash(report.validity_rate), f"{report.valid:,} of {report.succeeded:,} answers"
     if report.good is not None:
-        yield "goodput", f"{shown_number(report.goodput)}/s", f"{shown_share(report.good_share)} of what was sent"
+        yield "goodput", f"{number_or_dash(report.goodput)}/s", f"{share_or_dash(report.good_share)} of what was sent"
     if report.cost:
         each = report.cost / report.valid if report.valid else None
-        yield "cost", shown_number(report.cost), f"{shown_number(each)} per valid answer"
+        yield "cost", number_or_dash(report.cost), f"{number_or_dash(each)} per valid answer"
 
 
 def _errors(report: LoadReport) -> Iterator[Markup]:
@@ -118,7 +123,7 @@ def _errors(report: LoadReport) -> Iterator[Markup]:
 def _stalls(report: LoadReport) -> Iterator[Markup]:
     if report.stalls:
         rows = [
-            [f"{stall.at_s:.3f} s", show_seconds(stall.blocked_s), ", called from ".join(stall.where)]
+            [f"{stall.at_s:.3f} s", format_seconds(stall.blocked_s), ", called from ".join(stall.where)]
             for stall in report.stalls
         ]
         yield element("h2", "What blocked the load generator")
@@ -126,7 +131,7 @@ def _stalls(report: LoadReport) -> Iterator[Markup]:
 
 
 def _settings(report: LoadReport) -> Iterator[Markup]:
-    """Say how it was run, so that it can be run again."""
+    """Return the settings of the run, so that it can be repeated."""
     given = [
         [name.removesuffix("_s").replace("_", " "), _setting(name, value)]
         for name, value in report.profile.to_dict().items()
@@ -143,7 +148,7 @@ def _setting(name: str, value: object) -> str:
     if isinstance(value, list | tuple):
         return f"{len(value):,} instants"  # pyright: ignore[reportUnknownArgumentType]
     if name.endswith("_s") and isinstance(value, int | float):
-        return show_seconds(value)
+        return format_seconds(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -154,12 +159,12 @@ def _capacity(answer: CapacityAnswer) -> Iterator[Markup]:
     yield element("p", _lead(answer), class_="lead")
     yield _notes(_capacity_notes(answer))
     yield _tiles(_capacity_tiles(answer))
-    yield _figures(pictures_of_steps(answer), "steps", shown=True)
+    yield _figures(step_pictures(answer), "steps", shown=True)
     for name, step in _shown_steps(answer):
         if step.report is not None:
             yield element("h2", name)
             yield element("p", f"{_how(step.report)}.", class_="lead")
-            yield _figures(pictures_of_load(step.report), f"step-{step.target_rate:g}")
+            yield _figures(load_pictures(step.report), f"step-{step.target_rate:g}")
     if answer.best is not None and answer.best.report is not None:
         yield from _settings(answer.best.report)
 
@@ -189,17 +194,17 @@ def _capacity_notes(answer: CapacityAnswer) -> list[str]:
 
 
 def _capacity_tiles(answer: CapacityAnswer) -> Iterator[tuple[str, str, str]]:
-    yield "holds", shown_number(answer.max_rate), _unit(answer)
-    yield "breaks at", shown_number(answer.first_trip), "the first step that tripped"
+    yield "holds", number_or_dash(answer.max_rate), _unit(answer)
+    yield "breaks at", number_or_dash(answer.first_trip), "the first step that tripped"
     if answer.confidence is not None:
         passed, runs = answer.passes
-        yield "confidence", shown_share(answer.confidence), f"{passed} of {runs} runs passed"
+        yield "confidence", share_or_dash(answer.confidence), f"{passed} of {runs} runs passed"
     if answer.best is not None and answer.best.report is not None:
         report = answer.best.report
-        yield "p50", shown_seconds(report.latency.p50), "at the rate that holds"
-        yield "p95", shown_seconds(report.latency.p95), f"p99 {shown_seconds(report.latency.p99)}"
-        yield "valid", shown_share(report.validity_rate), f"errors {shown_share(report.error_rate)}"
-        yield "in-flight limit", shown_number(report.suggested_in_flight), "suggested, by Little's law"
+        yield "p50", seconds_or_dash(report.latency.p50), "at the rate that holds"
+        yield "p95", seconds_or_dash(report.latency.p95), f"p99 {seconds_or_dash(report.latency.p99)}"
+        yield "valid", share_or_dash(report.validity_rate), f"errors {share_or_dash(report.error_rate)}"
+        yield "in-flight limit", number_or_dash(report.suggested_in_flight), "suggested, by Little's law"
 
 
 def _shown_steps(answer: CapacityAnswer) -> Iterator[tuple[str, Step]]:
@@ -235,7 +240,7 @@ def _figures(pictures: Sequence[Picture], place: str, *, shown: bool = False) ->
 
 
 def _figure(picture: Picture, number: str, *, shown: bool) -> Markup:
-    """Draw a picture in the sizes that a page may have; the style shows one of them."""
+    """Draw a picture in all sizes. The style sheet shows the one that fits the screen."""
     sizes = [("narrow", _NARROW), ("middle", _MIDDLE), *([("wide", _WIDE)] if picture.full else [])]
     drawings = [draw(picture.chart, size, class_=name, number=f"{number}-{name}") for name, size in sizes]
     table = _table(picture.columns, picture.rows, picture.chart.title)
@@ -254,7 +259,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> 
     head = element("tr", *(element("th", column, scope="col", class_=_kind(column)) for column in columns))
     body = [element("tr", *(_cell(column, value) for column, value in zip(columns, row, strict=True))) for row in rows]
     table = element("table", element("thead", head), joined(element("tbody", *body)))
-    # What scrolls must be reachable with a keyboard, and what is reachable must have a name.
+    # Accessibility: a scrolling region must be focusable, and a focusable one must have a label.
     return element("div", table, class_="scroll", tabindex=0, role="region", aria_label=f"{name}: numbers")
 
 

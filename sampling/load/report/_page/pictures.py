@@ -1,4 +1,4 @@
-"""Which pictures a report is worth, and the numbers that go beside each."""
+"""The charts of a report, with captions and tables of their numbers."""
 
 import statistics
 from collections.abc import Sequence
@@ -8,18 +8,18 @@ import attrs
 from sampling.load.capacity._answer import CapacityAnswer, Step
 from sampling.load.model._report import LoadReport
 from sampling.load.model._series import Summary
-from sampling.load.model._slo import Slo
-from sampling.load.model._units import show_seconds, show_share
-from sampling.load.report._page.chart import Axis, Bars, Chart, Dot, Line, Rule, Tone
+from sampling.load.model._slo import LatencyLimit, Slo
+from sampling.load.model._units import format_seconds, format_share
+from sampling.load.report._page.chart import Bars, Chart, ChartAxis, Curve, Dot, Rule, Tone
 
 __all__ = [
     "Picture",
-    "knee_of",
-    "pictures_of_load",
-    "pictures_of_steps",
-    "shown_number",
-    "shown_seconds",
-    "shown_share",
+    "find_knee",
+    "load_pictures",
+    "number_or_dash",
+    "seconds_or_dash",
+    "share_or_dash",
+    "step_pictures",
 ]
 
 _PERCENTS: tuple[tuple[int, Tone], ...] = ((50, "first"), (95, "second"), (99, "third"))
@@ -31,56 +31,56 @@ _MOST_ROWS = 30
 
 @attrs.frozen
 class Picture:
-    """A chart, what to see in it, and its numbers."""
+    """A chart with a caption and a table of its numbers."""
 
     chart: Chart
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     full: bool = False
-    """Whether it is worth the whole width of a page."""
+    """True if it takes the full width of the page."""
 
 
-def shown_seconds(seconds: float | None) -> str:
-    """Write a time, or a dash where there is none."""
-    return "—" if seconds is None else show_seconds(seconds)
+def seconds_or_dash(seconds: float | None) -> str:
+    """Format a time, or return a dash for None."""
+    return "—" if seconds is None else format_seconds(seconds)
 
 
-def shown_share(share: float | None) -> str:
-    """Write a share, or a dash where there is none."""
-    return "—" if share is None else show_share(share)
+def share_or_dash(share: float | None) -> str:
+    """Format a share, or return a dash for None."""
+    return "—" if share is None else format_share(share)
 
 
-def shown_number(number: float | None) -> str:
-    """Write a number as short as it can be read, or a dash where there is none."""
+def number_or_dash(number: float | None) -> str:
+    """Format a number briefly, or return a dash for None."""
     return "—" if number is None else f"{number:,.4g}" if abs(number) < 1_000 else f"{number:,.0f}"
 
 
 def _tick_seconds(seconds: float) -> str:
-    return "0" if not seconds else show_seconds(seconds)
+    return "0" if not seconds else format_seconds(seconds)
 
 
-def _time_axis(name: str, values: Sequence[float | None]) -> Axis:
+def _time_axis(name: str, values: Sequence[float | None]) -> ChartAxis:
     positive = [value for value in values if value]
     log = bool(positive) and max(positive) > _WIDE_RANGE * min(positive)
-    return Axis(f"{name}, logarithmic" if log else name, _tick_seconds, least=None if log else 0.0, log=log)
+    return ChartAxis(f"{name}, logarithmic" if log else name, _tick_seconds, least=None if log else 0.0, log=log)
 
 
 # A capacity search.
 
 
-def pictures_of_steps(answer: CapacityAnswer) -> list[Picture]:
-    """Rate against latency, with the limits, what holds, and the knee."""
+def step_pictures(answer: CapacityAnswer) -> list[Picture]:
+    """Return the chart of latency by rate, with the limits, the highest rate that passed and the knee."""
     measured = [step for step in answer.steps if step.report is not None and step.report.latency.count]
     return [_rates(answer, measured)] if measured else []
 
 
-def knee_of(points: Sequence[tuple[float, float]]) -> float | None:
+def find_knee(points: Sequence[tuple[float, float]]) -> float | None:
     """
-    Return the rate at which a curve begins to rise steeply; None for fewer than four points, or a curve without one.
+    Return the rate at which a curve begins to rise steeply, or None.
 
-    It is the point that lies farthest below the straight line from the first point to the last,
-    with both axes scaled to that line.
+    It is the point farthest below the straight line from the first point to the last, with both axes scaled to that
+    line. At least four points are needed.
     """
     ordered = sorted(points)
     if len(ordered) < 4:
@@ -95,7 +95,7 @@ def knee_of(points: Sequence[tuple[float, float]]) -> float | None:
 def _rates(answer: CapacityAnswer, steps: Sequence[Step]) -> Picture:
     unit = "users" if answer.axis == "users" else "requests per second"
     lines = [
-        Line(f"p{percent}", [(rate, value) for rate, value in _by_rate(steps, percent)], tone)
+        Curve(f"p{percent}", [(rate, value) for rate, value in _by_rate(steps, percent)], tone)
         for percent, tone in _PERCENTS
     ]
     values = [value for line in lines for _, value in line.points]
@@ -103,8 +103,8 @@ def _rates(answer: CapacityAnswer, steps: Sequence[Step]) -> Picture:
     return Picture(
         Chart(
             title=f"{unit.capitalize()} against latency",
-            says=f"Latency percentiles at each step. {answer}.",
-            x=Axis(unit, lambda rate: f"{rate:g}", least=0.0),
+            description=f"Latency percentiles at each step. {answer}.",
+            x=ChartAxis(unit, lambda rate: f"{rate:g}", least=0.0),
             y=_time_axis("latency", [*values, *limits]),
             lines=lines,
             dots=[dot for step in steps for dot in _step_dots(step)],
@@ -118,7 +118,7 @@ def _rates(answer: CapacityAnswer, steps: Sequence[Step]) -> Picture:
 
 
 def _by_rate(steps: Sequence[Step], percent: int) -> list[tuple[float, float]]:
-    """Return the middle of all runs at each rate."""
+    """Return the median of all runs at each rate."""
     found: dict[float, list[float]] = {}
     for step in steps:
         value = None if step.report is None else step.report.latency.at(percent)
@@ -130,7 +130,7 @@ def _by_rate(steps: Sequence[Step], percent: int) -> list[tuple[float, float]]:
 def _step_dots(step: Step) -> list[Dot]:
     latency = Summary() if step.report is None else step.report.latency
     return [
-        Dot(step.target_rate, value, tone, f"{step.target_rate:g}: p{percent} {show_seconds(value)}, {step.verdict}",
+        Dot(step.target_rate, value, tone, f"{step.target_rate:g}: p{percent} {format_seconds(value)}, {step.verdict}",
             hollow=step.verdict != "PASS")
         for percent, tone in _PERCENTS
         if (value := latency.at(percent)) is not None
@@ -138,15 +138,15 @@ def _step_dots(step: Step) -> list[Dot]:
 
 
 def _limits(slo: Slo) -> list[Rule]:
-    """Return the limits on latencies as levels; those with the same level have one line."""
+    """Return the latency limits as horizontal rules. Equal limits share one."""
     names: dict[float, list[str]] = {}
     for limit in slo.latency_limits:
         names.setdefault(limit.limit_s, []).append(limit.name)
-    return [Rule(limit_s, f"{', '.join(of)} ≤ {show_seconds(limit_s)}", "limit") for limit_s, of in names.items()]
+    return [Rule(limit_s, f"{', '.join(of)} ≤ {format_seconds(limit_s)}", "limit") for limit_s, of in names.items()]
 
 
 def _marks(answer: CapacityAnswer, steps: Sequence[Step]) -> list[Rule]:
-    knee = knee_of(_by_rate(steps, 95))
+    knee = find_knee(_by_rate(steps, 95))
     marks = [Rule(knee, f"knee at {knee:g}", "quiet", upright=True)] if knee is not None else []
     if knee is not None and answer.max_rate == knee:
         return [Rule(knee, f"holds {knee:g}, the knee", "good", upright=True)]
@@ -161,10 +161,10 @@ def _step_row(step: Step) -> list[str]:
     if report is not None:
         latency = report.latency
         numbers = [
-            *(shown_seconds(time) for time in (latency.p50, latency.p95, latency.p99)),
-            shown_share(report.error_rate),
-            shown_share(report.validity_rate),
-            shown_number(report.dropped),
+            *(seconds_or_dash(time) for time in (latency.p50, latency.p95, latency.p99)),
+            share_or_dash(report.error_rate),
+            share_or_dash(report.validity_rate),
+            number_or_dash(report.dropped),
         ]
     why = "; ".join([*step.reasons, *step.warnings])
     return [f"{step.target_rate:g}", f"{step.achieved_rate:.4g}", step.verdict, *numbers, why]
@@ -173,8 +173,8 @@ def _step_row(step: Step) -> list[str]:
 # One run.
 
 
-def pictures_of_load(report: LoadReport) -> list[Picture]:
-    """Latency over time, requests in flight and those that were dropped, and how latencies are spread."""
+def load_pictures(report: LoadReport) -> list[Picture]:
+    """Return the charts of a run: latency over time, requests in flight, and the latency distribution."""
     pictures = [_over_time(report), _in_flight(report), _spread(report)]
     return [picture for picture in pictures if picture is not None]
 
@@ -184,7 +184,7 @@ def _bin_s(report: LoadReport) -> float:
 
 
 def _every(rows: list[list[str]]) -> list[list[str]]:
-    """Keep a table short: every second row, or third, evenly."""
+    """Shorten a table by keeping every n-th row."""
     return rows[:: -(-len(rows) // _MOST_ROWS)] if rows else rows
 
 
@@ -193,16 +193,16 @@ def _over_time(report: LoadReport) -> Picture | None:
     if not bins:
         return None
     lines = [
-        Line("p99, from sent", [(part.at_s, part.service_time.p99) for part in report.timeline], "quiet", broad=True),
-        Line("p50", [(part.at_s, part.latency.p50) for part in report.timeline], "first"),
-        Line("p99", [(part.at_s, part.latency.p99) for part in report.timeline], "third"),
+        Curve("p99, from sent", [(part.at_s, part.service_time.p99) for part in report.timeline], "quiet", broad=True),
+        Curve("p50", [(part.at_s, part.latency.p50) for part in report.timeline], "first"),
+        Curve("p99", [(part.at_s, part.latency.p99) for part in report.timeline], "third"),
     ]
     values = [value for line in lines for _, value in line.points]
     return Picture(
         Chart(
             title="Latency over time",
-            says="Latency from when each request was due, p50 and p99, and p99 from when it was really sent.",
-            x=Axis("seconds", lambda s: f"{s:g}", least=0.0),
+            description="Latency from when each request was due, p50 and p99, and p99 from when it was really sent.",
+            x=ChartAxis("seconds", lambda s: f"{s:g}", least=0.0),
             y=_time_axis("latency", values),
             lines=lines,
         ),
@@ -214,7 +214,7 @@ def _over_time(report: LoadReport) -> Picture | None:
                 [
                     f"{part.at_s:.4g}",
                     str(part.sent),
-                    *(shown_seconds(time) for time in (part.latency.p50, part.latency.p99, part.service_time.p99)),
+                    *(seconds_or_dash(time) for time in (part.latency.p50, part.latency.p99, part.service_time.p99)),
                 ]
                 for part in bins
             ]
@@ -235,16 +235,17 @@ def _in_flight(report: LoadReport) -> Picture | None:
     return Picture(
         Chart(
             title="In flight, dropped and failed",
-            says=f"{report.mean_in_flight:.3g} requests in flight on average, {report.peak_in_flight} at most; {lost}.",
-            x=Axis("seconds", lambda s: f"{s:g}", least=0.0),
-            y=Axis("requests", lambda count: f"{count:g}", least=0.0),
+            description=f"{report.mean_in_flight:.3g} requests in flight on average, "
+            f"{report.peak_in_flight} at most; {lost}.",
+            x=ChartAxis("seconds", lambda s: f"{s:g}", least=0.0),
+            y=ChartAxis("requests", lambda count: f"{count:g}", least=0.0),
             lines=[
-                Line("in flight", [(part.at_s, part.in_flight) for part in report.timeline], "second", stepped=True)
+                Curve("in flight", [(part.at_s, part.in_flight) for part in report.timeline], "second", stepped=True)
             ],
             bars=bars,
         ),
         "The line: sent and not yet answered. If it keeps rising, a queue keeps growing."
-        + (f" Bars, for each {shown_seconds(every_s)}: {lost} (the lighter part)." if bars else " Nothing was lost."),
+        + (f" Bars, for each {seconds_or_dash(every_s)}: {lost} (the lighter part)." if bars else " Nothing was lost."),
         ("from, s", "in flight", "sent", "dropped", "of these missed", "failed"),
         _every(
             [
@@ -265,21 +266,23 @@ def _spread(report: LoadReport) -> Picture | None:
     return Picture(
         Chart(
             title="How latencies are spread",
-            says=f"Half within {shown_seconds(summary.p50)}, 99 of 100 within {shown_seconds(summary.p99)}.",
+            description=f"Half within {seconds_or_dash(summary.p50)}, 99 of 100 within {seconds_or_dash(summary.p99)}.",
             x=axis,
-            y=Axis("share of answers that took no longer", lambda share: f"{share:.0%}", least=0.0, most=1.0),
+            y=ChartAxis("share of answers that took no longer", lambda share: f"{share:.0%}", least=0.0, most=1.0),
             lines=[
-                Line("from sent", report.service_distribution, "quiet", broad=True),
-                Line("from due", report.latency_distribution, "second"),
+                Curve("from sent", report.service_distribution, "quiet", broad=True),
+                Curve("from due", report.latency_distribution, "second"),
             ],
             dots=[
-                Dot(limit.limit_s, limit.percent / 100, "limit", f"limit: {limit.name} ≤ {show_seconds(limit.limit_s)}")
+                Dot(
+                    limit.limit_s,
+                    limit.percent / 100,
+                    "limit",
+                    f"limit: {limit.name} ≤ {format_seconds(limit.limit_s)}",
+                )
                 for limit in limits
             ],
-            rules=[
-                Rule(limit.limit_s, f"{limit.name} ≤ {show_seconds(limit.limit_s)}", "limit", upright=True)
-                for limit in limits
-            ],
+            rules=[Rule(limit.limit_s, _limit_name(limit), "limit", upright=True) for limit in limits],
         ),
         "How many answers had come after how long: from when they were due, and from when they were sent.",
         ("", "count", "mean", "p50", "p90", "p95", "p99", "max"),
@@ -287,12 +290,16 @@ def _spread(report: LoadReport) -> Picture | None:
             [
                 name,
                 f"{series.count:,}",
-                *(shown_seconds(getattr(series, column)) for column in ("mean", "p50", "p90", "p95", "p99", "max")),
+                *(seconds_or_dash(getattr(series, column)) for column in ("mean", "p50", "p90", "p95", "p99", "max")),
             ]
             for name, series in _series(report)
             if series.count
         ],
     )
+
+
+def _limit_name(limit: LatencyLimit) -> str:
+    return f"{limit.name} ≤ {format_seconds(limit.limit_s)}"
 
 
 def _series(report: LoadReport) -> list[tuple[str, Summary]]:

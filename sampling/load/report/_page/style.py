@@ -1,4 +1,4 @@
-"""How the page looks: light and dark, on a phone and on a desk. It needs no script, no font and no file."""
+"""The style sheet of the page: light and dark, narrow and wide, without scripts, fonts or files."""
 
 __all__ = ["STYLE"]
 

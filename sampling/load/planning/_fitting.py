@@ -1,9 +1,9 @@
 """
-Correct a model of a server until a simulation of it shows the percentiles that were recorded. Pure.
+Fit a server model until its simulation reproduces the recorded percentiles.
 
-A line through single requests is a start and no more. A request that was slow for a reason of its own meets more
-others, and holds up more of them, so that cause and effect can't be told apart one by one. Played as a whole, the
-traffic either comes out as it was recorded or it does not.
+A regression over single requests is only a first guess. A request that is slow for its own reasons overlaps with more
+requests and delays more of them, so cause and effect can't be separated one by one. A replay of the whole traffic
+takes both into account.
 """
 
 import math
@@ -17,37 +17,37 @@ from sampling.load.model._series import nearest_rank
 from sampling.load.planning._server_model import ServerModel
 from sampling.load.planning._simulation import replay
 
-__all__ = ["Match", "Traffic", "matched"]
+__all__ = ["Fit", "Traffic", "fit_server"]
 
 _MOST_REPLAYED = 2_000
-"""Of one run: so many give its percentiles, and each is played some fifty times."""
+"""Maximum number of requests per run. That is enough for percentiles, and each is simulated about fifty times."""
 
 _FIRST_TOKEN_PERCENTS = (50,)
 _WHOLE_PERCENTS = (25, 50, 75, 90, 95)
 _TIMES = ("time_to_first_token_s", "time_per_token_s")
 _SHARES = ("first_token_slowdown", "token_slowdown", "jitter")
 _NUDGE = 0.05
-"""How far a number is moved to see what that does: of a time so large a share, of a share so much."""
+"""Step of the numerical derivatives: relative for times, absolute for shares."""
 
 _LEAST_TIME = 0.01
-"""A time never falls below so large a share of what it was at the start."""
+"""Lower bound of a time, as a share of its first guess."""
 
 _MOST_ROUNDS = 8
 _GOOD_ENOUGH = 0.01
-"""A round that makes the error smaller by less than such a share of it was the last one."""
+"""The fit ends when a round reduces the squared error by less than this share."""
 
 
 @attrs.frozen
 class _Times:
-    """How long requests took, in any order."""
+    """Durations of requests, in any order."""
 
     to_first_token_s: tuple[float, ...]
     whole_s: tuple[float, ...]
 
 
 @attrs.frozen
-class _Run:
-    """One run: what was sent when, which of it was answered, by its place, and how long that took."""
+class _RecordedRun:
+    """One recorded run: send times, lengths, the indices of answered requests, and durations."""
 
     sent_s: tuple[float, ...]
     tokens: tuple[int, ...]
@@ -55,8 +55,8 @@ class _Run:
     times: _Times
 
     @classmethod
-    def of(cls, recording: Recording) -> "_Run":
-        """Read a recording, or the first part of it if it is long."""
+    def of(cls, recording: Recording) -> "_RecordedRun":
+        """Convert a recording, or the first part of a long one."""
         names = ("sent_s", "first_token_s", "done_s", "output_tokens", "outcome")
         rows = sorted(zip(*(recording.columns[name] for name in names), strict=True))[:_MOST_REPLAYED]
         stamps = [
@@ -72,7 +72,7 @@ class _Run:
         )
 
     def times_on(self, server: ServerModel, *, seed: int) -> _Times:
-        """Return how long the same requests would have taken on a server like that."""
+        """Return the simulated durations of the same requests on a server."""
         columns = replay(server, self.sent_s, self.tokens, seed=seed).columns
         stamps = zip(*(columns[name] for name in ("index", "sent_s", "first_token_s", "done_s")), strict=True)
         return _times(stamp for stamp in stamps if stamp[0] in self.answered)
@@ -80,55 +80,57 @@ class _Run:
 
 @attrs.frozen
 class Traffic:
-    """What was sent at one rate, in one run or several, and how long it took."""
+    """The recorded runs at one rate."""
 
-    runs: tuple[_Run, ...]
+    runs: tuple[_RecordedRun, ...]
 
     @classmethod
     def of(cls, recordings: Iterable[Recording]) -> "Traffic":
-        """Read the recordings of runs at the same rate."""
-        return cls(tuple(map(_Run.of, recordings)))
+        """Convert the recordings of runs at the same rate."""
+        return cls(tuple(map(_RecordedRun.of, recordings)))
 
     def percentiles(self) -> list[float]:
-        """Return the percentiles that a model is to show."""
+        """Return the recorded percentiles."""
         return _percentiles([run.times for run in self.runs])
 
     def percentiles_on(self, server: ServerModel) -> list[float]:
-        """Return the percentiles that the same traffic would have on a server like that."""
+        """Return the simulated percentiles of the same traffic on a server."""
         return _percentiles([run.times_on(server, seed=number) for number, run in enumerate(self.runs)])
 
 
 @attrs.frozen
-class Match:
-    """A corrected server, and by which share its percentiles are off those that were recorded, on average."""
+class Fit:
+    """A fitted server, and the average relative error of its percentiles."""
 
     server: ServerModel
     error: float
 
 
-def matched(server: ServerModel, traffic: Sequence[Traffic]) -> Match:
+def fit_server(server: ServerModel, traffic: Sequence[Traffic]) -> Fit:
     """
-    Correct times, slowdowns and jitter; each rate counts as much as the others, however many requests it has.
+    Fit times, slowdowns and jitter to the recorded percentiles.
+
+    Each rate has the same weight, however many requests it has.
 
     Args:
-        server: A first guess. Slots, lengths and pass rate stay what they are.
+        server: A first guess. Slots, lengths and pass probability are not changed.
 
-        traffic: What was recorded, rate by rate.
+        traffic: The recorded traffic of each rate.
     """
     recorded = [math.log(time) for part in traffic for time in part.percentiles()]
 
-    def off(numbers: Sequence[float]) -> list[float]:
-        changed = _with(server, numbers)
+    def residuals(numbers: Sequence[float]) -> list[float]:
+        changed = _with_parameters(server, numbers)
         expected = [math.log(time) for part in traffic for time in part.percentiles_on(changed)]
         return [simulated - seen for simulated, seen in zip(expected, recorded, strict=True)]
 
-    numbers = _least_squares(off, [1.0] * len(_TIMES) + [getattr(server, name) for name in _SHARES])
-    errors = off(numbers)
-    return Match(_with(server, numbers), sum(map(abs, errors)) / len(errors))
+    numbers = _least_squares(residuals, [1.0] * len(_TIMES) + [getattr(server, name) for name in _SHARES])
+    errors = residuals(numbers)
+    return Fit(_with_parameters(server, numbers), sum(map(abs, errors)) / len(errors))
 
 
-def _with(server: ServerModel, numbers: Sequence[float]) -> ServerModel:
-    """Return the server with each time multiplied by its number, and each share replaced by its own."""
+def _with_parameters(server: ServerModel, numbers: Sequence[float]) -> ServerModel:
+    """Return the server with its times multiplied and its shares replaced by the numbers."""
     factors, shares = numbers[: len(_TIMES)], numbers[len(_TIMES) :]
     changes = {
         name: getattr(server, name) * max(factor, _LEAST_TIME) for name, factor in zip(_TIMES, factors, strict=True)
@@ -138,7 +140,7 @@ def _with(server: ServerModel, numbers: Sequence[float]) -> ServerModel:
 
 
 def _times(stamps: Iterable[tuple[int, float, float, float]]) -> _Times:
-    """Make times of places and instants; a first token that was not seen has none."""
+    """Convert time stamps to durations. A missing first token is left out."""
     took = [(first - sent, done - sent) for _, sent, first, done in stamps]
     return _Times(tuple(first_s for first_s, _ in took if first_s > 0), tuple(whole_s for _, whole_s in took))
 
@@ -152,19 +154,19 @@ def _percentiles(runs: Sequence[_Times]) -> list[float]:
     ]
 
 
-# Least squares of a function that is known only by calling it (Levenberg and Marquardt's way).
+# Nonlinear least squares (Levenberg–Marquardt) with numerical derivatives.
 
 
-def _least_squares(off: Callable[[Sequence[float]], list[float]], start: Sequence[float]) -> list[float]:
-    """Return numbers for which the sum of squares of `off(numbers)` is smallest, near the start."""
-    numbers, errors, damping = list(start), off(start), 0.01
+def _least_squares(residuals: Callable[[Sequence[float]], list[float]], start: Sequence[float]) -> list[float]:
+    """Minimize the sum of squares of `residuals(numbers)`, from a start."""
+    numbers, errors, damping = list(start), residuals(start), 0.01
     for _ in range(_MOST_ROUNDS):
-        slopes = [_slopes(off, numbers, errors, place) for place in range(len(numbers))]
+        slopes = [_slopes(residuals, numbers, errors, place) for place in range(len(numbers))]
         before = _square(errors)
         for _ in range(_MOST_ROUNDS):
-            step = _solve(_damped(slopes, damping), [-_dot(slope, errors) for slope in slopes])
+            step = _solve(_normal_matrix(slopes, damping), [-_dot(slope, errors) for slope in slopes])
             tried = [max(0.0, number + change) for number, change in zip(numbers, step, strict=True)]
-            found = off(tried)
+            found = residuals(tried)
             if _square(found) < before:
                 numbers, errors, damping = tried, found, damping / 10
                 break
@@ -175,16 +177,16 @@ def _least_squares(off: Callable[[Sequence[float]], list[float]], start: Sequenc
 
 
 def _slopes(
-    off: Callable[[Sequence[float]], list[float]], numbers: Sequence[float], errors: Sequence[float], place: int
+    residuals: Callable[[Sequence[float]], list[float]], numbers: Sequence[float], errors: Sequence[float], place: int
 ) -> list[float]:
-    """Return by how much each error grows with one of the numbers; not at all if it is 0 and should be even less."""
+    """Return the derivative of each residual by one number, or 0 if the number is at its lower bound of 0."""
     nudged = [number + _NUDGE * (place == here) for here, number in enumerate(numbers)]
-    slopes = [(after - before) / _NUDGE for after, before in zip(off(nudged), errors, strict=True)]
+    slopes = [(after - before) / _NUDGE for after, before in zip(residuals(nudged), errors, strict=True)]
     return [0.0] * len(slopes) if not numbers[place] and _dot(slopes, errors) > 0 else slopes
 
 
-def _damped(slopes: Sequence[Sequence[float]], damping: float) -> list[list[float]]:
-    """Return the matrix of the normal equations; the damping keeps steps short, and what has no effect."""
+def _normal_matrix(slopes: Sequence[Sequence[float]], damping: float) -> list[list[float]]:
+    """Return the damped matrix of the normal equations. Damping limits the steps, also of numbers without effect."""
     return [
         [_dot(left, right) + damping * (row == column) for column, right in enumerate(slopes)]
         for row, left in enumerate(slopes)
@@ -192,7 +194,7 @@ def _damped(slopes: Sequence[Sequence[float]], damping: float) -> list[list[floa
 
 
 def _solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
-    """Solve linear equations by elimination; the matrix is positive definite, so there is no need for pivots."""
+    """Solve linear equations by elimination, without pivoting because the matrix is positive definite."""
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
     for place, pivot in enumerate(rows):
         for row in rows[place + 1 :]:

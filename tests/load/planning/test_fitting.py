@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from sampling.load import OpenLoop, ServerModel, calibrate, simulate
-from sampling.load.planning._matching import Traffic, matched
+from sampling.load.planning._fitting import Traffic, fit_server
 
 NOISY = ServerModel(
     slots=8,
@@ -44,7 +44,7 @@ def test_a_wrong_guess_is_corrected(server):
         token_slowdown=server.token_slowdown / 2,
         jitter=server.jitter / 2,
     )
-    found = matched(guess, traffic)
+    found = fit_server(guess, traffic)
     assert found.error < 0.03
     assert server.time_to_first_token_s == pytest.approx(found.server.time_to_first_token_s, rel=0.1)
     assert server.saturation_rate == pytest.approx(found.server.saturation_rate, rel=0.05)
@@ -87,6 +87,6 @@ def test_a_rate_counts_as_much_as_another():
     idle = recorded(NOISY, 0.1, seed=1)
     slower = attrs.evolve(NOISY, time_to_first_token_s=1.2 * NOISY.time_to_first_token_s)
     busy_and_slower = recorded(slower, 0.8, seed=1)
-    once = matched(NOISY, [Traffic.of([idle.samples]), Traffic.of([busy_and_slower.samples])]).server
-    thrice = matched(NOISY, [Traffic.of([idle.samples]), Traffic.of([busy_and_slower.samples] * 3)]).server
+    once = fit_server(NOISY, [Traffic.of([idle.samples]), Traffic.of([busy_and_slower.samples])]).server
+    thrice = fit_server(NOISY, [Traffic.of([idle.samples]), Traffic.of([busy_and_slower.samples] * 3)]).server
     assert once.service_s() == pytest.approx(thrice.service_s(), rel=0.03)
