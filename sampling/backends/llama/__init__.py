@@ -1,7 +1,8 @@
 """GGUF models on this machine, run by llama.cpp. Needs the extra `llama`."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from sampling._extras import require_extra
 from sampling._lazy import lazy_attributes
 
 if TYPE_CHECKING:
@@ -9,5 +10,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LlamaBackend"]
 
-# The questions of the embedded model in `models` need no llama.cpp.
-__getattr__ = lazy_attributes(__name__, {"LlamaBackend": "sampling.backends.llama._backend"})
+# Lazy, because the questions of the embedded model in `models` need no llama.cpp.
+_lazy = lazy_attributes(__name__, {"LlamaBackend": "sampling.backends.llama._backend"})
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LlamaBackend":
+        require_extra(name, "llama", "xllamacpp", "httpx2")
+    return _lazy(name)

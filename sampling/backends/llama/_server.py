@@ -1,6 +1,5 @@
 """A llama.cpp server on loopback, in a process of its own."""
 
-import importlib.util
 import json
 import secrets
 import subprocess
@@ -20,12 +19,9 @@ from sampling._arguments import check_int, check_number, wrong_type
 from sampling._redaction import Secret
 from sampling.backends.llama import _process
 from sampling.backends.llama.models import EMBEDDED_MODEL
-from sampling.errors import FatalError, MissingExtra
+from sampling.errors import FatalError
 
 __all__ = ["LlamaHost", "LlamaServer", "LlamaSettings", "cant_load"]
-
-if importlib.util.find_spec("xllamacpp") is None:
-    raise MissingExtra("LlamaBackend", "xllamacpp", "llama")
 
 
 def _gguf_path(path: object) -> Path:

@@ -4,7 +4,6 @@ import hashlib
 import os
 import ssl
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self, cast, final, get_args
 
@@ -20,14 +19,7 @@ from sampling._redaction import Redactor, Secret
 from sampling._text import estimate_tokens
 from sampling.backends.http._address import address_from
 from sampling.backends.http._sse import EventParser
-from sampling.backends.http._transport import (
-    HttpcoreTransport,
-    Transport,
-    WireRequest,
-    WireResponse,
-    proxy_from_environment,
-    ssl_context_for,
-)
+from sampling.backends.http._transport import Transport, WireRequest, WireResponse, default_transport
 from sampling.backends.openai._answer import Answer
 from sampling.backends.openai._errors import Refusal
 from sampling.backends.openai._request import Endpoint, body_of
@@ -178,13 +170,15 @@ class OpenAIBackend:
         self._max_tokens_name = (
             "max_completion_tokens" if self._address.is_openai and endpoint == "chat" else "max_tokens"
         )
-        self._new_transport = transport or _default_transport(
+        if ssl_context is not None:
+            check_instance("ssl_context", ssl_context, ssl.SSLContext, "an ssl.SSLContext or None")
+        self._new_transport = transport or default_transport(
             self.base_url,
-            trust_env=trust_env,
-            public_only=public_only,
-            ssl_context=ssl_context,
             max_connections=check_int("max_connections", max_connections, least=1),
             connect_timeout_s=check_number("connect_timeout_s", connect_timeout_s, above=0),
+            ssl_context=ssl_context,
+            trust_env=trust_env,
+            public_only=public_only,
         )
         self._transport: Transport | None = None
         self._loop: object = None
@@ -411,27 +405,6 @@ def _model(model: object) -> str | None:
     if model is None:
         return os.environ.get("OPENAI_MODEL") or None
     return check_str("model", model, empty=False)
-
-
-def _default_transport(
-    base_url: str,
-    *,
-    trust_env: bool,
-    public_only: bool,
-    ssl_context: ssl.SSLContext | None,
-    max_connections: int,
-    connect_timeout_s: float,
-) -> Callable[[], Transport]:
-    if ssl_context is not None:
-        check_instance("ssl_context", ssl_context, ssl.SSLContext, "an ssl.SSLContext or None")
-    return partial(
-        HttpcoreTransport,
-        ssl_context=ssl_context or ssl_context_for(base_url, trust_env=trust_env),
-        max_connections=max_connections,
-        connect_timeout_s=connect_timeout_s,
-        proxy=proxy_from_environment(base_url) if trust_env else None,
-        public_only=public_only,
-    )
 
 
 def _content_type(response: WireResponse) -> str:

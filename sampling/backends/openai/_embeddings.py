@@ -1,7 +1,6 @@
 """`OpenAIEmbeddings`: vectors from any server that speaks OpenAI's API."""
 
 import json
-from functools import partial
 from typing import Any, NoReturn, final
 
 import anyio
@@ -10,7 +9,7 @@ from sampling._arguments import check_bool, check_number, check_str
 from sampling._json.bounded import loads
 from sampling._redaction import Redactor
 from sampling.backends.http._address import address_from
-from sampling.backends.http._transport import HttpcoreTransport, WireRequest, WireResponse, ssl_context_for
+from sampling.backends.http._transport import Transport, WireRequest, WireResponse, default_transport
 from sampling.backends.openai._errors import Refusal
 from sampling.errors import MalformedResponse, ResponseTooLarge, Timeout
 
@@ -47,11 +46,8 @@ class OpenAIEmbeddings:
         self.model = check_str("model", model, empty=False)
         self.timeout_s = check_number("timeout_s", timeout_s, above=0)
         self._redactor = Redactor([self._address.key] if self._address.key else [])
-        self._new_transport = partial(
-            HttpcoreTransport,
-            ssl_context=ssl_context_for(self._address.base_url, trust_env=False),
-            max_connections=1,
-            connect_timeout_s=min(10.0, self.timeout_s),
+        self._new_transport = default_transport(
+            self._address.base_url, max_connections=1, connect_timeout_s=min(10.0, self.timeout_s)
         )
 
     async def __call__(self, text: str) -> tuple[float, ...]:
@@ -66,7 +62,7 @@ class OpenAIEmbeddings:
             with anyio.move_on_after(_CLOSE_GRACE_S, shield=True):
                 await transport.aclose()
 
-    async def _exchange(self, transport: HttpcoreTransport, body: bytes) -> bytes:
+    async def _exchange(self, transport: Transport, body: bytes) -> bytes:
         headers = {"accept-encoding": "identity", "content-type": "application/json", "user-agent": "sampling"}
         if self._address.key is not None:
             headers["authorization"] = f"Bearer {self._address.key.reveal()}"
