@@ -1,4 +1,4 @@
-"""`OpenAIBackend`: any server that speaks OpenAI's API: OpenAI itself, vLLM, llama.cpp, Ollama, TGI, OpenRouter, …"""
+"""`OpenAIBackend`, for servers with the OpenAI API: OpenAI, vLLM, llama.cpp, Ollama, OpenRouter, …"""
 
 import hashlib
 import os
@@ -41,7 +41,7 @@ log = structlog.get_logger("sampling.backends.openai")
 MIB = 1024 * 1024
 
 CLOSE_GRACE_S = 1.0
-"""How long closing a connection may take, in a scope that a cancellation does not reach."""
+"""The time limit for closing a connection, which is shielded from cancellation."""
 
 _PATHS = {"chat": "/chat/completions", "completions": "/completions"}
 _MAX_EVENT_BYTES = 4 * MIB
@@ -54,9 +54,9 @@ _NOT_A_STREAM = ("application/json", "text/html")
 @final
 class OpenAIBackend:
     """
-    Asks a server that speaks OpenAI's API.
+    A backend for servers that speak the OpenAI API.
 
-        async with OpenAIBackend(model="gpt-5-mini") as backend:                        # OPENAI_API_KEY
+    async with OpenAIBackend(model="gpt-5-mini") as backend:                        # OPENAI_API_KEY
             result = await strategy.sample("A haiku about rain", None, backend)
 
         async with OpenAIBackend("http://127.0.0.1:8000/v1", model="qwen3") as backend: # vLLM, no key
@@ -93,7 +93,7 @@ class OpenAIBackend:
         transport: Callable[[], Transport] | None = None,
     ) -> None:
         """
-        Set up a backend; nothing is sent before the first request.
+        Validate the arguments. Nothing is sent before the first request.
 
         Args:
             base_url: Where the API is, up to and with its /v1. By default OPENAI_BASE_URL, else OpenAI's own.
@@ -186,7 +186,7 @@ class OpenAIBackend:
 
     @property
     def base_url(self) -> str:
-        """Where the API is."""
+        """The base URL of the API."""
         return self._address.base_url
 
     # Life.
@@ -221,11 +221,11 @@ class OpenAIBackend:
     # Requests.
 
     async def generate(self, request: Request) -> OpenAIGeneration:
-        """Answer one request with the whole text; on the wire it is streamed all the same."""
+        """Return the whole answer. It is streamed nevertheless, so that cancelling stops the server."""
         return await self._answer(request, None)
 
     async def stream(self, request: Request, receive: Callable[[str], None]) -> OpenAIGeneration:
-        """Answer one request, and give every new piece of text to `receive` as it comes; reasoning is not text."""
+        """Return the answer, and pass each new piece of text, without reasoning, to `receive`."""
         if not callable(receive):
             raise wrong_type("receive", receive, "a callable that takes a str")
         return await self._answer(request, receive)
@@ -285,7 +285,7 @@ class OpenAIBackend:
     async def _ask(
         self, transport: Transport, wire: WireRequest, answer: Answer, receive: Callable[[str], None] | None
     ) -> OpenAIGeneration:
-        """Send a request and read its answer to the end, all within the deadline."""
+        """Send a request and read the whole response before the deadline."""
         try:
             # One deadline around everything: a server that sends a byte now and then never trips a read timeout.
             with anyio.move_on_after(self.timeout_s) as deadline:
@@ -362,7 +362,7 @@ class OpenAIBackend:
         )
 
     def _error_in(self, body: bytes) -> BackendError | None:
-        """Return the error that a body is, if it is one: some servers send it with status 200."""
+        """Return the error in a body, or None. Some servers send errors with status 200."""
         try:
             parsed = loads(body.decode("utf-8", "replace"))
         except ValueError:
@@ -381,7 +381,7 @@ class OpenAIBackend:
 
 
 def _digest_of(key: str, body: bytes) -> str:
-    """Return what stands for this key in a header, whatever is in it; for another question it is another one."""
+    """Return the idempotency header: a digest of the key and the body."""
     return hashlib.sha256(b"%b\n%b" % (key.encode("utf-8", "backslashreplace"), body)).hexdigest()
 
 
@@ -412,7 +412,7 @@ def _content_type(response: WireResponse) -> str:
 
 
 async def _read_some(response: WireResponse) -> bytes:
-    """Return the beginning of a body that explains an error; neither a long nor a slow one is worth waiting for."""
+    """Return the beginning of an error body, without waiting for a long or slow one."""
     body = b""
     with anyio.move_on_after(_REFUSAL_GRACE_S):
         while True:
@@ -424,6 +424,6 @@ async def _read_some(response: WireResponse) -> bytes:
 
 
 async def _drain(response: WireResponse) -> None:
-    """Wait a moment for the end of a body that has nothing more to say, so that its connection can be used again."""
+    """Wait briefly for the end of a finished body, so that its connection can be reused."""
     with anyio.move_on_after(_DRAIN_GRACE_S):
         await response.read()

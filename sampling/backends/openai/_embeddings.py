@@ -1,4 +1,4 @@
-"""`OpenAIEmbeddings`: vectors from any server that speaks OpenAI's API."""
+"""`OpenAIEmbeddings`, for servers with the OpenAI API."""
 
 import json
 from typing import Any, NoReturn, final
@@ -37,7 +37,7 @@ class OpenAIEmbeddings:
         send_env_key: bool = False,
         allow_http: bool = False,
     ) -> None:
-        """Take where the server is, its key and its model; all as `OpenAIBackend` does."""
+        """Validate the arguments, which are those of `OpenAIBackend`."""
         check_bool("send_env_key", send_env_key)
         check_bool("allow_http", allow_http)
         self._address = address_from(
@@ -51,7 +51,7 @@ class OpenAIEmbeddings:
         )
 
     async def __call__(self, text: str) -> tuple[float, ...]:
-        """Return the vector of a text."""
+        """Return the embedding of a text."""
         body = json.dumps({"model": self.model, "input": check_str("text", text), "encoding_format": "float"}).encode()
         transport = self._new_transport()
         try:

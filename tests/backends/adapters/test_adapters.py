@@ -345,7 +345,7 @@ async def litellm_like(**_: object) -> str:
 
 async def test_a_function_that_does_not_stream_is_told_so():
     """Without a stream nothing could stop the server, so an answer in one piece is refused."""
-    with pytest.raises(BadRequest, match="the answer is no stream, although one was asked for, but a str"):
+    with pytest.raises(BadRequest, match="expected a stream of chunks, got a str"):
         await from_litellm(litellm_like, model="any").generate(ask())
 
 
