@@ -18,8 +18,9 @@ from sampling._openai_generation import OpenAIGeneration, ToolCall
 from sampling._redaction import Redactor, Secret
 from sampling._text import estimate_tokens
 from sampling.backends.http._address import address_from
+from sampling.backends.http._default_transport import default_transport
 from sampling.backends.http._sse import EventParser
-from sampling.backends.http._transport import Transport, WireRequest, WireResponse, default_transport
+from sampling.backends.http._transport import Transport, WireRequest, WireResponse
 from sampling.backends.openai._answer import Answer
 from sampling.backends.openai._errors import Refusal
 from sampling.backends.openai._request import Endpoint, body_of

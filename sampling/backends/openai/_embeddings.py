@@ -9,7 +9,8 @@ from sampling._arguments import check_bool, check_number, check_str
 from sampling._json.bounded import loads
 from sampling._redaction import Redactor
 from sampling.backends.http._address import address_from
-from sampling.backends.http._transport import Transport, WireRequest, WireResponse, default_transport
+from sampling.backends.http._default_transport import default_transport
+from sampling.backends.http._transport import Transport, WireRequest, WireResponse
 from sampling.backends.openai._errors import Refusal
 from sampling.errors import MalformedResponse, ResponseTooLarge, Timeout
 
