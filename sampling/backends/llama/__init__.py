@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from sampling._extras import require_extra
 from sampling._lazy import lazy_attributes
+from sampling.backends._extras import require_extra
 
 if TYPE_CHECKING:
     from sampling.backends.llama._backend import LlamaBackend
