@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from sampling._lazy import lazy_attributes
-from sampling.backends._extras import require_extra
+from sampling.backends.http._extras import require_extra
 
 if TYPE_CHECKING:
     from sampling.backends.llama._backend import LlamaBackend

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from sampling._lazy import lazy_attributes
 from sampling._openai_generation import OpenAIGeneration, ToolCall
-from sampling.backends._extras import require_extra
+from sampling.backends.http._extras import require_extra
 
 if TYPE_CHECKING:
     from sampling.backends.openai._backend import OpenAIBackend
