@@ -1,4 +1,4 @@
-"""Requests and generations as plain JSON: to tell them apart, to write them down, and to read them back unharmed."""
+"""Convert requests and generations to plain JSON and back."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ _OPENAI_FIELDS = attrs.fields_dict(OpenAIGeneration).keys() - _FIELDS
 
 
 def plain_request(request: Request) -> dict[str, Any]:
-    """Return what is asked as plain JSON values. Who asks it, and which sample it is to be, is not in it."""
+    """Return the messages and options of a request as JSON values, without the ids of the call."""
     return {
         "messages": [{"role": message.role, "content": message.content} for message in request.messages],
         "options": _plain_options(request.options),
@@ -51,17 +51,17 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def canonical(value: object) -> str:
-    """Write JSON values in the one way in which equal values are equal texts."""
+    """Return the canonical JSON text, which is equal for equal values."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def digest(value: object) -> str:
-    """Return a short text that is the same for equal JSON values, and tells nothing of them."""
+    """Return a hash that is equal for equal JSON values."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 
 def dump_generation(generation: Generation) -> dict[str, Any]:
-    """Return a generation as plain JSON values, with what an `OpenAIGeneration` adds in a part of its own."""
+    """Return a generation as JSON values, with the extra fields of an `OpenAIGeneration` apart."""
     dumped = {name: getattr(generation, name) for name in _FIELDS} | {"usage": attrs.asdict(generation.usage)}
     if isinstance(generation, OpenAIGeneration):
         whole = attrs.asdict(generation)
@@ -70,7 +70,7 @@ def dump_generation(generation: Generation) -> dict[str, Any]:
 
 
 def load_generation(data: object) -> Generation:
-    """Make a generation of what `dump_generation` returned; anything else is a ValueError."""
+    """Return the generation that `dump_generation` dumped, or raise ValueError."""
     fields = _fields(data, "a generation", _FIELDS | {"openai"})
     usage = _fields(fields.pop("usage", {}), "a usage", attrs.fields_dict(Usage).keys())
     openai = fields.pop("openai", None)

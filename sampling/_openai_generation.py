@@ -1,4 +1,4 @@
-"""What a server of the OpenAI kind answers beyond the text."""
+"""The fields that only the OpenAI API returns."""
 
 from typing import Any
 
@@ -11,24 +11,24 @@ __all__ = ["OpenAIGeneration", "ToolCall"]
 
 @attrs.frozen
 class ToolCall:
-    """A tool that the model wants to be called."""
+    """A tool call of the model."""
 
     id: str
     name: str
     arguments: str
-    """JSON, as the model wrote it: it may be invalid, and is for you to check."""
+    """The JSON text of the model. It may be invalid, so check it."""
 
 
 @attrs.frozen
 class OpenAIGeneration(Generation):
-    """A `Generation` with what only this API gives."""
+    """A `Generation` with the extra fields of the OpenAI API."""
 
     tool_calls: tuple[ToolCall, ...] = attrs.field(default=(), kw_only=True)
     refusal: str | None = attrs.field(default=None, kw_only=True)
-    """Why the model declines, where the server keeps that apart from the text."""
+    """The refusal text, where the server separates it from the answer."""
 
     logprobs: tuple[Any, ...] = attrs.field(default=(), kw_only=True, hash=False)
-    """As they came, one token after the other; ask with Options(extra={"logprobs": True})."""
+    """The raw log probabilities, one item per token. Request them with Options(extra={"logprobs": True})."""
 
     choices: tuple[str, ...] = attrs.field(default=(), kw_only=True)
     """The text of every choice, if Options(extra={"n": …}) asked for several; `text` is that of the first."""

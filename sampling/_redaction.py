@@ -1,4 +1,4 @@
-"""Keys that do not show, and text from strangers made fit to be shown."""
+"""Secrets that are never printed, and redaction of text from servers."""
 
 import re
 from base64 import b64encode
@@ -11,7 +11,7 @@ from sampling._text import quoted
 __all__ = ["Redactor", "Secret"]
 
 SAMPLE_BYTES = 200
-"""How much of a server's answer an error may quote."""
+"""The number of bytes of a response that an error may quote."""
 
 _LOOKED_AT_BYTES = 4096
 _SHORTEST_SECRET = 4
@@ -24,7 +24,7 @@ _LOOKS_LIKE_A_KEY = r"(?i:\bbearer\s+)[\w\-.~+/=]+|\b(?:sk|pk|key|api)-[\w\-*.]{
 
 
 class Secret:
-    """A value that is neither printed nor pickled, only asked for."""
+    """A string that is never printed or pickled."""
 
     __slots__ = ("_value",)
 
@@ -43,7 +43,7 @@ class Secret:
 
 
 class Redactor:
-    """Takes secrets out of text, however they are written: as they are, %-encoded, in base64, or only begun."""
+    """Masks secrets in text: plain, %-encoded, in base64, or truncated."""
 
     __slots__ = ("_pattern",)
 
@@ -57,7 +57,7 @@ class Redactor:
         return self._pattern.sub(_MASK, text)
 
     def sample(self, data: bytes | str) -> str:
-        """Return the beginning of what a stranger sent: redacted, on one line, harmless to a terminal, and short."""
+        """Return the beginning of untrusted data: redacted, short, on one line, and safe for a terminal."""
         text = data[:_LOOKED_AT_BYTES]
         if isinstance(text, bytes):
             text = text.decode("utf-8", "backslashreplace")
@@ -75,7 +75,7 @@ class Redactor:
 
 
 def _forms(secret: str) -> Iterable[str]:
-    """Return patterns for the ways in which a secret may be written."""
+    """Return patterns for the encodings of a secret."""
     if len(secret) < _SHORTEST_SECRET:
         return
     yield re.escape(secret)
@@ -91,7 +91,7 @@ def _forms(secret: str) -> Iterable[str]:
 
 
 def _inside_base64(secret: str, offset: int) -> str:
-    """Return what base64 makes of a secret that begins `offset` bytes after a multiple of three."""
+    """Return the base64 form of a secret that starts `offset` bytes after a multiple of three."""
     data = secret.encode()
     whole = (len(data) + offset) // 3 * 3 - offset
     encoded = b64encode(b"\0" * offset + data[:whole]).decode()

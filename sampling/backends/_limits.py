@@ -1,5 +1,5 @@
 """
-How much at once, and how fast: the logic of limits, apart from any backend.
+Concurrency and rate limits, independent of any backend.
 
 `Slots` is a waiting room, `TokenBucket` a rate, `AdaptiveLimit` finds out by itself how much a server can take.
 The last two are pure: they are told the time and never wait.
@@ -21,7 +21,7 @@ __all__ = ["AdaptiveLimit", "LoopWatch", "Slots", "TokenBucket"]
 @attrs.define
 class LoopWatch:
     """
-    Knows on which event loop something was last used.
+    Remembers the event loop on which an object was last used.
 
     Clocks of two loops have nothing in common, and what waits in one can't be woken from another.
     """
@@ -29,17 +29,17 @@ class LoopWatch:
     _loop: EventLoopToken | None = None
 
     def is_another(self) -> bool:
-        """Tell whether the running loop is not the one that was settled on."""
+        """Return whether the running loop differs from the remembered one."""
         return self._loop != current_token()
 
     def settle(self) -> None:
-        """Stay with the running loop."""
+        """Remember the running loop."""
         self._loop = current_token()
 
 
 class Slots:
     """
-    A number of places, given out first come, first served. How many there are may change at any time.
+    A resizable semaphore that serves waiters first come, first served.
 
     A place is held with `async with slots.hold():`; whoever is cancelled while waiting leaves the queue at once.
     Slots outlive event loops, but serve one at a time.
@@ -53,7 +53,7 @@ class Slots:
 
     @property
     def total(self) -> int:
-        """How many places there are. When it falls below `in_use`, those who hold one keep it until they are done."""
+        """The number of slots. Lowering it below `in_use` does not interrupt current holders."""
         return self._total
 
     @total.setter
@@ -67,20 +67,20 @@ class Slots:
 
     @property
     def in_use(self) -> int:
-        """How many places are held."""
+        """The number of slots in use."""
         return self._limiter.borrowed_tokens if self._limiter is not None and self._entered else 0
 
     @property
     def waiting(self) -> int:
-        """How many wait for a place."""
+        """The number of waiters."""
         return self._entered - self.in_use
 
     def hold(self) -> "Holding":
-        """Return what holds one place for the length of an `async with`."""
+        """Return an async context manager that holds one slot."""
         return Holding(self)
 
     async def acquire(self, holder: object) -> None:
-        """Wait for a place in the name of `holder`, who must not have one yet."""
+        """Wait for a slot on behalf of `holder`, which must not hold one yet."""
         limiter = self._limiter_here()
         self._entered += 1
         try:
@@ -90,7 +90,7 @@ class Slots:
             raise
 
     def release(self, holder: object) -> None:
-        """Give the place of `holder` to whoever is next."""
+        """Release the slot of `holder` to the next waiter."""
         self._entered -= 1
         self._limiter_here().release_on_behalf_of(holder)
 
@@ -111,7 +111,7 @@ class Slots:
 
 @attrs.frozen(eq=False)
 class Holding:
-    """One place of `Slots`, held for the length of an `async with`."""
+    """A slot held for the length of an `async with`."""
 
     _slots: Slots
 
@@ -126,7 +126,7 @@ class Holding:
 
 class TokenBucket:
     """
-    So many per second, and at most `burst` of them at once after a pause.
+    A rate limit with bursts of at most `burst` after a pause.
 
     All it remembers is the instant at which everything taken so far has been paid for at that rate,
     so there is nothing to refill, and nothing adds up rounding errors.
@@ -139,12 +139,12 @@ class TokenBucket:
         self._paid_at = -math.inf
 
     def ready_at(self, amount: float) -> float:
-        """Return the instant from which this amount may be taken; one that is past means at once."""
+        """Return the time from which this amount may be taken. A past time means now."""
         ahead = self.burst - min(amount, self.burst)
         return self._paid_at - ahead / self.per_s
 
     def take(self, amount: float, now: float) -> None:
-        """Take an amount; a negative one gives back what was taken too much."""
+        """Take an amount. A negative amount gives back what was taken in excess."""
         self._paid_at = max(self._paid_at, now) + amount / self.per_s
 
     def __repr__(self) -> str:
@@ -153,7 +153,7 @@ class TokenBucket:
 
 class AdaptiveLimit:
     """
-    Finds out how many requests at once a server can take, and follows it when that changes.
+    Adapts the number of concurrent requests to what a server can handle.
 
     It adds while all is well and cuts back when it is not: when the server refuses (or a request times out),
     and when requests begin to wait in the server's queue. Where answers are streamed, that wait is what the first
@@ -203,20 +203,20 @@ class AdaptiveLimit:
         self._trials = 1.0
         self._next_pause_s = 1.0
         self.paused_until = -math.inf
-        """When to send again, after even a lone request was refused."""
+        """The time to send again after even a lone request was refused."""
 
     @property
     def limit(self) -> int:
-        """How many requests may be in flight now."""
+        """The number of requests that may be in flight now."""
         return int(self._limit)
 
     def sent(self) -> None:
-        """Note that a request leaves."""
+        """Record that a request is sent."""
         self._in_flight += 1
         self._window.reached |= self._in_flight >= self.limit
 
     def answered(self, *, sent_at: float, now: float, first_at: float | None = None, tokens: int = 0) -> None:
-        """Note a whole answer: when it was asked for, when its first text came if that is known, and its length."""
+        """Record a complete answer: when it was sent, when its first text arrived if known, and its length."""
         self._in_flight -= 1
         self._next_pause_s = 1.0
         self._trials = min(self._trials + 1 / self._ANSWERS_PER_TRIAL, self._MOST_TRIALS_SAVED)
@@ -232,7 +232,7 @@ class AdaptiveLimit:
             self._window = self._next_window()
 
     def refused(self, *, now: float, retry_after_s: float | None = None) -> None:
-        """Note that the server wants fewer requests, or did not answer in time."""
+        """Record that the server refused a request or timed out."""
         self._in_flight -= 1
         if self._in_flight == 0:
             self._pause(now, retry_after_s)
@@ -252,15 +252,15 @@ class AdaptiveLimit:
         self.paused_until = max(self.paused_until, now + pause_s)
 
     def abandoned(self) -> None:
-        """Note a request that ended without an answer for a reason of its own: cancelled, or failed."""
+        """Record a request that was cancelled or failed for a reason of its own."""
         self._in_flight -= 1
 
     def restart_clock(self) -> None:
-        """Forget all instants: from now on, times are those of another event loop."""
+        """Forget all times, because another event loop has another clock."""
         self._valid_from = self.paused_until = -math.inf
 
     def _adjust(self, window: "_Window", now: float) -> None:
-        """Draw the conclusion of one window."""
+        """Adjust the limit after a window."""
         signal, scale = window.signal()
         if self._limit <= self.least or signal < self._baselines.get(window.kind, math.inf):
             self._set_baseline(window.kind, signal)
@@ -318,11 +318,11 @@ class AdaptiveLimit:
 
 @attrs.define
 class _Window:
-    """What the answers of one round trip say together."""
+    """The measurements of one window of answers."""
 
     size: int
     rise: float
-    """By how much the limit grows with each answer."""
+    """The increase of the limit per answer."""
 
     answers: int = 0
     reached: bool = False
@@ -338,7 +338,7 @@ class _Window:
 
     @property
     def kind(self) -> str:
-        """By what waiting is told: the first text is best; a token's time is next; else only whole answers are left."""
+        """The time that shows queueing: to the first text if known, else per token, else per answer."""
         if self.first_s is not None:
             return "first text"
         return "answer" if self.tokens is None else "token"

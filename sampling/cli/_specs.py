@@ -64,7 +64,7 @@ def opened(backend: Backend) -> AbstractAsyncContextManager[object]:
 
 def _llama(path: str) -> Backend:
     try:
-        from sampling.backends.llama._backend import LlamaBackend  # noqa: PLC0415 - an extra: only those who name it need it
+        from sampling.backends.llama import LlamaBackend  # noqa: PLC0415 - an extra: only those who name it need it
     except MissingExtra as missing:
         missing.hint = "Or say --backend simulated, a model server that needs nothing and knows nothing."
         raise
@@ -73,7 +73,7 @@ def _llama(path: str) -> Backend:
 
 
 def _openai(rest: str, *, send_env_key: bool) -> Backend:
-    from sampling.backends.openai._backend import OpenAIBackend  # noqa: PLC0415 - an extra: only those who name it need it
+    from sampling.backends.openai import OpenAIBackend  # noqa: PLC0415 - an extra: only those who name it need it
 
     model, _, url = rest.partition("@")
     return OpenAIBackend(url or None, model=model, send_env_key=send_env_key and bool(url))

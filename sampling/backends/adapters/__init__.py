@@ -1,11 +1,21 @@
-"""Backends made of client libraries that an application uses already."""
+"""
+Backends that call a client library of yours: openai, litellm, LangChain or pydantic-ai.
 
-from sampling.backends.adapters._adapters import (
-    AdaptedBackend,
-    from_langchain,
-    from_litellm,
-    from_openai_client,
-    from_pydantic_ai,
-)
+    backend = from_openai_client(AsyncOpenAI(), model="gpt-5-mini")
+    result = await strategy.sample("A haiku about rain", None, backend)
+
+Every request is streamed, even if you need only the whole text, because closing a stream stops the server.
+Errors of the library are translated into ours, so that strategies and layers can react to them.
+No library is imported before you pass an object of it. Nothing is closed: you opened it, so you close it.
+
+The retries of each library multiply with those of a layer. The adapters for openai and litellm turn them off.
+Turn them off yourself for the others.
+"""
+
+from sampling.backends.adapters._adapted import AdaptedBackend
+from sampling.backends.adapters._langchain import from_langchain
+from sampling.backends.adapters._litellm import from_litellm
+from sampling.backends.adapters._openai_client import from_openai_client
+from sampling.backends.adapters._pydantic_ai import from_pydantic_ai
 
 __all__ = ["AdaptedBackend", "from_langchain", "from_litellm", "from_openai_client", "from_pydantic_ai"]

@@ -1,4 +1,4 @@
-"""What other libraries raise, as errors of ours: by the status that they carry, or by the name of their type."""
+"""Translate errors of other libraries into ours, by HTTP status or by the name of their class."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,9 +18,9 @@ from sampling.errors import (
     Timeout,
 )
 
-__all__ = ["translated"]
+__all__ = ["translate_error"]
 
-# By name, so that no library needs to be there: those of openai, litellm, LangChain, pydantic-ai, anthropic, httpx.
+# By name, so that no library has to be installed: openai, litellm, LangChain, pydantic-ai, anthropic, httpx.
 _NOT_REACHED = frozenset(
     {"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "ClientConnectorError", "gaierror"}
 )
@@ -53,25 +53,25 @@ _KINDS: Mapping[str, type[BackendError]] = {
     "APIResponseValidationError": MalformedResponse,
     "UnexpectedModelBehavior": MalformedResponse,
     "OutputParserException": MalformedResponse,
-    # An error in the middle of a stream, of which the library tells no more.
+    # An error in the middle of a stream, without further detail.
     "APIError": ServerError,
     "ModelAPIError": ServerError,
-    # How libraries refuse what they were asked: a role, an option, a model they don't know.
+    # Raised by libraries for a role, an option or a model that they don't know.
     "ValueError": BadRequest,
     "TypeError": BadRequest,
     "NotImplementedError": BadRequest,
 }
 
 
-def translated(error: Exception, library: str) -> BackendError | None:
-    """Return the error of ours that says the same, or None for one that says nothing that we know."""
+def translate_error(error: Exception, library: str) -> BackendError | None:
+    """Return the equivalent error of ours, or None if there is none."""
     status = _status(error)
     said = f"{library} raised {type(error).__name__}: {Redactor().sample(str(error))}"
     if status is None or status >= 500:
-        # Some libraries make a status of 500 of every failure, but in the chain of causes the true one is left.
+        # Some libraries report every failure as a 500, but the true cause is still in the chain.
         kind = next((kind for link in _chain(error) if (kind := _kind(_TRANSPORT_KINDS, link)) is not None), None)
         if kind is not None:
-            return ConnectFailed(said) if kind is ConnectionLost and _was_not_reached(error) else kind(said)
+            return ConnectFailed(said) if kind is ConnectionLost and _never_connected(error) else kind(said)
     if status is not None:
         return _refusal(error, status)
     kind = _kind(_KINDS, error)
@@ -87,7 +87,7 @@ def _kind(kinds: Mapping[str, type[BackendError]], error: BaseException) -> type
     return next((kinds[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in kinds), None)
 
 
-def _was_not_reached(error: BaseException) -> bool:
+def _never_connected(error: BaseException) -> bool:
     return any(kind.__name__ in _NOT_REACHED for link in _chain(error) for kind in type(link).__mro__)
 
 
@@ -112,7 +112,7 @@ def _refusal(error: Exception, status: int) -> BackendError:
 
 
 def _headers(error: Exception) -> dict[str, str]:
-    """Return the headers of the response, which every library keeps somewhere else."""
+    """Return the response headers. Every library keeps them in another attribute."""
     of_litellm = getattr(error, "litellm_response_headers", None)
     of_response = getattr(getattr(error, "response", None), "headers", None)
     headers: Any = of_litellm or of_response or getattr(error, "headers", None) or {}

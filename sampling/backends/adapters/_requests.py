@@ -1,4 +1,4 @@
-"""A `Request` as other libraries take it: most of them know the form that OpenAI gave it."""
+"""Convert a `Request` into arguments of other libraries. Most take the OpenAI format."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -19,7 +19,7 @@ _NO_MODEL = "-"
 
 
 def body_for(request: Request, model: str | None, max_tokens_name: str) -> Json:
-    """Return a request as OpenAI's API takes it: all of these libraries know that form."""
+    """Return the body that the OpenAI API takes for a request."""
     body = body_of(
         request,
         model=model,
@@ -32,14 +32,14 @@ def body_for(request: Request, model: str | None, max_tokens_name: str) -> Json:
 
 
 def options_of(request: Request) -> Json:
-    """Return the options alone, for libraries whose models are objects; a model is there only if it was asked for."""
+    """Return the options without the messages. `model` is in it only if the request sets one."""
     body = body_for(request, _NO_MODEL, "max_tokens")
     left_out = {"messages", "stream", "stream_options", *(["model"] if body["model"] == _NO_MODEL else [])}
     return {name: value for name, value in body.items() if name not in left_out}
 
 
 def known_and_extra(options: Json, known: Collection[str]) -> Json:
-    """Move what a library has no argument for to where it takes what only the server knows."""
+    """Move options that the library has no argument for into `extra_body`."""
     arguments = {name: value for name, value in options.items() if name in known}
     extra = {name: value for name, value in options.items() if name not in known}
     if extra:
@@ -49,7 +49,7 @@ def known_and_extra(options: Json, known: Collection[str]) -> Json:
 
 def check_roles(messages: Sequence[Message], library: str) -> None:
     if any(message.role == "tool" for message in messages):
-        raise BadRequest(f"a message of role 'tool' can't be passed on to {library}, which wants to know its call")
+        raise BadRequest(f"a message of role 'tool' can't be passed to {library}, which needs the id of its call")
 
 
 def as_dicts(messages: Sequence[Message]) -> list[Json]:
@@ -57,6 +57,6 @@ def as_dicts(messages: Sequence[Message]) -> list[Json]:
 
 
 def check_loop(library: str) -> None:
-    """Say clearly what would otherwise fail somewhere inside of a library that is made for asyncio."""
+    """Raise `FatalError` on trio, where a library for asyncio would fail with an obscure error."""
     if anyio.get_cancelled_exc_class().__module__.partition(".")[0] == "trio":
         raise FatalError(f"{library} runs on asyncio only, and this is trio", hint="Run it with asyncio.")

@@ -1,1 +1,1 @@
-"""What the providers share: addresses, the transport and its connections, and server-sent events."""
+"""The HTTP parts that providers share: addresses, transport and server-sent events."""

@@ -1,4 +1,4 @@
-"""Where requests go, and which key goes there: decided once, when a backend is made."""
+"""Validate the base URL and find the API key, once per backend."""
 
 import os
 import re
@@ -22,16 +22,16 @@ _NUMBERS_AND_DOTS = re.compile(r"(?i)[\d.]+|0x[\da-f.x]+")
 
 @attrs.frozen
 class Address:
-    """A base_url that was found to be sound, and the key for it."""
+    """A validated base_url and the key for it."""
 
     base_url: str
     key: Secret | None
     key_source: str
-    """Where the key is from, in words; it is what a repr shows of it."""
+    """The origin of the key, in words, for the repr."""
 
     @property
     def is_openai(self) -> bool:
-        """Whether this is OpenAI's own API, which is ahead of the servers that are compatible with it."""
+        """True for OpenAI's own API, which has newer parameters than compatible servers."""
         return urlsplit(self.base_url).hostname == "api.openai.com"
 
 
@@ -45,7 +45,7 @@ def address_from(
     environment: Mapping[str, str] | None = None,
 ) -> Address:
     """
-    Find the address and the key from what the caller gave and the environment has.
+    Return the address and key from the arguments and the environment.
 
     The environment's key belongs to the environment's address. An address that the caller gives is another matter,
     above all when it comes from configuration or from a user: whoever names it would be handed the key.
@@ -77,7 +77,7 @@ def _check_allowed(name: str, address: str, allowed_hosts: Collection[str]) -> N
 
 
 def _key(name: str, value: object) -> Secret:
-    """Check that a key can stand in a header; whatever is wrong with it, it is not shown."""
+    """Return a key if it fits into a header. Error messages never show it."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a str, got a {type(value).__name__}")
     key = value.strip()
@@ -93,7 +93,7 @@ def _key(name: str, value: object) -> Secret:
 
 
 def check_base_url(name: str, value: object, *, allow_http: bool) -> str:
-    """Return a base_url without the slash at its end, if it is one that a key may be sent to."""
+    """Return a base_url without its trailing slash if it is safe to send a key to."""
     # The value is not shown before it is known to hold no password.
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a str, got a {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""Server-sent events, from bytes: a parser that has an answer to every sequence of bytes there is."""
+"""An incremental parser for server-sent events."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ _BOM = b"\xef\xbb\xbf"
 
 class EventParser:
     """
-    Turns the bytes of an event stream into the data of its events.
+    Parses the bytes of an event stream into the data of its events.
 
     It follows the standard: lines end in LF, CR or CRLF, also when a chunk ends between the two;
     a byte order mark at the beginning is skipped; comments and unknown fields are ignored;
@@ -23,7 +23,7 @@ class EventParser:
     def __init__(self, max_event_bytes: int) -> None:
         self._max_event_bytes = max_event_bytes
         self._line = bytearray()
-        """The line that has not ended yet."""
+        """The current, incomplete line."""
 
         self._data: list[bytes] = []
         self._data_bytes = 0
@@ -31,7 +31,7 @@ class EventParser:
         self._at_start = True
 
     def feed(self, chunk: bytes) -> list[str]:
-        """Take the next bytes; return the data of the events that are complete with them."""
+        """Parse the next bytes and return the data of the events they complete."""
         if self._after_cr and chunk:
             # A CR at the end of a chunk ended its line; an LF at the beginning of the next belongs to it.
             self._after_cr = False
@@ -44,7 +44,7 @@ class EventParser:
         return self._events(self._complete_lines(chunk))
 
     def close(self) -> list[str]:
-        """Say that no more bytes come; return the data of an event that only lacks the empty line at its end."""
+        """Return the data of an event that lacks only the empty line at the end of the stream."""
         self._line.clear()
         return self._events([b""])
 

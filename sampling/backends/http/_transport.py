@@ -1,306 +1,66 @@
 """
-How requests get to a server: the seam, and what stands behind it by default.
+The transport interface: send one POST and read the bytes of its response.
 
-A transport sends one POST and hands over the answer's bytes as they come. It neither follows redirects,
-nor keeps cookies, nor decompresses, nor retries: each of these would do something behind the caller's back.
+A transport does not follow redirects, keep cookies, decompress or retry. The backend decides about all of these.
 """
 
-import importlib.util
-import socket
-import ssl
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from ipaddress import ip_address
-from typing import Any, Protocol, cast
-from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
-import anyio
 import attrs
 
-from sampling._redaction import Secret
-from sampling.errors import (
-    BackendError,
-    BadRequest,
-    CertificateInvalid,
-    ConnectFailed,
-    ConnectionLost,
-    FatalError,
-    MalformedResponse,
-    MissingExtra,
-)
-
-try:
-    import httpcore2
-    import httpx2
-except ImportError as error:
-    raise MissingExtra("OpenAIBackend", "httpx2", "openai") from error
-
-__all__ = ["HttpcoreTransport", "Transport", "WireRequest", "WireResponse"]
+__all__ = ["Transport", "WireRequest", "WireResponse"]
 
 
 @attrs.frozen
 class WireRequest:
-    """One POST."""
+    """One POST request."""
 
     url: str
     headers: Mapping[str, str] = attrs.field(repr=False)
-    """The key is in here, so they never show."""
+    """Not in the repr, because they hold the key."""
 
     body: bytes = attrs.field(repr=False)
     on_sent: Callable[[], None] = attrs.field(repr=False)
-    """Called when the first bytes go out: from there on, the server may work, and charge for it."""
+    """Called when the first bytes are sent. From then on the server may work on the request and charge for it."""
 
 
 class WireResponse(Protocol):
-    """An answer whose head has come. Its body comes with every `read`; whoever opened it closes it."""
+    """A response with its status and headers. `read` returns the body, and the caller closes the response."""
 
     @property
     def status(self) -> int: ...
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers, their names in lower case."""
+        """The headers, with names in lower case."""
         ...
 
     async def read(self) -> bytes:
-        """Return the next bytes of the body as they came over the wire, or b"" at its end."""
+        """Return the next bytes of the body as they were received, or b"" at the end."""
         ...
 
     async def aclose(self) -> None:
         """
-        Give the connection back if the body was read to its end; close it, at once, if not.
+        Return the connection to the pool after a complete body, else close it at once.
 
-        It is called in a scope that no cancellation reaches, and that soon ends.
+        The caller shields this from cancellation and limits its time.
         """
         ...
 
 
 class Transport(Protocol):
-    """What carries requests, over connections of its own."""
+    """Sends requests over connections that it owns."""
 
     async def open(self, request: WireRequest) -> WireResponse:
         """
-        Send a request and wait for the head of the answer.
+        Send a request and wait for the status and headers of the response.
 
-        Raise `ConnectFailed` where nothing was sent, `ConnectionLost` where the server may have begun to work.
-        When cancelled, close the connection before letting the cancellation through.
+        Raise `ConnectFailed` if nothing was sent, and `ConnectionLost` if the server may have started to work.
+        When cancelled, close the connection before the cancellation propagates.
         """
         ...
 
     async def aclose(self) -> None:
         """Close all connections."""
         ...
-
-
-class HttpcoreTransport:
-    """Connections of httpcore2, the part of httpx2 that pools them; the rest of httpx2 is of no use here."""
-
-    def __init__(
-        self,
-        *,
-        ssl_context: ssl.SSLContext,
-        max_connections: int,
-        connect_timeout_s: float,
-        proxy: Secret | None = None,
-        public_only: bool = False,
-    ) -> None:
-        self._timeouts = {"connect": connect_timeout_s, "pool": None, "read": None, "write": None}
-        self._pool = httpcore2.AsyncConnectionPool(
-            ssl_context=ssl_context,
-            proxy=None if proxy is None else _proxy(proxy),
-            max_connections=max_connections,
-            max_keepalive_connections=max_connections,
-            keepalive_expiry=30.0,
-            network_backend=_PublicOnly() if public_only else None,
-        )
-
-    async def open(self, request: WireRequest) -> WireResponse:
-        """Send a request over a connection that is free, or a new one."""
-        wire = httpcore2.Request(
-            "POST",
-            request.url,
-            headers=[
-                ("Host", urlsplit(request.url).netloc),
-                *request.headers.items(),
-                ("Content-Length", str(len(request.body))),
-            ],
-            content=_Body(request),
-            extensions={"timeout": self._timeouts},
-        )
-        try:
-            return _HttpcoreResponse(await self._pool.handle_async_request(wire))
-        except _TRANSPORT_ERRORS as error:
-            failure = _translated(error)
-        # Not in the handler: the library's frames, which hold the headers, would hang on to the error.
-        raise failure
-
-    async def aclose(self) -> None:
-        """Close all connections."""
-        await self._pool.aclose()
-
-    def __repr__(self) -> str:
-        return f"HttpcoreTransport({self._pool!r})"
-
-
-class _PublicOnly(httpcore2.AsyncNetworkBackend):
-    """Connects to the very address that was checked: looking the name up twice would let the second answer differ."""
-
-    def __init__(self) -> None:
-        self._inner = cast("httpcore2.AsyncNetworkBackend", httpcore2.AnyIOBackend())
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - the seam is the library's
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore2.AsyncNetworkStream:
-        """Look the host up, refuse it if any of its addresses is not public, and connect to the first."""
-        try:
-            with anyio.fail_after(timeout):
-                found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise httpcore2.ConnectError(str(error)) from error
-        addresses = [str(sockaddr[0]) for *_, sockaddr in found]
-        for address in addresses:
-            if not ip_address(address.partition("%")[0]).is_global:
-                raise FatalError(
-                    "the host has an address that is not public, and public_only is set",
-                    hint="Check base_url; for a server in your own network, leave public_only out.",
-                )
-        return await self._inner.connect_tcp(addresses[0], port, timeout, local_address, socket_options)
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait, as the pool wants between tries."""
-        await anyio.sleep(seconds)
-
-
-class _Body:
-    """The body of a request, which notices when it is sent."""
-
-    def __init__(self, request: WireRequest) -> None:
-        self._request = request
-        self._sent = False
-
-    def __aiter__(self) -> "_Body":
-        return self
-
-    async def __anext__(self) -> bytes:
-        if self._sent:
-            raise StopAsyncIteration
-        self._sent = True
-        self._request.on_sent()
-        return self._request.body
-
-
-class _HttpcoreResponse:
-    def __init__(self, response: httpcore2.Response) -> None:
-        self.status = response.status
-        self.headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
-        self._stream = cast("Any", response.stream)
-        self._chunks: AsyncIterator[bytes] = aiter(self._stream)
-        self._ended = False
-
-    async def read(self) -> bytes:
-        try:
-            data = await anext(self._chunks, b"")
-        except _TRANSPORT_ERRORS as error:
-            failure = _translated(error)
-        else:
-            self._ended = not data
-            return data
-        raise failure
-
-    async def aclose(self) -> None:
-        if not self._ended:
-            # What is left of the generators that read from the connection.
-            await cast("Any", self._chunks).aclose()
-        self._give_up_if_more_than_the_answer_came()
-        await self._stream.aclose()
-
-    def _give_up_if_more_than_the_answer_came(self) -> None:
-        # Bytes behind the end of an answer would be taken for the answer to the next request, which may be another
-        # caller's. httpcore2 2.16 reuses such a connection, and only its private state tells.
-        connection = getattr(getattr(self._stream, "_stream", None), "_connection", None)
-        state = getattr(connection, "_h11_state", None)
-        if state is not None and state.trailing_data[0]:
-            state.send_failed()
-
-
-_TRANSPORT_ERRORS = (
-    httpcore2.NetworkError,
-    httpcore2.ProtocolError,
-    httpcore2.ProxyError,
-    httpcore2.TimeoutException,
-    httpcore2.UnsupportedProtocol,
-    OSError,
-    anyio.ClosedResourceError,
-)
-
-
-def _translated(error: Exception) -> BackendError:
-    """Say in our own words what the library raised: its own may quote what the server sent, as it came."""
-    root = _root(error)
-    if isinstance(root, ssl.SSLCertVerificationError):
-        return CertificateInvalid(f"the server's certificate is not valid: {root.verify_message or root.reason}")
-    if isinstance(error, httpcore2.ProxyError | httpcore2.UnsupportedProtocol):
-        return FatalError("the proxy refused the connection", hint="Check the proxy that the environment names.")
-    if isinstance(error, httpcore2.ConnectError | httpcore2.ConnectTimeout):
-        return ConnectFailed(f"no connection to the server ({_system_error(root)})")
-    if isinstance(error, httpcore2.LocalProtocolError):
-        return BadRequest("the request can't be sent as it is: a header is not valid")
-    if isinstance(error, httpcore2.ProtocolError) and not _went_away(error):
-        return MalformedResponse(f"the server does not speak HTTP ({str(root).partition(':')[0]})")
-    return ConnectionLost(f"the connection to the server broke ({_system_error(root)})")
-
-
-def _system_error(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if isinstance(error, OSError) else type(error).__name__
-
-
-def _root(error: Exception) -> Exception:
-    """Return the first cause: the libraries on the way wrap it in words such as "all attempts failed"."""
-    while True:
-        cause = error.__cause__ or error.__context__
-        if isinstance(cause, ExceptionGroup):
-            cause = cast("ExceptionGroup[Exception]", cause).exceptions[0]
-        if not isinstance(cause, Exception):
-            return error
-        error = cause
-
-
-def _went_away(error: httpcore2.ProtocolError) -> bool:
-    return str(error).lower().startswith(("server disconnected", "peer closed connection"))
-
-
-def ssl_context_for(url: str, *, trust_env: bool) -> ssl.SSLContext:
-    """Return the context that a server is checked with; loading the authorities takes a while, so http gets none."""
-    if url.startswith("http:"):
-        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return httpx2.create_ssl_context(trust_env=trust_env)
-
-
-def proxy_from_environment(url: str) -> Secret | None:
-    """Return the proxy that the environment names for a URL, if it names one; its address may hold a password."""
-    parts = urlsplit(url)
-    proxies = getproxies()
-    proxy = proxies.get(parts.scheme) or proxies.get("all")
-    if not proxy or proxy_bypass(parts.hostname or ""):
-        return None
-    scheme = urlsplit(proxy).scheme
-    if scheme not in {"http", "https", "socks5", "socks5h"}:
-        raise ValueError(f"the proxy in the environment must be http://, https:// or socks5://, got {scheme!r}")
-    if scheme.startswith("socks") and importlib.util.find_spec("socksio") is None:
-        raise ImportError('the proxy in the environment is a SOCKS proxy: pip install "httpx2[socks]"')
-    return Secret(proxy)
-
-
-def _proxy(url: Secret) -> httpcore2.Proxy:
-    parts = urlsplit(url.reveal())
-    auth = None
-    if parts.username is not None:
-        auth = (unquote(parts.username), unquote(parts.password or ""))
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    port = "" if parts.port is None else f":{parts.port}"
-    return httpcore2.Proxy(f"{parts.scheme}://{host}{port}", auth=auth)

@@ -28,7 +28,7 @@ _CUT = "cut"
 
 
 class AnswerStore(Protocol):
-    """Where answers are kept."""
+    """A store for cached answers."""
 
     def get(self, key: str) -> Generation | None:
         """Return the answer that was put under this key, if it is still there."""
@@ -53,7 +53,7 @@ class MemoryStore:
         return self._entries.get(key)
 
     def put(self, key: str, generation: Generation) -> None:
-        """Keep an answer; the one that was not used for longest goes."""
+        """Store an answer, and evict the least recently used one if full."""
         self._entries[key] = generation
         self._entries.move_to_end(key)
         if len(self._entries) > self.max_entries:

@@ -83,13 +83,13 @@ def _harmless(value: object) -> object:
 
 
 def create(path: Path) -> None:
-    """Begin a new file; one that is there already is not overwritten."""
+    """Create a new file. An existing one is not overwritten."""
     with path.open("x", encoding="ascii") as file:
         file.write(f"{canonical(_HEADER)}\n")
 
 
 def append(path: Path, entry: Entry) -> None:
-    """Add one line, whole or not at all; what is in the file already is safe, whatever happens."""
+    """Append one line atomically. Earlier lines stay intact whatever happens."""
     line = f"{canonical(_dump(entry))}\n".encode("ascii")
     with path.open("ab", buffering=0) as file:
         size = file.tell()
@@ -103,7 +103,7 @@ def append(path: Path, entry: Entry) -> None:
 
 
 def read(path: Path) -> tuple[Entry, ...]:
-    """Read a whole file; raise `FileRefused`, with the line, if it is not what `append` wrote."""
+    """Read a whole file, or raise `FileRefused` with the line that is not valid."""
     entries: list[Entry] = []
     for number, line in enumerate(_lines(path), 1):
         try:

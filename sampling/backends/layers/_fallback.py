@@ -17,7 +17,7 @@ __all__ = ["Fallback"]
 
 class Fallback(Layer):
     """
-    Ask the first backend; when it fails for good, the next, and so on.
+    A backend that tries several backends in order until one succeeds.
 
     Which one answered is on `generation.model`. What the others had used before they failed is in the usage.
     If all fail, what the last one raised is raised, from a group of what all of them did.

@@ -1,4 +1,4 @@
-"""What all layers share: each is a backend around a backend."""
+"""The parts that all layers share. Each layer is a backend that wraps a backend."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -86,7 +86,7 @@ class Delivery:
 
     @property
     def begun(self) -> bool:
-        """Whether anything was handed on."""
+        """True once any text was passed on."""
         return bool(self.pieces)
 
     def __call__(self, piece: str) -> None:
@@ -120,7 +120,7 @@ class Metered:
 
     @property
     def used(self) -> Usage | None:
-        """What was reported, with what was used before; None if nothing was."""
+        """The reported usage plus that of earlier requests, or None."""
         reported = None if self._place is None else self._place.reported
         if reported is None:
             return self._before if self._before != NOTHING else None
@@ -145,7 +145,7 @@ async def ask(backend: BackendLike, request: Request, receive: Receive | None) -
 
 
 def deliver(generation: Generation, receive: Receive, pieces: Iterable[str] | None = None) -> None:
-    """Hand over the text of an answer that is complete; it is paid for even if the receiver raises."""
+    """Pass on the text of a complete answer. It counts as spent even if the receiver raises."""
     identity.report_usage(generation.usage)
     for piece in (generation.text,) if pieces is None else pieces:
         if piece:

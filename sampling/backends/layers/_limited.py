@@ -23,7 +23,7 @@ _MOST_IN_FLIGHT = 1_000_000
 
 @attrs.frozen
 class LimitedStatistics:
-    """Where a limiter stands."""
+    """The state of a limiter."""
 
     in_flight: int
     """Requests that may be with the backend: they hold a place."""
@@ -83,7 +83,7 @@ class Limited(Layer):
 
     @property
     def statistics(self) -> LimitedStatistics:
-        """Where the limits stand right now."""
+        """The current state of the limits."""
         return self._limiter.statistics
 
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
@@ -169,7 +169,7 @@ class _Limiter:
         return LimitedStatistics(self.slots.in_use, self.slots.waiting, self._limit)
 
     async def pace(self, request: Request) -> int:
-        """Wait until the rate allows for this request; return how many tokens it is expected to take."""
+        """Wait until the rate allows this request, and return its expected tokens."""
         if self._loop.is_another():
             self._start_clock()
         tokens = self._guess(request)
@@ -238,7 +238,7 @@ class _Limiter:
             self.slots.total = self._adaptive.limit
 
     def refused(self, guess: int, retry_after_s: float | None) -> None:
-        """Back off; what was not taken on has used no tokens."""
+        """Lower the limit after a refusal. The refused request used no tokens."""
         now = anyio.current_time()
         if self._tokens is not None:
             self._tokens.take(-guess, now)

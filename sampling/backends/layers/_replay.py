@@ -92,7 +92,7 @@ class Recorded(Layer):
             cassette.append(self.path, entry)
 
     def _call_of(self, request: Request) -> "_Call":
-        """Return the call that a request belongs to; outside of any, it is one by itself."""
+        """Return the call of a request. Outside of any call, a request is a call by itself."""
         now = anyio.current_time()
         if not request.sampling_id:
             return _Call(None, now)
@@ -109,7 +109,7 @@ class Recorded(Layer):
 
 @attrs.define
 class _Call:
-    """What is known of a call while it is recorded."""
+    """The state of a call while it is recorded."""
 
     number: int | None
     began_at: float
@@ -240,7 +240,7 @@ class _Frame:
 
 
 class _Reel:
-    """The entries of one call. Their order is kept; entries outside of any call have none."""
+    """The entries of one call, in order. Entries outside of any call have no order."""
 
     def __init__(self, entries: Iterable[Entry], *, ordered: bool = True) -> None:
         self.frames = [_Frame(entry, rank) for rank, entry in enumerate(entries)]
@@ -380,7 +380,7 @@ def _differences(recorded: dict[str, object], asked: dict[str, object]) -> list[
 
 
 def _excerpt(one: dict[str, object], other: dict[str, object], path: str) -> str:
-    """Show a value; of a long text, where it begins to differ."""
+    """Format a value. A long text starts where it begins to differ."""
     value, opposite = one.get(path), other.get(path)
     if not isinstance(value, str):
         return "nothing" if path not in one else canonical(value)

@@ -144,7 +144,7 @@ class _Tries:
 
     @property
     def delivered(self) -> bool:
-        """Whether text went out that can't be taken back."""
+        """True once text was passed on that can't be taken back."""
         return self._delivery is not None and self._delivery.begun
 
     async def next(self) -> Generation:

@@ -1,4 +1,4 @@
-"""`LlamaBackend`: a model from a GGUF file, run by llama.cpp on this machine."""
+"""`LlamaBackend`, for GGUF models that llama.cpp runs on this machine."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -21,18 +21,18 @@ from sampling.messages import Request
 __all__ = ["LlamaBackend"]
 
 Host: TypeAlias = LlamaServer | LlamaInProcess
-"""Where the model is loaded."""
+"""The place where the model is loaded."""
 
 _LAST_BREATH_S = 0.5
-"""How long a process that was killed may still be there after its connections have broken."""
+"""The time that a killed process may outlive its connections."""
 
 
 @final
 class LlamaBackend:
     """
-    Asks a model on this machine.
+    A backend that runs a model on this machine.
 
-        async with LlamaBackend("qwen3-4b-q4.gguf") as backend:
+    async with LlamaBackend("qwen3-4b-q4.gguf") as backend:
             result = await strategy.sample("A haiku about rain", None, backend)
 
     Without a path it is the embedded model, half a megabyte that can do a little arithmetic and nothing else:
@@ -65,7 +65,7 @@ class LlamaBackend:
         in_process: bool = False,
     ) -> None:
         """
-        Check what to load; nothing is loaded before the backend is opened.
+        Validate the arguments. Nothing is loaded before the backend is opened.
 
         Args:
             model_path: A GGUF file; None for the embedded model.
@@ -101,7 +101,7 @@ class LlamaBackend:
 
     @property
     def model(self) -> str:
-        """What the model is called: its file's name, without the ending."""
+        """The name of the model: its file name without the extension."""
         return self._settings.model
 
     # Life.
@@ -164,24 +164,24 @@ class LlamaBackend:
     # Requests.
 
     async def generate(self, request: Request) -> OpenAIGeneration:
-        """Answer one request with the whole text."""
+        """Return the whole answer."""
         async with self._a_slot(), self._a_client() as client, self._noticing_its_death():
             return await client.generate(self._prepared(request))
 
     async def stream(self, request: Request, receive: Callable[[str], None]) -> OpenAIGeneration:
-        """Answer one request, and give every new piece of text to `receive` as it comes."""
+        """Return the answer, and pass each new piece of text to `receive`."""
         async with self._a_slot(), self._a_client() as client, self._noticing_its_death():
             return await client.stream(self._prepared(request), receive)
 
     def _a_slot(self) -> AbstractAsyncContextManager[object]:
-        """Wait here for a slot, and not in llama.cpp: there a request that waits does not notice a cancellation."""
+        """Return a context manager that waits for a slot. A request that waits inside llama.cpp can't be cancelled."""
         if self._slots is not None and self._loop == current_token():
             return self._slots
         return nullcontext()
 
     @asynccontextmanager
     async def _a_client(self) -> AsyncGenerator[OpenAIBackend]:
-        """Give the client of this event loop; to another loop, as under `sample_sync`, one for this request alone."""
+        """Yield the client of this event loop. Another loop, as in `sample_sync`, gets one per request."""
         if self._client is None:
             raise RuntimeError("this LlamaBackend is not open: use it inside `async with`")
         if self._loop == current_token():
@@ -205,7 +205,7 @@ class LlamaBackend:
 
     @asynccontextmanager
     async def _noticing_its_death(self) -> AsyncGenerator[None]:
-        """Make an error of the connection final if there is no server any more at its other end."""
+        """Turn a connection error into a `FatalError` if the server process has ended."""
         try:
             yield
         except BackendError as error:
@@ -217,7 +217,7 @@ class LlamaBackend:
             raise
 
     async def _has_ended(self, error: BackendError) -> bool:
-        """Tell whether the server is gone; of one that was killed, that can be seen a moment after its connections."""
+        """Return whether the process has ended, which shows a moment after its connections break."""
         if isinstance(error, ConnectionLost | ConnectFailed):
             with anyio.move_on_after(_LAST_BREATH_S):  # noqa: ASYNC912 - nothing to wait for if it has ended
                 while self._host.running:  # noqa: ASYNC110 - the end of a process sets no event

@@ -1,6 +1,5 @@
 """A llama.cpp server on loopback, in a process of its own."""
 
-import importlib.util
 import json
 import secrets
 import subprocess
@@ -20,12 +19,9 @@ from sampling._arguments import check_int, check_number, wrong_type
 from sampling._redaction import Secret
 from sampling.backends.llama import _process
 from sampling.backends.llama.models import EMBEDDED_MODEL
-from sampling.errors import FatalError, MissingExtra
+from sampling.errors import FatalError
 
 __all__ = ["LlamaHost", "LlamaServer", "LlamaSettings", "cant_load"]
-
-if importlib.util.find_spec("xllamacpp") is None:
-    raise MissingExtra("LlamaBackend", "xllamacpp", "llama")
 
 
 def _gguf_path(path: object) -> Path:
@@ -45,7 +41,7 @@ def _new_key() -> Secret:
 
 @attrs.frozen(kw_only=True)
 class LlamaSettings:
-    """What to load, and how."""
+    """The model to load and its settings."""
 
     model_path: Path = attrs.field(converter=_gguf_path)
     slots: int = 8
@@ -53,7 +49,7 @@ class LlamaSettings:
     threads: int | None = None
     gpu_layers: int | None = None
     api_key: Secret = attrs.field(factory=_new_key, init=False)
-    """The port is open to every user and every web page on this machine: only who has the key gets an answer."""
+    """Required, because every user and web page on this machine can reach the port."""
 
     def __attrs_post_init__(self) -> None:
         check_int("slots", self.slots, least=1)
@@ -65,7 +61,7 @@ class LlamaSettings:
 
     @property
     def model(self) -> str:
-        """What the model is called: its file's name, without the ending."""
+        """The name of the model: its file name without the extension."""
         return self.model_path.stem
 
     def _threads_to_use(self) -> int | None:
@@ -73,7 +69,7 @@ class LlamaSettings:
         return 1 if self.threads is None and self.model_path == EMBEDDED_MODEL else self.threads
 
     def for_process(self) -> dict[str, Any]:
-        """Return what `load_server` takes, the key included."""
+        """Return the arguments of `load_server`, including the key."""
         return {
             "model_path": str(self.model_path),
             "model": self.model,
@@ -86,15 +82,15 @@ class LlamaSettings:
 
 
 class LlamaHost(ABC):
-    """Where a model is loaded from the start of a `with` block to its end."""
+    """A context manager that loads a model and unloads it at the end."""
 
     @abstractmethod
     def launch(self) -> None:
-        """Begin; this does not wait for the model to be loaded."""
+        """Start loading, without waiting for it."""
 
     @abstractmethod
     def wait_until_ready(self) -> None:
-        """Block until the model is loaded; one that can't be is a `FatalError`."""
+        """Block until the model is loaded, or raise `FatalError`."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -135,7 +131,7 @@ class LlamaServer(LlamaHost):
         startup_timeout_s: float = 300.0,
     ) -> None:
         """
-        Check what to serve; nothing is loaded before the server is started.
+        Validate the arguments. Nothing is loaded before the server is started.
 
         Args:
             model_path: A GGUF file; None for the embedded model.
@@ -164,32 +160,32 @@ class LlamaServer(LlamaHost):
 
     @property
     def address(self) -> str:
-        """Where the server listens, such as `http://127.0.0.1:40001`."""
+        """The address of the server, such as `http://127.0.0.1:40001`."""
         if self._address is None:
             raise RuntimeError("the llama.cpp server is not running: start it with `with LlamaServer(…) as server:`")
         return self._address
 
     @property
     def base_url(self) -> str:
-        """Where clients of OpenAI's protocol find it."""
+        """The base URL for clients of the OpenAI API."""
         return f"{self.address}/v1"
 
     @property
     def api_key(self) -> Secret:
-        """What clients must show."""
+        """The key that clients must send."""
         return self.settings.api_key
 
     @property
     def transport(self) -> None:
-        """Requests go there by HTTP."""
+        """None: requests use the default HTTP transport."""
 
     @property
     def running(self) -> bool:
-        """Whether the process is there."""
+        """True while the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def launch(self) -> None:
-        """Start the process; this does not wait for the model to be loaded."""
+        """Start the process, without waiting for the model."""
         if self._process is not None:
             raise RuntimeError("this llama.cpp server has been started already")
         self._timed_out = False
@@ -205,7 +201,7 @@ class LlamaServer(LlamaHost):
         )
 
     def wait_until_ready(self) -> None:
-        """Hand the settings over and block until the model is loaded; a model that can't be is a `FatalError`."""
+        """Send the settings and block until the model is loaded, or raise `FatalError`."""
         process = self._started()
         watchdog = threading.Timer(self._startup_timeout_s, self._give_up)
         watchdog.start()
@@ -217,7 +213,7 @@ class LlamaServer(LlamaHost):
             raise self._startup_failure()
 
     def stop(self) -> None:
-        """Kill the process and wait for its end; it holds nothing that could get lost."""
+        """Kill the process and wait for its end. It has no state to lose."""
         process, self._process = self._process, None
         messages, self._messages = self._messages, None
         self._address = None
@@ -242,7 +238,7 @@ class LlamaServer(LlamaHost):
         return self._process
 
     def _exchange_settings_for_address(self, process: subprocess.Popen[str]) -> str | None:
-        """Give the process its settings, by a pipe that no one else can read, and wait for it to say where it is."""
+        """Send the settings over a private pipe, and return the address that the process prints."""
         stdin, stdout = _pipes(process)
         with self._talking:
             # A process that died before it could read them says why in its messages.
@@ -262,7 +258,7 @@ class LlamaServer(LlamaHost):
         return cant_load(self.settings, self._reasons())
 
     def _reasons(self) -> str:
-        """Return the first things that went wrong: what follows them are consequences."""
+        """Return the first error messages. Later ones are consequences."""
         if self._messages is None:
             return ""
         self._messages.seek(0)

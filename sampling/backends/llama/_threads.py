@@ -1,4 +1,4 @@
-"""llama.cpp loaded into this process: a thread for each request, and nothing goes over a socket."""
+"""Run llama.cpp in this process, with one thread per request and no socket."""
 
 import json
 import threading
@@ -18,11 +18,11 @@ from sampling.errors import FatalError
 __all__ = ["LlamaInProcess", "ThreadTransport"]
 
 _Handler: TypeAlias = Callable[[bytes, Callable[[bytes], bool]], object]
-"""Takes the body of a request, and a callback that takes each chunk of the answer and says whether to stop."""
+"""Takes a request body and a callback that receives each chunk and returns whether to stop."""
 
 
 class LlamaInProcess(LlamaHost):
-    """A model in this process; it does what a `LlamaServer` does, and is used in its stead."""
+    """A model in this process, with the interface of `LlamaServer`."""
 
     def __init__(self, settings: LlamaSettings) -> None:
         self.settings = settings
@@ -30,38 +30,38 @@ class LlamaInProcess(LlamaHost):
         # Loading can't be interrupted: who wants to stop waits for its end.
         self._loading = threading.Lock()
         self._wanted = False
-        """Whether to load at all: who wants to stop may come before the thread that would load has begun."""
+        """False once stopped, which may happen before the loading thread starts."""
 
     @property
     def base_url(self) -> str:
-        """Where the server that xllamacpp starts beside it listens; nothing is sent there."""
+        """The address of the server that xllamacpp also starts. It is not used."""
         return f"{self._server.listening_address}/v1"
 
     @property
     def running(self) -> bool:
-        """Whether the model is loaded."""
+        """True while the model is loaded."""
         return self._server is not None
 
     @property
     def transport(self) -> Callable[[], Transport]:
-        """Makes what carries requests to it."""
+        """A function that creates transports to the model."""
         # The host is handed on and not the server: only who holds the one reference to it can unload it.
         return partial(ThreadTransport, self)
 
     def handler(self) -> _Handler:
-        """Return what answers a request."""
+        """Return the function that handles a request."""
         if self._server is None:
             raise FatalError(f"{self.settings.model!r} is not loaded any more")
         return cast("_Handler", self._server.handle_chat_completions)
 
     def launch(self) -> None:
-        """Check that there is nothing yet."""
+        """Raise if the model is loaded already."""
         if self._wanted:
             raise RuntimeError("this model is loaded already")
         self._wanted = True
 
     def wait_until_ready(self) -> None:
-        """Block until the model is loaded, or is not wanted any more; one that can't be loaded is a `FatalError`."""
+        """Block until the model is loaded or `stop` is called. Raise `FatalError` if it can't be loaded."""
         with self._loading:
             if not self._wanted or self._server is not None:
                 return
@@ -71,20 +71,20 @@ class LlamaInProcess(LlamaHost):
                 raise cant_load(self.settings, "nothing here; without in_process=True it says why") from error
 
     def stop(self) -> None:
-        """Unload the model; no request may be running."""
+        """Unload the model. No request may be running."""
         self._wanted = False
         with self._loading:
             self._server = None
 
 
 class ThreadTransport:
-    """Hands what would go over the wire to llama.cpp itself."""
+    """A transport that calls llama.cpp directly."""
 
     def __init__(self, host: LlamaInProcess) -> None:
         self._host = host
 
     async def open(self, request: WireRequest) -> WireResponse:
-        """Start a thread that generates, and wait for the first thing that it has to say."""
+        """Start a thread that generates, and wait for its first chunk."""
         answer = _ThreadAnswer(self._host.handler(), request.body)
         try:
             await answer.wait_for_head()
@@ -95,12 +95,12 @@ class ThreadTransport:
         return answer
 
     async def aclose(self) -> None:
-        """Do nothing: nothing is kept between requests."""
+        """Do nothing, because there are no connections."""
         await checkpoint()
 
 
 class _ThreadAnswer:
-    """One answer while a thread generates it. What the thread has to say, it says in the event loop."""
+    """A response that a thread generates. The thread delivers its chunks in the event loop."""
 
     def __init__(self, handle: _Handler, body: bytes) -> None:
         self.status = 200
@@ -114,7 +114,7 @@ class _ThreadAnswer:
         self._thread.start()
 
     async def wait_for_head(self) -> None:
-        """Wait for the first chunk: an error there is the status of the whole answer."""
+        """Wait for the first chunk. If it is an error, it sets the status of the response."""
         await self._wait_for_chunks()
         status = _error_status(self._chunks[0]) if self._chunks else None
         if status is not None:
@@ -122,7 +122,7 @@ class _ThreadAnswer:
             self.headers = {"content-type": "application/json"}
 
     async def read(self) -> bytes:
-        """Return all that has come since the last time, as the events of a stream."""
+        """Return all chunks since the last call, as server-sent events."""
         # A checkpoint even where there is nothing to wait for: a fast model must not keep the loop from cancelling.
         await checkpoint()
         await self._wait_for_chunks()
@@ -130,7 +130,7 @@ class _ThreadAnswer:
         return b"".join(chunks if self.status != 200 else [b"data: %b\n\n" % chunk for chunk in chunks])
 
     async def aclose(self) -> None:
-        """Tell the thread to stop, and wait until it has: it asks after every token and every piece of a prompt."""
+        """Stop the thread and wait for its end. It checks after every token and every piece of the prompt."""
         self._unwanted = True
         while not self._ended:
             await self._next_news()
@@ -154,7 +154,7 @@ class _ThreadAnswer:
         self._news.set()
 
     def _generate(self, handle: _Handler, body: bytes) -> None:
-        """Run in the thread. What a callback answers tells llama.cpp whether to stop."""
+        """Run in the thread. The return value of the callback tells llama.cpp whether to stop."""
 
         def is_unwanted(chunk: bytes) -> bool:
             return self._unwanted or anyio.from_thread.run_sync(self._take, chunk, token=self._loop)
@@ -166,7 +166,7 @@ class _ThreadAnswer:
 
 
 def _error_status(chunk: bytes) -> int | None:
-    """Return the status that an error object carries, or None for a chunk that is none."""
+    """Return the status of an error object, or None for other chunks."""
     if not chunk.startswith(b'{"error"'):
         return None
     return int(json.loads(chunk)["error"].get("code", 500))

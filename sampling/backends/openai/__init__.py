@@ -1,9 +1,10 @@
-"""Servers that speak OpenAI's API. Needs the extra `openai`."""
+"""Servers that speak the OpenAI API. Needs the extra `openai`."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sampling._lazy import lazy_attributes
 from sampling._openai_generation import OpenAIGeneration, ToolCall
+from sampling.backends.http._extras import require_extra
 
 if TYPE_CHECKING:
     from sampling.backends.openai._backend import OpenAIBackend
@@ -11,11 +12,16 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenAIBackend", "OpenAIEmbeddings", "OpenAIGeneration", "ToolCall"]
 
-# Adapters read answers of this API, too, and must not need an HTTP client for it.
-__getattr__ = lazy_attributes(
-    __name__,
-    {
-        "OpenAIBackend": "sampling.backends.openai._backend",
-        "OpenAIEmbeddings": "sampling.backends.openai._embeddings",
-    },
-)
+_HOMES = {
+    "OpenAIBackend": "sampling.backends.openai._backend",
+    "OpenAIEmbeddings": "sampling.backends.openai._embeddings",
+}
+
+# Lazy, because the adapters parse responses of this API too and must not need an HTTP client for it.
+_lazy = lazy_attributes(__name__, _HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        require_extra(name, "openai", "httpx2")
+    return _lazy(name)

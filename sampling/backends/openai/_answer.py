@@ -1,4 +1,4 @@
-"""What came over the wire: the chunks of a stream put together into a `Generation`, or a typed error."""
+"""Assemble the chunks of a stream into a `Generation`, or raise a typed error."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias, TypeVar, cast
@@ -19,21 +19,21 @@ T = TypeVar("T")
 Json: TypeAlias = dict[str, Any]
 
 MAX_TOKENS = 1_000_000_000
-"""A count of tokens above this is nonsense, and ignored."""
+"""The highest token count that is believed. Higher ones are ignored."""
 
 UNKNOWN_FINISH = "unknown"
-"""The finish_reason of an answer whose server gives none, where that is allowed."""
+"""The finish_reason if the server gives none and that is allowed."""
 
 
 class _Text:
-    """Text that grows by pieces."""
+    """Text that arrives in pieces."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
         self._half = ""
 
     def add(self, piece: str) -> str:
-        """Take a piece; return it with surrogate pairs whole, also such that the server cut in two."""
+        """Append a piece and return it, with surrogate pairs joined that the server split."""
         if not piece or (piece.isascii() and not self._half):
             self._pieces.append(piece)
             return piece
@@ -53,7 +53,7 @@ class _Text:
 
 
 class _Choice:
-    """One of the answers that were asked for."""
+    """One of the requested choices."""
 
     def __init__(self) -> None:
         self.text = _Text()
@@ -65,7 +65,7 @@ class _Choice:
 
 
 class Answer:
-    """An answer while it comes in. Whatever the server sends, only typed errors are raised."""
+    """A response while it is streamed. Malformed input raises typed errors only."""
 
     def __init__(
         self, redactor: Redactor, *, expected_choices: int = 1, input_tokens_guess: int = 0, check_ids: bool = True
@@ -80,24 +80,24 @@ class Answer:
         self._id: str | None = None
         self._model: str | None = None
         self.done = False
-        """Whether the server said that nothing more comes."""
+        """True once the server sent `[DONE]`."""
 
         self.expected = False
-        """Whether the question was sent."""
+        """True once the request was sent."""
 
     def expect(self) -> None:
-        """Say that the question is on its way: should nothing come back, at least this much was spent."""
+        """Record that the request was sent, and report its estimated input tokens as spent."""
         self.expected = True
         report_usage(self.spent)
 
     @property
     def started(self) -> bool:
-        """Whether anything of the answer has come."""
+        """True once a chunk with a choice has arrived."""
         return bool(self._choices)
 
     @property
     def finished(self) -> bool:
-        """Whether every choice came to its end."""
+        """True once every choice has a finish_reason."""
         return self.started and all(choice.finish_reason is not None for choice in self._choices.values())
 
     @property
@@ -108,7 +108,7 @@ class Answer:
 
     @property
     def spent(self) -> Usage:
-        """What this took: as the server said, else a guess, at a token for every piece that came."""
+        """The usage that the server reported, else an estimate of one token per piece."""
         guess = Usage(self._input_tokens_guess, self._pieces)
         if self._usage is None:
             return guess
@@ -118,7 +118,7 @@ class Answer:
         return self._usage
 
     def add(self, data: str) -> str:
-        """Take the data of one event; return what it adds to the text of the first choice."""
+        """Parse one event and return what it adds to the text of the first choice."""
         if data == "[DONE]" or data.strip() in {"[DONE]", ""}:
             self.done = self.done or "[DONE]" in data
             return ""
@@ -178,7 +178,7 @@ class Answer:
         return piece if index == 0 else ""
 
     def _take_delta(self, choice: _Choice, given: Json) -> tuple[str, bool]:
-        """Add what came to a choice; return its text, and whether anything came at all."""
+        """Add a delta to a choice, and return its text and whether it had any content."""
         delta = _object(given, "delta") or {}
         text = _optional(delta, "content", str) or _optional(given, "text", str) or ""
         reasoning = _optional(delta, "reasoning_content", str) or _optional(delta, "reasoning", str) or ""
@@ -192,7 +192,7 @@ class Answer:
         return choice.text.add(text), bool(text or reasoning or refusal or calls)
 
     def generation(self, *, allow_missing_finish: bool = False) -> OpenAIGeneration:
-        """Return the answer if it is one: with a choice, and with an end."""
+        """Return the generation, or raise if it has no choice or no end."""
         if not self.started:
             if self.done:
                 raise MalformedResponse("a stream without a single choice")
@@ -220,7 +220,7 @@ class Answer:
 
 
 def _optional(fields: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
-    """Return a field if it is there; one of the wrong type is an error that names it."""
+    """Return an optional field, or raise an error that names it if its type is wrong."""
     value = fields.get(name)
     return None if value is None else _required(name, value, kind)
 

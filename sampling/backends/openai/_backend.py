@@ -1,10 +1,9 @@
-"""`OpenAIBackend`: any server that speaks OpenAI's API: OpenAI itself, vLLM, llama.cpp, Ollama, TGI, OpenRouter, …"""
+"""`OpenAIBackend`, for servers with the OpenAI API: OpenAI, vLLM, llama.cpp, Ollama, OpenRouter, …"""
 
 import hashlib
 import os
 import ssl
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self, cast, final, get_args
 
@@ -19,15 +18,9 @@ from sampling._openai_generation import OpenAIGeneration, ToolCall
 from sampling._redaction import Redactor, Secret
 from sampling._text import estimate_tokens
 from sampling.backends.http._address import address_from
+from sampling.backends.http._default_transport import default_transport
 from sampling.backends.http._sse import EventParser
-from sampling.backends.http._transport import (
-    HttpcoreTransport,
-    Transport,
-    WireRequest,
-    WireResponse,
-    proxy_from_environment,
-    ssl_context_for,
-)
+from sampling.backends.http._transport import Transport, WireRequest, WireResponse
 from sampling.backends.openai._answer import Answer
 from sampling.backends.openai._errors import Refusal
 from sampling.backends.openai._request import Endpoint, body_of
@@ -49,7 +42,7 @@ log = structlog.get_logger("sampling.backends.openai")
 MIB = 1024 * 1024
 
 CLOSE_GRACE_S = 1.0
-"""How long closing a connection may take, in a scope that a cancellation does not reach."""
+"""The time limit for closing a connection, which is shielded from cancellation."""
 
 _PATHS = {"chat": "/chat/completions", "completions": "/completions"}
 _MAX_EVENT_BYTES = 4 * MIB
@@ -62,9 +55,9 @@ _NOT_A_STREAM = ("application/json", "text/html")
 @final
 class OpenAIBackend:
     """
-    Asks a server that speaks OpenAI's API.
+    A backend for servers that speak the OpenAI API.
 
-        async with OpenAIBackend(model="gpt-5-mini") as backend:                        # OPENAI_API_KEY
+    async with OpenAIBackend(model="gpt-5-mini") as backend:                        # OPENAI_API_KEY
             result = await strategy.sample("A haiku about rain", None, backend)
 
         async with OpenAIBackend("http://127.0.0.1:8000/v1", model="qwen3") as backend: # vLLM, no key
@@ -101,7 +94,7 @@ class OpenAIBackend:
         transport: Callable[[], Transport] | None = None,
     ) -> None:
         """
-        Set up a backend; nothing is sent before the first request.
+        Validate the arguments. Nothing is sent before the first request.
 
         Args:
             base_url: Where the API is, up to and with its /v1. By default OPENAI_BASE_URL, else OpenAI's own.
@@ -178,13 +171,15 @@ class OpenAIBackend:
         self._max_tokens_name = (
             "max_completion_tokens" if self._address.is_openai and endpoint == "chat" else "max_tokens"
         )
-        self._new_transport = transport or _default_transport(
+        if ssl_context is not None:
+            check_instance("ssl_context", ssl_context, ssl.SSLContext, "an ssl.SSLContext or None")
+        self._new_transport = transport or default_transport(
             self.base_url,
-            trust_env=trust_env,
-            public_only=public_only,
-            ssl_context=ssl_context,
             max_connections=check_int("max_connections", max_connections, least=1),
             connect_timeout_s=check_number("connect_timeout_s", connect_timeout_s, above=0),
+            ssl_context=ssl_context,
+            trust_env=trust_env,
+            public_only=public_only,
         )
         self._transport: Transport | None = None
         self._loop: object = None
@@ -192,7 +187,7 @@ class OpenAIBackend:
 
     @property
     def base_url(self) -> str:
-        """Where the API is."""
+        """The base URL of the API."""
         return self._address.base_url
 
     # Life.
@@ -227,11 +222,11 @@ class OpenAIBackend:
     # Requests.
 
     async def generate(self, request: Request) -> OpenAIGeneration:
-        """Answer one request with the whole text; on the wire it is streamed all the same."""
+        """Return the whole answer. It is streamed nevertheless, so that cancelling stops the server."""
         return await self._answer(request, None)
 
     async def stream(self, request: Request, receive: Callable[[str], None]) -> OpenAIGeneration:
-        """Answer one request, and give every new piece of text to `receive` as it comes; reasoning is not text."""
+        """Return the answer, and pass each new piece of text, without reasoning, to `receive`."""
         if not callable(receive):
             raise wrong_type("receive", receive, "a callable that takes a str")
         return await self._answer(request, receive)
@@ -291,7 +286,7 @@ class OpenAIBackend:
     async def _ask(
         self, transport: Transport, wire: WireRequest, answer: Answer, receive: Callable[[str], None] | None
     ) -> OpenAIGeneration:
-        """Send a request and read its answer to the end, all within the deadline."""
+        """Send a request and read the whole response before the deadline."""
         try:
             # One deadline around everything: a server that sends a byte now and then never trips a read timeout.
             with anyio.move_on_after(self.timeout_s) as deadline:
@@ -368,7 +363,7 @@ class OpenAIBackend:
         )
 
     def _error_in(self, body: bytes) -> BackendError | None:
-        """Return the error that a body is, if it is one: some servers send it with status 200."""
+        """Return the error in a body, or None. Some servers send errors with status 200."""
         try:
             parsed = loads(body.decode("utf-8", "replace"))
         except ValueError:
@@ -387,7 +382,7 @@ class OpenAIBackend:
 
 
 def _digest_of(key: str, body: bytes) -> str:
-    """Return what stands for this key in a header, whatever is in it; for another question it is another one."""
+    """Return the idempotency header: a digest of the key and the body."""
     return hashlib.sha256(b"%b\n%b" % (key.encode("utf-8", "backslashreplace"), body)).hexdigest()
 
 
@@ -413,33 +408,12 @@ def _model(model: object) -> str | None:
     return check_str("model", model, empty=False)
 
 
-def _default_transport(
-    base_url: str,
-    *,
-    trust_env: bool,
-    public_only: bool,
-    ssl_context: ssl.SSLContext | None,
-    max_connections: int,
-    connect_timeout_s: float,
-) -> Callable[[], Transport]:
-    if ssl_context is not None:
-        check_instance("ssl_context", ssl_context, ssl.SSLContext, "an ssl.SSLContext or None")
-    return partial(
-        HttpcoreTransport,
-        ssl_context=ssl_context or ssl_context_for(base_url, trust_env=trust_env),
-        max_connections=max_connections,
-        connect_timeout_s=connect_timeout_s,
-        proxy=proxy_from_environment(base_url) if trust_env else None,
-        public_only=public_only,
-    )
-
-
 def _content_type(response: WireResponse) -> str:
     return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def _read_some(response: WireResponse) -> bytes:
-    """Return the beginning of a body that explains an error; neither a long nor a slow one is worth waiting for."""
+    """Return the beginning of an error body, without waiting for a long or slow one."""
     body = b""
     with anyio.move_on_after(_REFUSAL_GRACE_S):
         while True:
@@ -451,6 +425,6 @@ async def _read_some(response: WireResponse) -> bytes:
 
 
 async def _drain(response: WireResponse) -> None:
-    """Wait a moment for the end of a body that has nothing more to say, so that its connection can be used again."""
+    """Wait briefly for the end of a finished body, so that its connection can be reused."""
     with anyio.move_on_after(_DRAIN_GRACE_S):
         await response.read()

@@ -1,7 +1,6 @@
-"""`OpenAIEmbeddings`: vectors from any server that speaks OpenAI's API."""
+"""`OpenAIEmbeddings`, for servers with the OpenAI API."""
 
 import json
-from functools import partial
 from typing import Any, NoReturn, final
 
 import anyio
@@ -10,7 +9,8 @@ from sampling._arguments import check_bool, check_number, check_str
 from sampling._json.bounded import loads
 from sampling._redaction import Redactor
 from sampling.backends.http._address import address_from
-from sampling.backends.http._transport import HttpcoreTransport, WireRequest, WireResponse, ssl_context_for
+from sampling.backends.http._default_transport import default_transport
+from sampling.backends.http._transport import Transport, WireRequest, WireResponse
 from sampling.backends.openai._errors import Refusal
 from sampling.errors import MalformedResponse, ResponseTooLarge, Timeout
 
@@ -38,7 +38,7 @@ class OpenAIEmbeddings:
         send_env_key: bool = False,
         allow_http: bool = False,
     ) -> None:
-        """Take where the server is, its key and its model; all as `OpenAIBackend` does."""
+        """Validate the arguments, which are those of `OpenAIBackend`."""
         check_bool("send_env_key", send_env_key)
         check_bool("allow_http", allow_http)
         self._address = address_from(
@@ -47,15 +47,12 @@ class OpenAIEmbeddings:
         self.model = check_str("model", model, empty=False)
         self.timeout_s = check_number("timeout_s", timeout_s, above=0)
         self._redactor = Redactor([self._address.key] if self._address.key else [])
-        self._new_transport = partial(
-            HttpcoreTransport,
-            ssl_context=ssl_context_for(self._address.base_url, trust_env=False),
-            max_connections=1,
-            connect_timeout_s=min(10.0, self.timeout_s),
+        self._new_transport = default_transport(
+            self._address.base_url, max_connections=1, connect_timeout_s=min(10.0, self.timeout_s)
         )
 
     async def __call__(self, text: str) -> tuple[float, ...]:
-        """Return the vector of a text."""
+        """Return the embedding of a text."""
         body = json.dumps({"model": self.model, "input": check_str("text", text), "encoding_format": "float"}).encode()
         transport = self._new_transport()
         try:
@@ -66,7 +63,7 @@ class OpenAIEmbeddings:
             with anyio.move_on_after(_CLOSE_GRACE_S, shield=True):
                 await transport.aclose()
 
-    async def _exchange(self, transport: HttpcoreTransport, body: bytes) -> bytes:
+    async def _exchange(self, transport: Transport, body: bytes) -> bytes:
         headers = {"accept-encoding": "identity", "content-type": "application/json", "user-agent": "sampling"}
         if self._address.key is not None:
             headers["authorization"] = f"Bearer {self._address.key.reveal()}"

@@ -1,4 +1,4 @@
-"""What a server's refusal means: its status, its error object and its Retry-After as one typed error."""
+"""Translate error responses into typed errors: status, error object and Retry-After."""
 
 import math
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from sampling.errors import (
 __all__ = ["MAX_RETRY_AFTER_S", "Refusal", "retry_after_s"]
 
 MAX_RETRY_AFTER_S = 120.0
-"""The longest wait that is taken over from a server."""
+"""The longest Retry-After that is respected."""
 
 # Statuses for the error objects that come inside a stream, where the status is 200 already.
 _STATUS_OF_CODE = {
@@ -51,21 +51,21 @@ _RETRIED_ALTHOUGH_4XX = frozenset({408, 409, 425})
 
 @attrs.frozen
 class Refusal:
-    """An answer that is an error."""
+    """An error response."""
 
     status: int
     said: str
-    """What the server says about it, fit to be shown."""
+    """The message of the server, redacted and shortened."""
 
     code: str = ""
     names_the_model: bool = False
     retry_after_s: float | None = None
     target: str = ""
-    """The host that a redirect leads to, and no more of it: the rest may hold anything."""
+    """The host that a redirect leads to. The rest of the URL may hold secrets."""
 
     @classmethod
     def from_response(cls, status: int, headers: Mapping[str, str], body: bytes, redactor: Redactor) -> "Refusal":
-        """Read the answer whose status says that it is a refusal."""
+        """Parse a response with an error status."""
         try:
             parsed = loads(body.decode("utf-8", "replace"))
         except ValueError:
@@ -83,14 +83,14 @@ class Refusal:
 
     @classmethod
     def from_error_object(cls, error: object, redactor: Redactor) -> "Refusal":
-        """Read an error object that came inside a stream; without a hint at its kind, it is the server's fault."""
+        """Parse an error object inside a stream. Without a known code, it counts as a server error."""
         said, codes = _words(error)
         code = _known(codes)
         status = next((int(c) for c in codes if c.isdecimal() and 400 <= int(c[:4]) <= 599), None)
         return cls(status or _STATUS_OF_CODE.get(code, 500), redactor.sample(said), code, _names_the_model(said, codes))
 
     def as_error(self) -> BackendError:
-        """Return what to raise."""
+        """Return the exception to raise."""
         error = self._error(self._describe())
         error.status = self.status
         return error
@@ -134,7 +134,7 @@ def _host(url: str) -> str:
 
 
 def _words(error: object) -> tuple[str, list[str]]:
-    """Return the message and the codes of an error object, whatever shape it has."""
+    """Return the message and codes of an error object of any shape."""
     if isinstance(error, str):
         return error, []
     if not isinstance(error, dict):
@@ -155,7 +155,7 @@ def _names_the_model(said: str, codes: list[str]) -> bool:
 
 def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
     """
-    Return how long a server asks to wait: seconds or a date, or None for what is neither.
+    Return the seconds to wait from Retry-After, given in seconds or as a date, or None.
 
     Never negative, never endless: what is past is 0, and the most is `MAX_RETRY_AFTER_S`.
     """

@@ -1,4 +1,4 @@
-"""What goes over the wire: a `Request` as the JSON that OpenAI's API takes."""
+"""Convert a `Request` into the JSON of the OpenAI API."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from sampling.messages import Message, Options, Request
 __all__ = ["Endpoint", "body_of"]
 
 Endpoint: TypeAlias = Literal["chat", "completions"]
-"""Which of the two APIs: one takes a conversation, the other a text to go on with."""
+"""The API to use: chat takes a conversation, completions continues a text."""
 
 _OURS = frozenset({"messages", "prompt", "stream"})
 
@@ -28,7 +28,7 @@ def body_of(
     include_usage: bool,
     max_bytes: int,
 ) -> bytes:
-    """Return the body of the POST that asks a request."""
+    """Return the body of the POST for a request."""
     options = request.options
     body: Json = {"model": _model(options.model or model), **_question(request.messages, endpoint)}
     body.update(_options(options, max_tokens_name))
@@ -95,7 +95,7 @@ def _encoded(body: Json, max_bytes: int) -> bytes:
 
 
 def _response_format(schema: object) -> Json:
-    """Ask for an answer that fits a schema: a dict that is a JSON schema, or a pydantic model class."""
+    """Return the response_format for a JSON schema (a dict) or a pydantic model class."""
     if isinstance(schema, Mapping):
         given = cast("Mapping[str, Any]", schema)
         return _json_schema(str(given.get("title") or "answer"), dict(given))
@@ -112,7 +112,7 @@ def _json_schema(name: str, schema: Json) -> Json:
 
 
 def _is_strict(schema: object) -> bool:
-    """Tell whether OpenAI would take this for its strict mode: every object closed, every property required."""
+    """Return whether OpenAI's strict mode accepts a schema: all objects closed, all properties required."""
     if isinstance(schema, list):
         return all(_is_strict(item) for item in cast("list[object]", schema))
     if not isinstance(schema, dict):

@@ -343,11 +343,3 @@ def test_the_key_is_not_shown(llama_server):
     for server in servers():
         for file in ("cmdline", "environ"):
             assert key not in Path(f"/proc/{server}/{file}").read_text()
-
-
-def test_without_xllamacpp_the_error_says_what_to_install():
-    """A missing extra is an ImportError with the command that brings it."""
-    program = "import sys; sys.modules['xllamacpp'] = None; import sampling.backends.llama"
-    command = [sys.executable, "-c", program]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - this interpreter
-    assert 'pip install "sampling[llama]"' in ended.stderr

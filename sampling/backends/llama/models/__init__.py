@@ -1,4 +1,4 @@
-"""The model in the box: small enough to ship, and weak enough that asking it well makes a difference."""
+"""The embedded model: small enough to ship, and weak enough that sampling strategies make a difference."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -6,4 +6,4 @@ from pathlib import Path
 __all__ = ["EMBEDDED_MODEL"]
 
 EMBEDDED_MODEL = Path(str(files(__name__) / "arithmetic.gguf"))
-"""The GGUF file that `LlamaBackend()` loads when it is not told which."""
+"""The GGUF file that `LlamaBackend()` loads by default."""

@@ -1,7 +1,7 @@
 """
-What the embedded model was taught: sums and differences, worked out column by column.
+The task of the embedded model: addition and subtraction, column by column.
 
-    question = held_out(1)[0]
+question = held_out(1)[0]
     result = await strategy.sample(question.text, None, LlamaBackend(), [question.requirement])
 
 A question is always asked in the same words, `What is 347 + 286?`, and answered in one line that starts with the ones:
@@ -36,7 +36,7 @@ _LAST_NUMBER = re.compile(r"(-?\d{1,9})\D*$")
 
 @attrs.frozen
 class Question:
-    """One thing to work out."""
+    """An arithmetic question."""
 
     left: int
     operator: Operator
@@ -50,7 +50,7 @@ class Question:
 
     @classmethod
     def parse(cls, text: str) -> "Question":
-        """Read a question as it is asked."""
+        """Parse the text of a question."""
         match = _QUESTION.fullmatch(check_str("text", text).strip())
         if match is None:
             raise ValueError(f"text must be a question such as 'What is 47 + 38?', got {shown(text)}")
@@ -59,34 +59,34 @@ class Question:
 
     @property
     def text(self) -> str:
-        """What to send to the model."""
+        """The prompt for the model."""
         return f"What is {self}?"
 
     @property
     def answer(self) -> int:
-        """What is right."""
+        """The correct result."""
         return self.left + self.right if self.operator == "+" else self.left - self.right
 
     @property
     def held_out(self) -> bool:
-        """Whether the model has never seen this question: a fixed fifth of all of them was kept from it."""
+        """True for the fixed fifth of all questions that the model was not trained on."""
         return zlib.crc32(str(self).encode()) % _HELD_OUT_ONE_IN == 0
 
     @property
     def requirement(self) -> Requirement:
-        """That the answer is right. The reason of a failure points at the first step that is wrong in itself."""
+        """A requirement for the correct result. Its reason names the first wrong step."""
         return Requirement(f"the last number is {self}", self.check)
 
     def check(self, text: str) -> Validation:
-        """Look at an answer: is it right, how many of its steps are, and what is wrong."""
+        """Check the result and the steps of an answer."""
         return Validation(self.is_right(text), _complaint(self, text), score=share_of_right_steps(text))
 
     def is_right(self, text: str) -> bool:
-        """Tell whether an answer ends in the right number; how it got there is not looked at."""
+        """Return whether an answer ends in the correct number. The steps are not checked."""
         return final_number(text) == self.answer
 
     def worked(self, slips: Mapping[int, int] = _NO_SLIPS) -> str:
-        """Write the answer as the model is taught to; `slips` adds a mistake to the result of these columns."""
+        """Return the answer in the format of the training data. `slips` adds mistakes to these columns."""
         steps, digits, carried = list[str](), list[str](), 0
         columns = _columns(self)
         for number, (upper, lower) in enumerate(columns):
@@ -102,7 +102,7 @@ class Question:
 
 
 def held_out(count: int, *, seed: int = 0) -> list[Question]:
-    """Draw different questions that the model has never seen; the same seed draws the same ones."""
+    """Return distinct questions that the model was not trained on, the same ones for the same seed."""
     check_int("count", count, least=1)
     draw = random.Random(f"held out {check_int('seed', seed)}")  # noqa: S311 - questions, not secrets
     questions = dict[Question, None]()
@@ -114,7 +114,7 @@ def held_out(count: int, *, seed: int = 0) -> list[Question]:
 
 
 def draw_question(draw: random.Random) -> Question:
-    """Draw any question of the kinds that the model is taught."""
+    """Return a random question of the kind that the model was trained on."""
     operator = draw.choice(_OPERATORS)
     numbers = [draw.randint(10, draw.choice((99, 999))) for _ in range(2)]
     if operator == "-":
@@ -129,13 +129,13 @@ def final_number(text: str) -> int | None:
 
 
 def share_of_right_steps(text: str) -> float:
-    """Return how many of the steps are right in themselves, from 0 to 1; the result is not looked at."""
+    """Return the share of correct steps, from 0 to 1. The result is not checked."""
     steps = [_is_right_step(*step) for step in _STEP.findall(text)]
     return sum(steps) / len(steps) if steps else 0.0
 
 
 def _columns(question: Question) -> list[tuple[int, int]]:
-    """Return the digits that stand above each other, the ones first."""
+    """Return the pairs of digits in each column, the ones first."""
     left = [int(digit) for digit in reversed(str(question.left))]
     right = [int(digit) for digit in reversed(str(question.right))]
     return list(zip_longest(left, right, fillvalue=0))
@@ -155,7 +155,7 @@ def _is_right_step(step: str, result: str) -> bool:
 
 
 def _complaint(question: Question, text: str) -> str:
-    """Say what is wrong, and what was asked: what the model needs for its next try stands side by side."""
+    """Return the mistake and the question, which the model needs for its next attempt."""
     return f"{_mistake(question, text)}. {question.text}"
 
 

@@ -1,0 +1,90 @@
+"""Adapter for LangChain chat models."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from anyio.lowlevel import checkpoint
+
+from sampling._arguments import wrong_type
+from sampling.backends.adapters._adapted import DEFAULT_TIMEOUT_S, AdaptedBackend
+from sampling.backends.adapters._answers import Receive, StreamedText, close_stream
+from sampling.backends.adapters._requests import as_dicts, check_loop, check_roles, options_of
+from sampling.messages import Generation, Request
+from sampling.usage import Usage
+
+__all__ = ["from_langchain"]
+
+
+def from_langchain(
+    chat_model: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S, allow_missing_finish: bool = False
+) -> AdaptedBackend:
+    """
+    Create a backend from a LangChain chat model. It needs asyncio.
+
+    Options are passed under their OpenAI names, which most LangChain models share. Items of `Options.extra` become
+    arguments of the model, so put parameters that only the server knows into `extra_body` there.
+
+    Args:
+        chat_model: A `BaseChatModel`, such as `ChatOpenAI(…, max_retries=0)`.
+
+        timeout_s: The time limit for a whole request.
+
+        allow_missing_finish: Accept answers without a finish_reason as complete.
+    """
+    if not callable(getattr(chat_model, "astream", None)):
+        raise wrong_type("chat_model", chat_model, "a LangChain chat model")
+    # Without it, LangChain's OpenAI models omit the usage in streams from other servers than OpenAI's.
+    has_stream_usage = hasattr(chat_model, "stream_usage")
+
+    async def ask(request: Request, receive: Receive) -> Generation:
+        check_loop("LangChain")
+        check_roles(request.messages, "LangChain")
+        options = options_of(request)
+        stop = options.pop("stop", None)
+        if has_stream_usage:
+            options["stream_usage"] = True
+        stream = chat_model.astream(as_dicts(request.messages), stop=stop, **options)
+        answer = await _read(stream, StreamedText(request, receive))
+        return answer.generation(allow_missing_finish=allow_missing_finish)
+
+    return AdaptedBackend("langchain", ask, timeout_s)
+
+
+async def _read(stream: Any, answer: StreamedText) -> StreamedText:
+    """Read all message chunks of a LangChain model."""
+    try:
+        async for chunk in stream:
+            await checkpoint()
+            # Each chunk carries the tokens since the last one, so the counts add up.
+            answer.usage += _usage(chunk.usage_metadata or {})
+            metadata: Mapping[str, Any] = chunk.response_metadata
+            answer.finish_reason = _first(metadata, _FINISH_NAMES) or answer.finish_reason
+            answer.model = _first(metadata, ("model_name", "model")) or answer.model
+            answer.add(_text(chunk.content))
+    finally:
+        answer.report()
+        await close_stream(stream)  # noqa: ASYNC102 - it shields itself, with a timeout
+    return answer
+
+
+_FINISH_NAMES = ("finish_reason", "stop_reason", "stopReason", "done_reason")
+"""The names that OpenAI and Google, Anthropic, Bedrock, and Ollama use."""
+
+
+def _first(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    return next((str(fields[name]) for name in names if fields.get(name)), None)
+
+
+def _usage(counts: Mapping[str, Any]) -> Usage:
+    return Usage(int(counts.get("input_tokens", 0)), int(counts.get("output_tokens", 0)))
+
+
+def _text(content: str | list[Any]) -> str:
+    """Return the text of a chunk, whose content is a str or a list of blocks."""
+    if isinstance(content, str):
+        return content
+    return "".join(block if isinstance(block, str) else _block_text(block) for block in content)
+
+
+def _block_text(block: Mapping[str, Any]) -> str:
+    return str(block.get("text", "")) if block.get("type") == "text" else ""

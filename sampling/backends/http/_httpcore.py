@@ -1,0 +1,246 @@
+"""The default transport: connections pooled by httpcore2."""
+
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterable
+from importlib.util import find_spec
+from ipaddress import ip_address
+from typing import Any, cast
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import anyio
+import httpcore2
+import httpx2
+
+from sampling._redaction import Secret
+from sampling.backends.http._transport import WireRequest, WireResponse
+from sampling.errors import (
+    BackendError,
+    BadRequest,
+    CertificateInvalid,
+    ConnectFailed,
+    ConnectionLost,
+    FatalError,
+    MalformedResponse,
+)
+
+__all__ = ["HttpcoreTransport", "proxy_from_environment", "ssl_context_for"]
+
+
+class HttpcoreTransport:
+    """A connection pool of httpcore2, the lower half of httpx2. The rest of httpx2 is not needed."""
+
+    def __init__(
+        self,
+        *,
+        ssl_context: ssl.SSLContext,
+        max_connections: int,
+        connect_timeout_s: float,
+        proxy: Secret | None = None,
+        public_only: bool = False,
+    ) -> None:
+        self._timeouts = {"connect": connect_timeout_s, "pool": None, "read": None, "write": None}
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=ssl_context,
+            proxy=None if proxy is None else _proxy(proxy),
+            max_connections=max_connections,
+            max_keepalive_connections=max_connections,
+            keepalive_expiry=30.0,
+            network_backend=_PublicOnly() if public_only else None,
+        )
+
+    async def open(self, request: WireRequest) -> WireResponse:
+        """Send a request over an idle connection or a new one."""
+        wire = httpcore2.Request(
+            "POST",
+            request.url,
+            headers=[
+                ("Host", urlsplit(request.url).netloc),
+                *request.headers.items(),
+                ("Content-Length", str(len(request.body))),
+            ],
+            content=_Body(request),
+            extensions={"timeout": self._timeouts},
+        )
+        try:
+            return _HttpcoreResponse(await self._pool.handle_async_request(wire))
+        except _TRANSPORT_ERRORS as error:
+            failure = _translate(error)
+        # Raised outside the handler: the traceback of httpcore2's error holds the headers, and with them the key.
+        raise failure
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._pool.aclose()
+
+    def __repr__(self) -> str:
+        return f"HttpcoreTransport({self._pool!r})"
+
+
+class _PublicOnly(httpcore2.AsyncNetworkBackend):
+    """
+    A network backend that connects only to public addresses.
+
+    It connects to the address that it has checked. A second lookup could return a different one (DNS rebinding).
+    """
+
+    def __init__(self) -> None:
+        self._inner = cast("httpcore2.AsyncNetworkBackend", httpcore2.AnyIOBackend())
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - the signature is httpcore2's
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        """Resolve a host and connect to its first address, unless one of them is not public."""
+        try:
+            with anyio.fail_after(timeout):
+                found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise httpcore2.ConnectError(str(error)) from error
+        addresses = [str(sockaddr[0]) for *_, sockaddr in found]
+        for address in addresses:
+            if not ip_address(address.partition("%")[0]).is_global:
+                raise FatalError(
+                    "the host resolves to an address that is not public, and public_only is set",
+                    hint="Check base_url. For a server in your own network, leave public_only out.",
+                )
+        return await self._inner.connect_tcp(addresses[0], port, timeout, local_address, socket_options)
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep between connection attempts of the pool."""
+        await anyio.sleep(seconds)
+
+
+class _Body:
+    """The body of a request. It calls `on_sent` when the pool starts to send it."""
+
+    def __init__(self, request: WireRequest) -> None:
+        self._request = request
+        self._sent = False
+
+    def __aiter__(self) -> "_Body":
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._sent:
+            raise StopAsyncIteration
+        self._sent = True
+        self._request.on_sent()
+        return self._request.body
+
+
+class _HttpcoreResponse:
+    def __init__(self, response: httpcore2.Response) -> None:
+        self.status = response.status
+        self.headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+        self._stream = cast("Any", response.stream)
+        self._chunks: AsyncIterator[bytes] = aiter(self._stream)
+        self._ended = False
+
+    async def read(self) -> bytes:
+        try:
+            data = await anext(self._chunks, b"")
+        except _TRANSPORT_ERRORS as error:
+            failure = _translate(error)
+        else:
+            self._ended = not data
+            return data
+        raise failure
+
+    async def aclose(self) -> None:
+        if not self._ended:
+            # Also closes the generators of httpcore2 that read from the connection.
+            await cast("Any", self._chunks).aclose()
+        self._discard_connection_with_trailing_data()
+        await self._stream.aclose()
+
+    def _discard_connection_with_trailing_data(self) -> None:
+        # Bytes after the end of a response would be read as the response to the next request, which may be another
+        # caller's. httpcore2 2.16 reuses such a connection, and only its private state reveals the bytes.
+        connection = getattr(getattr(self._stream, "_stream", None), "_connection", None)
+        state = getattr(connection, "_h11_state", None)
+        if state is not None and state.trailing_data[0]:
+            state.send_failed()
+
+
+_TRANSPORT_ERRORS = (
+    httpcore2.NetworkError,
+    httpcore2.ProtocolError,
+    httpcore2.ProxyError,
+    httpcore2.TimeoutException,
+    httpcore2.UnsupportedProtocol,
+    OSError,
+    anyio.ClosedResourceError,
+)
+
+
+def _translate(error: Exception) -> BackendError:
+    """Return the error of ours for one of httpcore2's, whose message may quote raw bytes of the server."""
+    root = _root(error)
+    if isinstance(root, ssl.SSLCertVerificationError):
+        return CertificateInvalid(f"the server's certificate is not valid: {root.verify_message or root.reason}")
+    if isinstance(error, httpcore2.ProxyError | httpcore2.UnsupportedProtocol):
+        return FatalError("the proxy refused the connection", hint="Check the proxy settings of the environment.")
+    if isinstance(error, httpcore2.ConnectError | httpcore2.ConnectTimeout):
+        return ConnectFailed(f"no connection to the server ({_system_error(root)})")
+    if isinstance(error, httpcore2.LocalProtocolError):
+        return BadRequest("the request can't be sent: a header is not valid")
+    if isinstance(error, httpcore2.ProtocolError) and not _disconnected(error):
+        return MalformedResponse(f"the server does not speak HTTP ({str(root).partition(':')[0]})")
+    return ConnectionLost(f"the connection to the server broke ({_system_error(root)})")
+
+
+def _system_error(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if isinstance(error, OSError) else type(error).__name__
+
+
+def _root(error: Exception) -> Exception:
+    """Return the first cause. The libraries in between wrap it in messages such as "all attempts failed"."""
+    while True:
+        cause = error.__cause__ or error.__context__
+        if isinstance(cause, ExceptionGroup):
+            cause = cast("ExceptionGroup[Exception]", cause).exceptions[0]
+        if not isinstance(cause, Exception):
+            return error
+        error = cause
+
+
+def _disconnected(error: httpcore2.ProtocolError) -> bool:
+    return str(error).lower().startswith(("server disconnected", "peer closed connection"))
+
+
+def ssl_context_for(url: str, *, trust_env: bool) -> ssl.SSLContext:
+    """Return the context to verify a server with. For http it is empty, because loading authorities is slow."""
+    if url.startswith("http:"):
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return httpx2.create_ssl_context(trust_env=trust_env)
+
+
+def proxy_from_environment(url: str) -> Secret | None:
+    """Return the proxy for a URL from the environment, or None. It is a secret, since it may hold a password."""
+    parts = urlsplit(url)
+    proxies = getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if not proxy or proxy_bypass(parts.hostname or ""):
+        return None
+    scheme = urlsplit(proxy).scheme
+    if scheme not in {"http", "https", "socks5", "socks5h"}:
+        raise ValueError(f"the proxy in the environment must be http://, https:// or socks5://, got {scheme!r}")
+    if scheme.startswith("socks") and find_spec("socksio") is None:
+        raise ImportError('the proxy in the environment is a SOCKS proxy: pip install "httpx2[socks]"')
+    return Secret(proxy)
+
+
+def _proxy(url: Secret) -> httpcore2.Proxy:
+    parts = urlsplit(url.reveal())
+    auth = None
+    if parts.username is not None:
+        auth = (unquote(parts.username), unquote(parts.password or ""))
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    port = "" if parts.port is None else f":{parts.port}"
+    return httpcore2.Proxy(f"{parts.scheme}://{host}{port}", auth=auth)

@@ -1,0 +1,48 @@
+"""Backends behind an extra: what their import costs, and the error if the extra is not installed."""
+
+import subprocess
+import sys
+
+import pytest
+
+NAMES = [
+    pytest.param("from sampling import OpenAIBackend", "OpenAIBackend", "openai", ["httpx2"], id="front-door"),
+    pytest.param("from sampling.backends.openai import OpenAIBackend", "OpenAIBackend", "openai", ["httpx2"]),
+    pytest.param("from sampling.backends.openai import OpenAIEmbeddings", "OpenAIEmbeddings", "openai", ["httpx2"]),
+    pytest.param(
+        "from sampling import LlamaBackend", "LlamaBackend", "llama", ["xllamacpp", "httpx2"], id="llama-front-door"
+    ),
+    pytest.param("from sampling.backends.llama import LlamaBackend", "LlamaBackend", "llama", ["xllamacpp", "httpx2"]),
+]
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a fresh interpreter."""
+    command = [sys.executable, "-W", "error", "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
+
+
+@pytest.mark.parametrize(("statement", "name", "extra", "packages"), NAMES)
+def test_importing_a_backend_imports_no_optional_package(statement, name, extra, packages):
+    """A program pays for the HTTP client or llama.cpp when it constructs a backend."""
+    done = run(f"{statement}\nimport sys\nprint(sorted({{'httpcore2', 'httpx2', 'xllamacpp'}} & set(sys.modules)))")
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_constructing_a_backend_imports_the_http_client():
+    """It is imported before the first request."""
+    done = run(
+        "from sampling import OpenAIBackend\nimport sys\n"
+        "OpenAIBackend('http://127.0.0.1:1/v1')\nprint('httpcore2' in sys.modules)"
+    )
+    assert (done.stdout.strip(), done.stderr) == ("True", "")
+
+
+@pytest.mark.parametrize(("statement", "name", "extra", "packages"), NAMES)
+def test_importing_a_backend_without_its_extra_names_what_to_install(statement, name, extra, packages):
+    """The error is raised at import, names the class that was imported, and has the command to run."""
+    for package in packages:
+        done = run(f"import sys; sys.modules[{package!r}] = None\n{statement}")
+        last_line = done.stderr.splitlines()[-1]
+        assert last_line.startswith("sampling.errors.MissingExtra: ")
+        assert f'{name} needs the package {package!r}: pip install "sampling[{extra}]"' in last_line
