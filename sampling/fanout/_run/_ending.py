@@ -1,4 +1,4 @@
-"""How a run ends: the item that ends it, and the status and error that follow."""
+"""The end of a run: the item that ends it, its status, and the error to raise."""
 
 import math
 from typing import Any, Literal, TypeAlias
