@@ -1,4 +1,4 @@
-"""What a fan-out costs: against aiometer driving the same calls, with a journal and without, resumed, and at length."""
+"""Measure the overhead of a fan-out: against aiometer, with and without a journal, resumed, and over a long stream."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LENGTH_BOUND = 1.2
 def run(settings: Settings) -> list[Section]:
     """Measure in fresh processes."""
     items = 10_000 if settings.quick else 100_000
-    # In the checkout: a folder for temporary files may be in memory, where syncing costs nothing.
+    # In the checkout, because a temporary folder may be in memory, where a sync is free.
     with tempfile.TemporaryDirectory(dir=Path(__file__).parent, prefix=".fanout-") as folder:
         speed = _speed(folder, items, settings)
         resume = _resume(Path(folder) / "resume.db", items)

@@ -20,9 +20,7 @@ from sampling.cli._plain_progress import PlainProgress
 from sampling.cli._prompts import Prompts
 from sampling.cli._specs import opened
 from sampling.errors import JournalError, JournalMismatch, JournalWriteFailed, SamplingError
-from sampling.fanout import FanOut, FanOutEngine, open_fan_out
-from sampling.fanout._arguments import OnError, OnFailure
-from sampling.fanout.items import ItemOutcome, ItemStatus
+from sampling.fanout import FanOut, FanOutEngine, ItemOutcome, ItemStatus, OnError, OnFailure, open_fan_out
 from sampling.fanout.journal import Journal
 from sampling.fanout.journal._export import rows
 from sampling.hooks import Hooks

@@ -1,10 +1,10 @@
-"""Tells hooks how a run gets on."""
+"""Emit the events of a run to hooks."""
 
 from typing import Any
 
 from sampling._engine import scope as identity
 from sampling._plugins import installed_hooks
-from sampling.fanout._arguments import Plan, wants_the_run
+from sampling.fanout._arguments import FanOutArguments, handles_run_events
 from sampling.fanout.items import FanOutEvent, FanOutFinished, FanOutStarted, ItemFinished, ItemOutcome
 from sampling.hooks import CriticalHookError, Emitter
 from sampling.results import HookFailure
@@ -14,42 +14,42 @@ __all__ = ["Announcer"]
 
 
 class Announcer:
-    """Makes the events of one run, where someone wants them. What a critical hook raises, it raises."""
+    """Emits the events of one run to the hooks that listen. An error of a critical hook is raised."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._emitter = Emitter((*filter(wants_the_run, installed_hooks()), *plan.run_hooks))
-        self._plan = plan
+    def __init__(self, arguments: FanOutArguments) -> None:
+        self._emitter = Emitter((*filter(handles_run_events, installed_hooks()), *arguments.run_hooks))
+        self._arguments = arguments
         self._ids: dict[str, Any] = {}
-        self.ignores_items = not self._emitter.hooks_for(ItemFinished)
-        """Whether nobody wants to know of single items: most runs, and it need not be asked a million times."""
+        self.has_item_hooks = bool(self._emitter.hooks_for(ItemFinished))
+        """Whether any hook listens to `ItemFinished`. Computed once, because a run may have a million items."""
 
     @property
     def failures(self) -> tuple[HookFailure, ...]:
-        """Hooks that failed without being critical."""
+        """Failures of hooks that are not critical."""
         return tuple(self._emitter.failures)
 
-    async def start(self, run_id: str, recorded: int) -> None:
-        """Tell that the run begins."""
+    async def emit_started(self, run_id: str, recorded: int) -> None:
+        """Emit `FanOutStarted`."""
         self._ids = {"run_id": run_id, "parent_id": identity.parent_id()}
         if self._emitter.hooks_for(FanOutStarted):
-            plan = self._plan
+            arguments = self._arguments
             event = FanOutStarted(
                 sampling_id=run_id,
                 **self._ids,
-                strategy=type(plan.strategy).__name__,
-                total=plan.total,
+                strategy=type(arguments.strategy).__name__,
+                total=arguments.total,
                 recorded=recorded,
-                max_concurrency=plan.max_concurrency,
+                max_concurrency=arguments.max_concurrency,
             )
             await self._emit(event)
 
-    async def finish_item(self, outcome: ItemOutcome[Any], *, recorded: bool) -> None:
-        """Tell that an item has its outcome."""
+    async def emit_item_finished(self, outcome: ItemOutcome[Any], *, recorded: bool) -> None:
+        """Emit `ItemFinished`."""
         item_id = f"{self._ids['run_id']}:{outcome.key}:{outcome.index}"
         await self._emit(ItemFinished(sampling_id=item_id, **self._ids, outcome=outcome, recorded=recorded))
 
-    async def finish(self, status: str, usage: Usage, error: BaseException | None) -> None:
-        """Tell that the run is over, if it was told that it began."""
+    async def emit_finished(self, status: str, usage: Usage, error: BaseException | None) -> None:
+        """Emit `FanOutFinished`, if the start of the run was emitted."""
         if not self._ids or not self._emitter.hooks_for(FanOutFinished):
             return
         run_id = self._ids["run_id"]

@@ -1,4 +1,4 @@
-"""What a fan-out is told: checked where it is passed in, before anything is spent."""
+"""The arguments of a fan-out, checked before anything is spent."""
 
 import math
 import warnings
@@ -19,26 +19,26 @@ from sampling.protocols import BackendLike, generate_of
 from sampling.requirements import Requirement, RequirementLike, as_requirements
 from sampling.strategy import BaseSamplingStrategy
 
-__all__ = ["Items", "OnError", "OnFailure", "Plan", "plan_of", "wants_the_run"]
+__all__ = ["FanOutArguments", "Items", "OnError", "OnFailure", "check_arguments", "handles_run_events"]
 
 OnFailure: TypeAlias = Literal["continue", "halt"]
-"""What to do after an item without a valid answer."""
+"""The action after an item without a valid answer."""
 
 OnError: TypeAlias = Literal["raise", "halt", "continue"]
-"""What to do after an item whose call raised."""
+"""The action after an item whose call raised."""
 
 Items: TypeAlias = (
     Iterable[Action[Any] | str | tuple[str | int, Action[Any] | str]]
     | AsyncIterable[Action[Any] | str | tuple[str | int, Action[Any] | str]]
 )
-"""What to ask: actions, texts, or pairs of a key and one of these; all at once, or as they come."""
+"""Actions, texts, or pairs of a key and one of these, from an iterable or an async iterable."""
 
 MAX_BUFFERED = 1_000
 
 
 @attrs.frozen(kw_only=True)
-class Plan:
-    """What a run was told, checked."""
+class FanOutArguments:
+    """The checked arguments of `fan_out` or `open_fan_out`."""
 
     strategy: BaseSamplingStrategy
     items: Items
@@ -52,10 +52,10 @@ class Plan:
     options: Options | None
     budget: Budget | None
     run_hooks: Hooks
-    """Those that want events of the run."""
+    """Hooks on events of the run."""
 
     call_hooks: Hooks | None
-    """Those that want events of the calls; None if there are none, for a call without hooks is a fast one."""
+    """Hooks on events of the calls. None if there are none, because a call without hooks is faster."""
 
     engine: FanOutEngine
     ordered: bool
@@ -63,14 +63,14 @@ class Plan:
 
     @property
     def total(self) -> int | None:
-        """How many items there are, if that can be known without reading them."""
+        """The number of items, if it is known without reading them."""
         try:
             return len(self.items)  # type: ignore[arg-type]
         except TypeError:
             return None
 
 
-def plan_of(  # noqa: PLR0913 - they are the arguments of fan_out
+def check_arguments(  # noqa: PLR0913 - they are the arguments of fan_out
     strategy: BaseSamplingStrategy,
     items: Items,
     ctx: Context | None,
@@ -87,8 +87,8 @@ def plan_of(  # noqa: PLR0913 - they are the arguments of fan_out
     engine: FanOutEngine | None,
     ordered: bool,
     max_buffered: int,
-) -> Plan:
-    """Check everything that can be checked without reading an item."""
+) -> FanOutArguments:
+    """Check and normalize all arguments, without reading an item."""
     check_instance("strategy", strategy, BaseSamplingStrategy, "a strategy")
     _check_items_argument(items)
     generate_of(backend)
@@ -100,8 +100,8 @@ def plan_of(  # noqa: PLR0913 - they are the arguments of fan_out
     _check_choice("on_error", on_error, get_args(OnError))
     if engine is not None:
         _check_engine(engine)
-    run_hooks, call_hooks = _sorted_hooks(hooks)
-    return Plan(
+    run_hooks, call_hooks = _split_hooks(hooks)
+    return FanOutArguments(
         strategy=strategy,
         items=items,
         context=ctx,
@@ -153,19 +153,19 @@ def _journal(journal: object) -> Journal | None:
     raise wrong_type("journal", journal, "a path, a Journal, or None")
 
 
-def _sorted_hooks(hooks: Hooks | None) -> tuple[Hooks, Hooks | None]:
-    """Sort hooks by who calls them: the run, or each of its calls. One on `Event` gets both kinds."""
+def _split_hooks(hooks: Hooks | None) -> tuple[Hooks, Hooks | None]:
+    """Split hooks into those on events of the run and those on events of its calls. A hook on `Event` is in both."""
     run_hooks, call_hooks = Hooks(), Hooks()
     for hook in hooks or ():
-        if wants_the_run(hook):
+        if handles_run_events(hook):
             _register(hook, run_hooks)
         if not issubclass(hook.event, FanOutEvent):
             _register(hook, call_hooks)
     return run_hooks, call_hooks if len(call_hooks) else None
 
 
-def wants_the_run(hook: Hook) -> bool:
-    """Tell whether a hook is for events of a run: for some of them, or for all events there are."""
+def handles_run_events(hook: Hook) -> bool:
+    """Return whether a hook receives events of a run: one kind of them, or all events."""
     return issubclass(hook.event, FanOutEvent) or issubclass(FanOutEvent, hook.event)
 
 
@@ -173,11 +173,11 @@ def _register(hook: Hook, hooks: Hooks) -> None:
     hooks.on(hook.event, critical=hook.critical, timeout_s=hook.timeout_s)(hook.function)
 
 
-# How many at once.
+# Concurrency.
 
 
 def _concurrency(given: object) -> int:
-    """Return how many items may run at once: what is no number runs one after another, and a warning says so."""
+    """Return the number of items that may run at once. Warn and return 1 if the argument is not a whole number."""
     number = _as_whole_number(given)
     if number is None:
         warnings.warn(

@@ -1,4 +1,4 @@
-"""Outcomes on their way to whoever reads them."""
+"""A buffer between the items of a run and the reader of their outcomes."""
 
 import math
 from collections import deque
@@ -9,14 +9,14 @@ import anyio
 
 from sampling.fanout.items import ItemOutcome
 
-__all__ = ["Delivery"]
+__all__ = ["OutcomeBuffer"]
 
 
-class Delivery:
+class OutcomeBuffer:
     """
-    Holds outcomes until they are taken: in the order of the items, or as they come.
+    Outcomes that the reader has not taken yet, in the order of the items or as they finish.
 
-    In order, an outcome waits for those of all items before it, and nothing after the run's last item ever gets out.
+    In order, an outcome waits for those of all earlier items. Outcomes after the item that ended the run are dropped.
     """
 
     def __init__(self, *, ordered: bool) -> None:
@@ -26,10 +26,10 @@ class Delivery:
         self._next = 0
         self._reader: anyio.Event | None = None
         self.last: float = math.inf
-        """The index after which nothing is handed out: that of the item which ended the run."""
+        """The index of the item that ended the run. Later outcomes are dropped."""
 
         self.taken = 0
-        """How many have been taken."""
+        """The number of outcomes taken so far."""
 
     def put(self, outcome: ItemOutcome[Any]) -> None:
         """Add an outcome."""
@@ -49,24 +49,24 @@ class Delivery:
         self.wake()
 
     def take(self) -> ItemOutcome[Any] | None:
-        """Return the next outcome, if there is one."""
+        """Return the next outcome, or None if none is ready."""
         if not self._ready:
             return None
         self.taken += 1
         return self._ready.popleft()
 
     def take_all(self) -> Iterator[ItemOutcome[Any]]:
-        """Return all that can be taken by now."""
+        """Yield all outcomes that are ready."""
         while (outcome := self.take()) is not None:
             yield outcome
 
     async def wait(self) -> None:
-        """Wait until something has changed."""
+        """Wait until `wake` is called or an outcome is ready."""
         self._reader = anyio.Event()
         await self._reader.wait()
 
     def wake(self) -> None:
-        """Let the reader look again."""
+        """Wake the reader."""
         if self._reader is not None:
             self._reader.set()
             self._reader = None

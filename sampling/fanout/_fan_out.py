@@ -1,11 +1,11 @@
-"""`fan_out` and `open_fan_out`: one strategy over many items."""
+"""`fan_out` and `open_fan_out`, which apply one strategy to many items."""
 
 from collections.abc import Iterable
 from os import PathLike
 from typing import Any
 
 from sampling.budgets import Budget
-from sampling.fanout._arguments import MAX_BUFFERED, Items, OnError, OnFailure, plan_of
+from sampling.fanout._arguments import MAX_BUFFERED, Items, OnError, OnFailure, check_arguments
 from sampling.fanout._run import FanOut
 from sampling.fanout.engines import FanOutEngine
 from sampling.fanout.items import FanOutResult
@@ -19,14 +19,14 @@ from sampling.strategy import BaseSamplingStrategy
 __all__ = ["fan_out", "open_fan_out"]
 
 
-async def fan_out(  # noqa: PLR0913 - each of them is one thing to decide
+async def fan_out(  # noqa: PLR0913 - each is an independent setting
     strategy: BaseSamplingStrategy,
     items: Items,
     ctx: Context | None,
     backend: BackendLike,
     reqs: Iterable[RequirementLike] | None = None,
     *,
-    max_concurrency: int | float | str | None = 8,  # noqa: PYI041 - a whole float is honoured, and said to be
+    max_concurrency: int | float | str | None = 8,  # noqa: PYI041 - a whole float is accepted, and documented
     on_failure: OnFailure = "continue",
     on_error: OnError = "raise",
     journal: Journal | str | PathLike[str] | None = None,
@@ -36,44 +36,45 @@ async def fan_out(  # noqa: PLR0913 - each of them is one thing to decide
     engine: FanOutEngine | None = None,
 ) -> FanOutResult[Any]:
     """
-    Sample every item, some at a time, and return all outcomes in the order of the items.
+    Sample every item, and return all outcomes in the order of the items.
 
     Args:
-        strategy: How to sample each of them.
+        strategy: The strategy for each item.
 
-        items: What to ask: an iterable, or an async one, of actions or texts, or of pairs `(key, action)`.
-            It is read as there is room, no further ahead than `max_concurrency`.
+        items: An iterable or async iterable of actions, texts, or pairs `(key, action)`.
+            An item is read only when there is a free slot for it.
 
-        ctx: The conversation to ask each of them in; None for new ones.
+        ctx: The conversation that each item continues. None starts a new one.
 
-        backend: Who answers.
+        backend: The backend that answers.
 
-        reqs: What must be true of every answer, after the strategy's own requirements.
+        reqs: Requirements on every answer, checked after the strategy's own.
 
-        max_concurrency: How many items may be in flight at once; 1 or less runs one after another.
+        max_concurrency: The number of items in flight at once. 1 or less runs them sequentially.
 
-        on_failure: What to do after an item without a valid answer: "continue", or "halt" the run with it.
+        on_failure: "continue" after an item without a valid answer, or "halt" the run there.
 
-        on_error: What to do after an item whose call raised: "raise" it, "halt" the run with it, or "continue".
+        on_error: "raise" the error of an item, "halt" the run there, or "continue".
 
-        journal: Where to write the run down, so that it can go on after a crash: a path, or a `Journal`.
+        journal: A path or a `Journal` that records the run, so that it can resume after a crash.
 
-        options: How to generate.
+        options: Generation options.
 
-        budget: What may be spent by all items together.
+        budget: A budget that all items share.
 
-        hooks: Called on events of the run, and of each of its calls.
+        hooks: Hooks on events of the run and of each of its calls.
 
-        engine: Where the calls run; None for this process.
+        engine: The engine that runs the calls. None runs them in this process.
 
     Returns:
-        The outcomes of all items, or, if the run was halted, of those up to the item that halted it.
+        The outcomes of all items, or of those up to the item that halted the run.
 
     Raises:
-        What an item's call raised, with its own type, if `on_error` is "raise": the one of the lowest index.
-        `JournalError` if the journal can't be used or written.
+        JournalError: If the journal can't be used or written.
+
+    If `on_error` is "raise", the error of the failed item with the lowest index is raised, with its own type.
     """
-    plan = plan_of(
+    arguments = check_arguments(
         strategy,
         items,
         ctx,
@@ -90,7 +91,7 @@ async def fan_out(  # noqa: PLR0913 - each of them is one thing to decide
         ordered=True,
         max_buffered=0,
     )
-    async with FanOut[Any](plan, bounded=False) as run:
+    async with FanOut[Any](arguments, bounded=False) as run:
         outcomes = await run.collect()
     return run.result(outcomes)
 
@@ -114,22 +115,22 @@ def open_fan_out(  # noqa: PLR0913
     max_buffered: int = MAX_BUFFERED,
 ) -> FanOut[Any]:
     """
-    Do as `fan_out` does, and hand the outcomes out as they come, without holding them all.
+    Sample every item, and stream the outcomes without holding all of them in memory.
 
         async with open_fan_out(strategy, items, None, backend) as outcomes:
             async for outcome in outcomes:
                 ...
 
     Args:
-        ordered: Whether the outcomes come in the order of the items, or as they finish.
+        ordered: Whether outcomes come in the order of the items or as they finish.
 
-        max_buffered: How many outcomes may wait, for their turn or for the reader, before no new items are started.
-            So a slow first item holds nothing up until that many others have finished.
+        max_buffered: The number of outcomes that may wait, for their turn or for the reader, before the run stops
+            starting items. A slow first item holds up nothing until that many others have finished.
 
-    The other arguments are those of `fan_out`. What an item raised is raised by the iteration,
-    after the outcomes of all items before it.
+    The other arguments are those of `fan_out`. The iteration raises the error of an item after the outcomes
+    of all earlier items.
     """
-    plan = plan_of(
+    arguments = check_arguments(
         strategy,
         items,
         ctx,
@@ -146,4 +147,4 @@ def open_fan_out(  # noqa: PLR0913
         ordered=ordered,
         max_buffered=max_buffered,
     )
-    return FanOut(plan)
+    return FanOut(arguments)

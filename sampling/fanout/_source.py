@@ -1,4 +1,4 @@
-"""Where items come from: read one at a time, when there is room for it, and no sooner."""
+"""The source of items, read one at a time and only when there is room."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import Any, Final, cast
@@ -9,11 +9,11 @@ __all__ = ["END", "Source"]
 
 _CLOSE_GRACE_S: Final = 5.0
 END: Final = object()
-"""What is read when there is nothing more."""
+"""The sentinel that `Source.next` returns after the last item."""
 
 
 class Source:
-    """Reads what the caller gave, be it an iterable or an async one, and numbers the items."""
+    """Reads and counts the items of an iterable or async iterable."""
 
     def __init__(self, items: object) -> None:
         self._async: AsyncIterator[Any] | None = None
@@ -24,13 +24,13 @@ class Source:
             self._plain = iter(cast("Iterable[Any]", items))
         self._reading: anyio.CancelScope | None = None
         self.count = 0
-        """How many were read, and were items."""
+        """The number of valid items read so far."""
 
         self.exhausted = False
-        """Whether there are no more."""
+        """Whether all items were read."""
 
     async def next(self) -> Any:
-        """Return what was given as the next item; `END` if there are no more, or if reading was stopped."""
+        """Return the next item as the caller gave it, or `END` if there are no more or reading was stopped."""
         if self._async is None:
             return next(self._plain, END)
         with anyio.CancelScope() as self._reading:
@@ -38,12 +38,12 @@ class Source:
         return END
 
     def stop(self) -> None:
-        """Stop waiting for an item that may never come."""
+        """Stop waiting for the next item, which may never come."""
         if self._reading is not None:
             self._reading.cancel()
 
     async def close(self) -> None:
-        """Close an async generator, which else would be left hanging in the middle of something."""
+        """Close an async generator, so that its cleanup runs now and not at garbage collection."""
         close = getattr(self._async, "aclose", None)
         if close is not None:
             with anyio.move_on_after(_CLOSE_GRACE_S, shield=True):

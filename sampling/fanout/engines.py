@@ -1,4 +1,4 @@
-"""Where the innermost call of each item runs: here, or somewhere else."""
+"""Engines that run the call of each item, in this process or elsewhere."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -21,25 +21,25 @@ __all__ = ["FanOutEngine", "LocalEngine", "SampleItem", "Work"]
 
 @attrs.frozen(kw_only=True)
 class Work:
-    """What all items of a run have in common: with an `Item`, all that one call of `strategy.sample` needs."""
+    """The arguments of `strategy.sample` that all items of a run share."""
 
     run_id: str
     strategy: BaseSamplingStrategy
     context: Context | None
     backend: BackendLike
     requirements: tuple[Requirement, ...]
-    """Those of the call; the strategy adds its own."""
+    """The requirements of the call. The strategy adds its own."""
 
     options: Options | None
     budget: Budget | None
     hooks: Hooks | None
-    """For the events of each call. Those of the run are called by the run itself."""
+    """Hooks on events of each call. The run itself emits its own events."""
 
     max_concurrency: int
 
 
 SampleItem: TypeAlias = Callable[[Item[Any]], Awaitable[SamplingResult[Any]]]
-"""Does for one item what `strategy.sample` does: returns its result, or raises what it raised, with its own type."""
+"""Samples one item. Returns the result of `strategy.sample`, or raises its error with its own type."""
 
 
 @runtime_checkable
@@ -47,26 +47,27 @@ class FanOutEngine(Protocol):
     """
     Runs `strategy.sample` for each item of a fan-out.
 
-    Everything else stays with the run: reading items, their order, slots, halting, the journal, the run's own hooks.
+    The run does everything else: it reads and orders items, limits concurrency, halts, writes the journal
+    and emits its own events.
     """
 
     def open(self, work: Work) -> AbstractAsyncContextManager[SampleItem]:
         """
-        Get ready for one run, and give what samples an item.
+        Return a context manager that yields a function to sample one item.
 
-        It is entered before the first item is read, and left after the last one has ended, however the run ends.
-        What it gives is awaited for up to `max_concurrency` items at once, each in a task and a context of its own.
-        When that is cancelled, the call must have stopped, wherever it runs, before the cancellation goes on.
-        An item that raises should first say with `report_usage` what it spent, if the engine knows.
+        The run enters it before it reads the first item, and leaves it after the last item has ended.
+        It awaits the function for up to `max_concurrency` items at once, each in its own task and context.
+        When the function is cancelled, the call must have stopped, wherever it runs, before the function raises.
+        For an item that raises, call `report_usage` first if the engine knows the usage.
         """
         ...
 
 
 class LocalEngine:
-    """Runs every call in this process, in the event loop of the run."""
+    """Runs every call in this process, on the event loop of the run."""
 
     def open(self, work: Work) -> AbstractAsyncContextManager[SampleItem]:
-        """Get ready for one run."""
+        """Return a context manager for one run."""
         return _Local(work)
 
 
@@ -80,10 +81,10 @@ class _Local:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Nothing is left open."""
+        """Do nothing, because nothing is open."""
 
     def _sample(self, item: Item[Any]) -> Awaitable[SamplingResult[Any]]:
-        # Not async itself: it hands the call's own coroutine on, one step less for each of a million items.
+        # Not `async def`: returning the coroutine saves a frame for each of a million items.
         work = self._work
         return work.strategy.sample(
             item.action,

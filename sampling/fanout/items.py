@@ -1,4 +1,4 @@
-"""The items of a fan-out: what is asked, what became of it, and the events that tell of it."""
+"""Items of a fan-out, their outcomes, and the events of a run."""
 
 from collections.abc import Callable
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, final
@@ -21,35 +21,34 @@ __all__ = [
     "ItemFinished",
     "ItemOutcome",
     "ItemStatus",
-    "as_item",
 ]
 
 T = TypeVar("T")
 
 ItemStatus: TypeAlias = Literal["succeeded", "failed", "errored"]
-"""How an item ended: with a valid answer, without one, or with an exception."""
+"""The end of an item: a valid answer, no valid answer, or an exception."""
 
 FanOutStatus: TypeAlias = Literal["completed", "halted"]
-"""How a run ended: with all of its items, or with the one that halted it."""
+"""The end of a run: after all items, or at the item that halted it."""
 
 
 Restore: TypeAlias = Callable[[str, object, int], tuple[SamplingResult[Any] | None, Exception | None]]
-"""Makes a result or an error of a record, of what was given as the item, and of its index."""
+"""Restores a result or an error from a journal record, the item as the caller gave it, and its index."""
 
 
 @attrs.frozen
 class Item(Generic[T]):
-    """One thing to ask: its place among all of them, the key that the caller knows it by, and the question."""
+    """One item to sample: its index, the caller's key, and its action."""
 
     index: int
     key: str
     action: Action[T]
     item_id: str
-    """`run_id:key:index`: unique everywhere. It is the parent_id of the item's call."""
+    """`run_id:key:index`, which is globally unique. It is the `parent_id` of the item's call."""
 
 
 def as_item(given: object, index: int, run_id: str) -> Item[Any]:
-    """Make an item of what the caller gave: an action, its text, or a pair of a key and one of these."""
+    """Convert an action, a text, or a pair of a key and one of these to an item."""
     key: object = index
     action = given
     if isinstance(given, tuple):
@@ -79,15 +78,15 @@ def _is_text(name: str) -> bool:
 @final
 class ItemOutcome(Generic[T]):
     """
-    What became of one item.
+    The outcome of one item.
 
-    One that was read back from a journal makes its `result` and `error` when they are first looked at.
+    An outcome from a journal decodes its `result` and `error` on first access.
     """
 
     __slots__ = ("_error", "_result", "_stored", "_usage", "index", "key", "status")
 
     index: int
-    """The item's place among all items, counted from 0."""
+    """The position of the item, counted from 0."""
 
     key: str
     status: ItemStatus
@@ -113,26 +112,26 @@ class ItemOutcome(Generic[T]):
 
     @property
     def result(self) -> SamplingResult[T] | None:
-        """What `sample()` returned for this item; None if it raised."""
+        """The result of `sample()`, or None if it raised."""
         if self._stored is not None:
-            self._look_up(*self._stored)
+            self._load(*self._stored)
         return self._result
 
     @property
     def error(self) -> Exception | None:
-        """What `sample()` raised for this item, if it raised."""
+        """The exception that `sample()` raised, if any."""
         if self._stored is not None:
-            self._look_up(*self._stored)
+            self._load(*self._stored)
         return self._error
 
     @property
     def usage(self) -> Usage:
-        """What the item spent, also if it ended with an exception."""
+        """The usage of the item, even if it ended with an exception."""
         if isinstance(self._usage, tuple):
             self._usage = Usage(*self._usage)
         return self._usage
 
-    def _look_up(self, restore: "Restore", record: str, given: object) -> None:
+    def _load(self, restore: "Restore", record: str, given: object) -> None:
         self._result, self._error = restore(record, given, self.index)
         self._stored = None
 
@@ -142,19 +141,19 @@ class ItemOutcome(Generic[T]):
 
 @attrs.frozen(kw_only=True, repr=False)
 class FanOutResult(Generic[T]):
-    """What a fan-out gave: an outcome for every item, in the order of the items, up to the one that halted it."""
+    """The outcomes of a fan-out, in the order of the items, up to the item that halted it."""
 
     run_id: str
     status: FanOutStatus
     outcomes: tuple[ItemOutcome[T], ...]
     halted_by: int | None
-    """The index of the item that halted the run; its outcome is the last one."""
+    """The index of the item that halted the run. Its outcome is the last one."""
 
     usage: Usage
-    """Everything that was spent: before a resume, and by items that were cancelled, too."""
+    """The total usage, including that of cancelled items and of the time before a resume."""
 
     maybe_billed_twice: tuple[int, ...] = ()
-    """Items that an earlier process had begun and not finished, and that were asked again: by index."""
+    """Indexes of items that an earlier process started but did not finish, and that were sampled again."""
 
     hook_failures: tuple[HookFailure, ...] = ()
 
@@ -169,7 +168,7 @@ class FanOutResult(Generic[T]):
         return f"<FanOutResult {self}>"
 
     def counts(self) -> dict[ItemStatus, int]:
-        """Count the outcomes by how they ended."""
+        """Count the outcomes by status."""
         counts: dict[ItemStatus, int] = {"succeeded": 0, "failed": 0, "errored": 0}
         for outcome in self.outcomes:
             counts[outcome.status] += 1
@@ -178,42 +177,46 @@ class FanOutResult(Generic[T]):
 
 @attrs.frozen(kw_only=True)
 class FanOutEvent(Event):
-    """What every event of a fan-out tells. Its `sampling_id` is the id of the run, or of the item."""
+    """The base of all events of a run. Its `sampling_id` is the id of the run or of the item."""
 
     run_id: str
 
 
 @attrs.frozen(kw_only=True)
 class FanOutStarted(FanOutEvent):
-    """A run is about to read its first item."""
+    """Emitted before a run reads its first item."""
 
     strategy: str
     """The name of the strategy's class."""
 
     total: int | None
-    """How many items there are, where that can be known."""
+    """The number of items, if it is known."""
 
     recorded: int
-    """How many of them the journal has an outcome for already."""
+    """The number of items that have an outcome in the journal already."""
 
     max_concurrency: int
 
 
 @attrs.frozen(kw_only=True)
 class ItemFinished(FanOutEvent):
-    """An item has its outcome; with a journal, it is on disk by now. Items that were cancelled have none."""
+    """
+    Emitted when an item has an outcome. Cancelled items have none.
+
+    With a journal, the outcome is on disk by then.
+    """
 
     outcome: ItemOutcome[Any]
     recorded: bool
-    """Whether it came from the journal, so that nothing was asked."""
+    """Whether the outcome came from the journal, without a call."""
 
 
 @attrs.frozen(kw_only=True)
 class FanOutFinished(FanOutEvent):
-    """A run is over: comes exactly once, also after an error or a cancellation."""
+    """Emitted exactly once at the end of a run, even after an error or a cancellation."""
 
     status: str
-    """ "completed" or "halted"; "stopped" if it was left or drained before its end, "failed" if it raised."""
+    """One of "completed", "halted", "stopped" (left or drained before its end) and "failed" (it raised)."""
 
     usage: Usage
     error: BaseException | None

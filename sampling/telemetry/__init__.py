@@ -1,7 +1,7 @@
 """
-Hooks that come with the library, to watch calls with.
+Hooks for logging, tracing, metrics and progress displays.
 
-Those that need an extra are imported from their own module: `from sampling.telemetry.progress import progress`.
+Import those that need an extra from their own module: `from sampling.telemetry.call_progress import progress`.
 """
 
 from sampling.telemetry.logging import logging_hooks

@@ -1,4 +1,4 @@
-"""A part of the terminal that is drawn anew all the time, without ever holding up the program."""
+"""A live terminal display that never blocks the event loop."""
 
 import sys
 import threading
@@ -14,17 +14,19 @@ try:
 except ImportError as error:
     raise MissingExtra("a progress bar", "rich", "cli") from error
 
-__all__ = ["drawing"]
+__all__ = ["live_display"]
 
 _REDRAW_EVERY_S = 0.1
 
 
 @contextmanager
-def drawing(render: Callable[[], RenderableType], console: Console | None, *, show: bool | None) -> Generator[bool]:
+def live_display(
+    render: Callable[[], RenderableType], console: Console | None, *, show: bool | None
+) -> Generator[bool]:
     """
-    Draw what `render` returns, again and again while the block runs, and a last time at its end.
+    Draw the result of `render` repeatedly while the block runs, and a last time at its end.
 
-    Yields whether it is drawn at all: on a terminal, unless `show` says otherwise; None for the standard error output.
+    Yields whether anything is drawn. `show=None` draws only on a terminal. The default console is standard error.
     """
     if console is None:
         console = Console(stderr=True)
@@ -32,7 +34,7 @@ def drawing(render: Callable[[], RenderableType], console: Console | None, *, sh
     if not (console.is_terminal if show is None else check_bool("show", show)):
         yield False
         return
-    # What is printed meanwhile goes above it; but if it goes elsewhere, into a file or a pipe, it is let through.
+    # rich prints output to stdout above the display. Redirect it only if stdout is a terminal, not a file or a pipe.
     live = Live(console=console, get_renderable=render, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
     with live, _redrawing(live):
         yield True
@@ -40,8 +42,8 @@ def drawing(render: Callable[[], RenderableType], console: Console | None, *, sh
 
 @contextmanager
 def _redrawing(live: Live) -> Generator[None]:
-    """Draw anew, regularly, in a thread of its own, so that no event ever waits for the terminal."""
-    # Not rich's own thread, which may live on for a moment after the display is closed.
+    """Refresh the display in its own thread, so that no event waits for the terminal."""
+    # Not rich's own refresh thread, which may outlive the display for a moment.
     over = threading.Event()
 
     def redraw() -> None:

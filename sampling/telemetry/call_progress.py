@@ -1,5 +1,5 @@
 """
-Show on the terminal how calls get on: a bar for each.
+Show a progress bar for each call on the terminal.
 
     with progress() as hooks:
         result = await strategy.sample("…", None, backend, reqs, hooks=hooks)
@@ -15,7 +15,7 @@ import attrs
 from sampling.errors import MissingExtra
 from sampling.hooks import Hooks, IterationFinished, LoopFinished, LoopStarted
 from sampling.results import Outcome
-from sampling.telemetry._live import drawing
+from sampling.telemetry._live import live_display
 
 try:
     from rich.console import Console
@@ -27,35 +27,34 @@ except ImportError as error:
 
 __all__ = ["progress"]
 
-_MOST_BARS = 20
-"""With more calls than this, the oldest finished ones, and those that find no room, share one more bar."""
+_MAX_BARS = 20
+"""The number of separate bars. Beyond it, the oldest finished calls and those without room share one more bar."""
 
-_WIDEST_BAR = 24
+_MAX_BAR_WIDTH = 24
 _STYLES: dict[Outcome, str] = {"valid": "green", "invalid": "yellow", "errored": "red", "cancelled": "dim"}
 
 
 @contextmanager
 def progress(*, console: Console | None = None, show: bool | None = None) -> Generator[Hooks]:
     """
-    Yield hooks that show a bar for each call they are given to, or for each call of a strategy they are given to.
+    Yield hooks that show a bar for each call. Pass them to a call or to a strategy.
 
-    A bar tells how many of the allowed attempts are done, how they ended, what they used, and how the call ended.
-    Neither the question nor an answer is on it. When the block is left, however it is left, the bars stay as they are,
-    and the terminal is as it was.
+    A bar shows the attempts made and allowed, their outcomes, the tokens used, and the end of the call.
+    It shows no prompts and no answers. After the block, the bars stay visible and the terminal is restored.
 
     Args:
-        console: Where to show them; None for the standard error output, so that the standard output is left to you.
+        console: The console to draw on. None means standard error, which leaves standard output to you.
 
-        show: Whether to. None: only on a terminal. On anything else, True writes the bars once, at the end.
+        show: Whether to draw. None draws only on a terminal. Elsewhere, True writes the bars once, at the end.
     """
     bars = _Bars()
-    with drawing(bars.render, console, show=show) as drawn:
+    with live_display(bars.render, console, show=show) as drawn:
         yield bars.hooks() if drawn else Hooks()
 
 
 @attrs.define
 class _Bar:
-    """What there is to show of a call, or of many together."""
+    """The state of one bar: of one call, or of several calls together."""
 
     label: str
     allowed: int
@@ -63,10 +62,10 @@ class _Bar:
     outcomes: Counter[Outcome] = attrs.field(factory=Counter[Outcome])
     tokens: int = 0
     ending: str = ""
-    """How the call ended; nothing while it runs."""
+    """The end of the call. Empty while it runs."""
 
     elapsed_s: float | None = None
-    """How long it took; None while it runs."""
+    """The duration of the call. None while it runs."""
 
     @property
     def finished(self) -> bool:
@@ -76,10 +75,10 @@ class _Bar:
         self.ending = _ending(event)
         self.elapsed_s = event.elapsed_s
         if event.result is not None:
-            # A hook after ours may have changed the budgets.
+            # A later hook on `LoopStarted` may have changed the budgets.
             self.allowed = event.result.max_attempts
 
-    def absorb(self, other: "_Bar") -> None:
+    def merge(self, other: "_Bar") -> None:
         self.allowed += other.allowed
         self.outcomes += other.outcomes
         self.tokens += other.tokens
@@ -104,17 +103,17 @@ class _Bar:
 def _ending(event: LoopFinished) -> str:
     if event.error is None:
         return event.stop_reason or ""
-    # Whatever is not an Exception is a cancellation, or the end of the program, and has another name on each loop.
+    # Other exceptions are cancellations or interrupts, and their names differ between event loops.
     return type(event.error).__name__ if isinstance(event.error, Exception) else "cancelled"
 
 
 def _short(strategy: str) -> str:
-    """Leave out what most strategies have in their names: room on a line is scarce."""
+    """Strip the common suffixes of strategy names, to save space."""
     return strategy.removesuffix("Strategy").removesuffix("Sampling") or strategy
 
 
 class _Bars:
-    """The bars of all calls. Events only count; everything that takes time happens when the bars are drawn."""
+    """The bars of all calls. Hooks only count, and the slow work happens in `render`."""
 
     def __init__(self) -> None:
         self._calls = 0
@@ -132,9 +131,9 @@ class _Bars:
     def _start(self, event: LoopStarted) -> None:
         self._calls += 1
         bar = _Bar(f"#{self._calls:,} {_short(event.strategy)}", event.loop_budget * event.concurrency_budget)
-        if len(self._bars) >= _MOST_BARS:
+        if len(self._bars) >= _MAX_BARS:
             self._make_room()
-        if len(self._bars) < _MOST_BARS:
+        if len(self._bars) < _MAX_BARS:
             self._bars[event.sampling_id] = bar
         else:
             self._add_to_others(bar)
@@ -147,7 +146,7 @@ class _Bars:
                 return
 
     def _add_to_others(self, bar: _Bar) -> None:
-        self._others.absorb(bar)
+        self._others.merge(bar)
         self._other_calls += 1
         self._others.label = f"{self._other_calls:,} other calls"
 
@@ -162,10 +161,10 @@ class _Bars:
             bar.finish(event)
 
     def render(self) -> Table:
-        """Draw all bars: those of single calls, oldest first, then what they have no room for."""
-        # Where the terminal is narrow, it is the bar that gives way.
-        table = Table.grid(Column(no_wrap=True), Column(max_width=_WIDEST_BAR), Column(no_wrap=True), padding=(0, 1))
-        # Another thread than the one that counts: it takes a copy, so that no call is added while it looks.
+        """Return all bars: those of single calls, oldest first, then the shared one."""
+        # On a narrow terminal, the bar column shrinks.
+        table = Table.grid(Column(no_wrap=True), Column(max_width=_MAX_BAR_WIDTH), Column(no_wrap=True), padding=(0, 1))
+        # This runs in the drawing thread. Copy, because the hooks may add a call meanwhile.
         for bar in list(self._bars.values()):
             table.add_row(*bar.cells())
         if self._other_calls:

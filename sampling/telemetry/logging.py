@@ -1,4 +1,4 @@
-"""Log what happens in a call: every event is one structured line."""
+"""Log the events of a call, one structured line each."""
 
 import hashlib
 import logging
@@ -25,12 +25,12 @@ from sampling.usage import Usage
 __all__ = ["Level", "logging_hooks"]
 
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
-"""How loud the lines are."""
+"""The level of the log lines."""
 
 _LEVELS = get_args(Level)
-_LONGEST_TEXT = 10_000
+_MAX_TEXT_CHARS = 10_000
 _STANDARD_LOGGERS: tuple[type[Any], ...] = (logging.Logger, logging.LoggerAdapter)
-"""They have the methods, but take no fields."""
+"""Loggers that have the right methods, but accept no fields."""
 
 
 Fields: TypeAlias = dict[str, Any]
@@ -38,23 +38,23 @@ Fields: TypeAlias = dict[str, Any]
 
 def logging_hooks(logger: Any = None, *, level: Level = "info", content: bool = False) -> Hooks:
     """
-    Make hooks that log every event as one line: `loop_started`, `iteration_started`, `iteration_finished`, …
+    Return hooks that log every event as one line: `loop_started`, `iteration_started`, `iteration_finished`, …
 
-    A line has the ids of its call and attempt, and what is worth knowing: outcome, tokens, seconds,
-    and of an invalid attempt, the requirements that failed. What was asked and answered is not on it,
-    only how long it was and a short hash, by which equal texts can be told (and very short ones guessed).
+    A line has the ids of its call and attempt, the outcome, tokens and seconds, and the failed requirements of an
+    invalid attempt. It does not contain prompts or answers, only their length and a short hash. The hash identifies
+    equal texts. A very short text can be guessed from it.
 
     Args:
-        logger: Any structlog logger; None for `structlog.get_logger("sampling")`.
+        logger: Any structlog logger. None means `structlog.get_logger("sampling")`.
 
-        level: The level of all lines. (Attempts and hooks that fail are logged without these hooks too, as warnings.)
+        level: The level of all lines. (Failed attempts and hooks are logged as warnings even without these hooks.)
 
-        content: Put the texts on the lines too, each in a field of its own, on one line and with all that
-            could steer a terminal escaped. Prompts and answers may hold what nobody should find in a log.
+        content: Also log prompts and answers, each in its own field, on one line and with control characters
+            escaped. They may contain private data.
     """
     log = structlog.get_logger("sampling") if logger is None else logger
     _check_logger(log, level)
-    write = _Lines(log, level, content=check_bool("content", content))
+    write = _EventLogger(log, level, content=check_bool("content", content))
     hooks = Hooks()
     hooks.on(LoopStarted)(write.loop_started)
     hooks.on(IterationStarted)(write.iteration_started)
@@ -74,12 +74,12 @@ def _check_logger(logger: Any, level: object) -> None:
 
 
 def _one_line(text: str) -> str:
-    # Without the quotation marks, which are for people: the renderer puts its own.
-    return quoted(text, _LONGEST_TEXT)[1:-1]
+    # Without the quotes, because the renderer adds its own.
+    return quoted(text, _MAX_TEXT_CHARS)[1:-1]
 
 
-class _Lines:
-    """What to write about each kind of event."""
+class _EventLogger:
+    """Writes one log line for each event."""
 
     def __init__(self, logger: Any, level: Level, *, content: bool) -> None:
         self._logger = logger
@@ -87,7 +87,7 @@ class _Lines:
         self._content = content
 
     def _write(self, line: str, fields: Fields) -> None:
-        # The method is looked up anew each time: a logger that was made before logging was configured is a proxy.
+        # Look the method up each time: a logger created before logging was configured is a proxy.
         getattr(self._logger, self._level)(line, **{key: value for key, value in fields.items() if value is not None})
 
     def loop_started(self, event: LoopStarted) -> None:
@@ -173,7 +173,7 @@ class _Lines:
         if not failed:
             return {}
         fields: Fields = {"failed": [_name(validation.requirement) for validation in failed]}
-        # A reason may quote the answer, so it is content.
+        # A reason may quote the answer, so it counts as content.
         return {**fields, "reasons": [_one_line(one.complaint) for one in failed]} if self._content else fields
 
 
@@ -196,7 +196,7 @@ def _spent(usage: Usage) -> Fields:
 
 
 def _error(error: BaseException | None) -> Fields:
-    # Only the type: a message may quote the prompt, the answer, or a key.
+    # Only the type: the message may contain the prompt, the answer or a key.
     return {} if error is None else {"error_type": type(error).__name__}
 
 

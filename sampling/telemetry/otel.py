@@ -1,10 +1,10 @@
 """
-Trace calls with OpenTelemetry: a span for each call, and one in it for each attempt.
+Trace calls with OpenTelemetry: one span for each call, with a child span for each attempt.
 
     result = await strategy.sample("…", None, backend, reqs, hooks=otel_hooks())
 
-While an attempt runs, its span is the current one: what an instrumented HTTP client traces is a part of it,
-and a nested call is a part of the attempt that made it.
+While an attempt runs, its span is the current one. So spans of an instrumented HTTP client and of nested calls
+become children of the attempt that made them.
 """
 
 import json
@@ -30,15 +30,15 @@ Attributes: TypeAlias = dict[str, Any]
 
 def otel_hooks(tracer_provider: TracerProvider | None = None, *, content: bool = False) -> Hooks:
     """
-    Make hooks that trace calls.
+    Return hooks that trace calls.
 
-    Names of attributes are those of OpenTelemetry's conventions for generative AI where these have one
-    (`gen_ai.request.model`, `gen_ai.usage.output_tokens`, …), else they begin with `sampling.`.
+    Attributes have the names of OpenTelemetry's conventions for generative AI where those exist
+    (`gen_ai.request.model`, `gen_ai.usage.output_tokens`, …). All others begin with `sampling.`.
 
     Args:
-        tracer_provider: Who makes the spans; None for the one that the application has set.
+        tracer_provider: The provider of the tracer. None means the global one of the application.
 
-        content: Put prompts and answers on the spans too. They may hold what nobody should find in a trace.
+        content: Also record prompts and answers on the spans. They may contain private data.
     """
     spans = _Spans(
         trace.get_tracer("sampling", tracer_provider=tracer_provider), content=check_bool("content", content)
@@ -52,7 +52,7 @@ def otel_hooks(tracer_provider: TracerProvider | None = None, *, content: bool =
 
 
 class _Spans:
-    """The spans that are open, by the id of their call or attempt."""
+    """The open spans, by the id of their call or attempt."""
 
     def __init__(self, tracer: trace.Tracer, *, content: bool) -> None:
         self._tracer = tracer
@@ -60,8 +60,8 @@ class _Spans:
         self._open: dict[str, tuple[Span, Any]] = {}
 
     def _start(self, key: str, name: str, attributes: Attributes) -> None:
-        span = self._tracer.start_span(name, attributes=_given(attributes))
-        # An attempt starts and ends in one task, so what is attached here is what is detached there.
+        span = self._tracer.start_span(name, attributes=_without_none(attributes))
+        # An attempt starts and ends in one task, so `_end` can detach this token.
         self._open[key] = span, context.attach(trace.set_span_in_context(span))
 
     def _end(self, key: str, attributes: Attributes, error: BaseException | None) -> None:
@@ -70,9 +70,9 @@ class _Spans:
             return
         span, attached = opened
         context.detach(attached)
-        span.set_attributes(_given(attributes))
+        span.set_attributes(_without_none(attributes))
         if error is not None:
-            # Only the type: a message may quote the prompt, the answer, or a key.
+            # Only the type: the message may contain the prompt, the answer or a key.
             span.set_attribute("error.type", type(error).__name__)
             span.set_status(Status(StatusCode.ERROR))
         span.end()
@@ -91,7 +91,7 @@ class _Spans:
         )
 
     def iteration_started(self, event: IterationStarted) -> None:
-        attributes = {"gen_ai.operation.name": "chat", **_ids(event), **_asked(event.options)}
+        attributes = {"gen_ai.operation.name": "chat", **_ids(event), **_request_attributes(event.options)}
         if self._content:
             asked = (*event.context.messages, Message("user", event.action.text))
             attributes["gen_ai.input.messages"] = _as_json(asked)
@@ -99,10 +99,14 @@ class _Spans:
 
     def iteration_finished(self, event: IterationFinished) -> None:
         attempt = event.slice
-        attributes = {"sampling.outcome": attempt.outcome, **_spent(attempt.usage), **_answered(attempt)}
+        attributes = {
+            "sampling.outcome": attempt.outcome,
+            **_usage_attributes(attempt.usage),
+            **_response_attributes(attempt),
+        }
         if self._content and attempt.text is not None:
             attributes["gen_ai.output.messages"] = _as_json([Message("assistant", attempt.text)])
-        # An invalid answer is an answer, and a loser that was cancelled did nothing wrong.
+        # Invalid and cancelled attempts are normal, not errors.
         self._end(event.iteration_id, attributes, attempt.error if attempt.outcome == "errored" else None)
 
     def loop_finished(self, event: LoopFinished) -> None:
@@ -111,12 +115,12 @@ class _Spans:
             "sampling.stop_reason": event.stop_reason,
             "sampling.attempts": event.attempts,
             "sampling.slices": event.iterations,
-            **_spent(event.usage),
+            **_usage_attributes(event.usage),
         }
         self._end(event.sampling_id, attributes, event.error)
 
 
-def _given(attributes: Attributes) -> Attributes:
+def _without_none(attributes: Attributes) -> Attributes:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
@@ -130,7 +134,7 @@ def _ids(event: IterationEvent) -> Attributes:
     }
 
 
-def _asked(options: Options) -> Attributes:
+def _request_attributes(options: Options) -> Attributes:
     return {
         "gen_ai.request.model": options.model,
         "gen_ai.request.temperature": options.temperature,
@@ -140,7 +144,7 @@ def _asked(options: Options) -> Attributes:
     }
 
 
-def _answered(attempt: Slice[Any]) -> Attributes:
+def _response_attributes(attempt: Slice[Any]) -> Attributes:
     if attempt.generation is None:
         return {}
     return {
@@ -149,7 +153,7 @@ def _answered(attempt: Slice[Any]) -> Attributes:
     }
 
 
-def _spent(usage: Usage) -> Attributes:
+def _usage_attributes(usage: Usage) -> Attributes:
     return {
         "gen_ai.usage.input_tokens": usage.input_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,

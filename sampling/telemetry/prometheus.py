@@ -1,5 +1,5 @@
 """
-Count calls, attempts, tokens and seconds for Prometheus.
+Count calls, attempts, tokens, cost and durations for Prometheus.
 
     strategy = MultiTurnStrategy(loop_budget=3, hooks=prometheus_hooks())
 """
@@ -16,19 +16,19 @@ except ImportError as error:
 __all__ = ["prometheus_hooks"]
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
-"""From a cached answer to a long chain of repairs."""
+"""Histogram buckets, from a cached answer to a long chain of repairs."""
 
 
 def prometheus_hooks(registry: CollectorRegistry = REGISTRY, *, prefix: str = "sampling") -> Hooks:
     """
-    Make hooks that keep metrics; make them once for a registry, and share them between strategies.
+    Return hooks that update metrics. Create them once per registry, and share them between strategies.
 
-    Labels have few values: the name of the strategy, the outcome, the reason to stop. Ids and texts are none.
+    Labels have few values: the name of the strategy, the outcome, the stop reason. Ids and texts are never labels.
 
     Args:
-        registry: Where the metrics are registered.
+        registry: The registry of the metrics.
 
-        prefix: What their names begin with.
+        prefix: The prefix of their names.
     """
     metrics = _Metrics(registry, check_str("prefix", prefix, empty=False))
     hooks = Hooks()
@@ -41,7 +41,7 @@ def prometheus_hooks(registry: CollectorRegistry = REGISTRY, *, prefix: str = "s
 class _Metrics:
     def __init__(self, registry: CollectorRegistry, prefix: str) -> None:
         self._strategies: dict[str, str] = {}
-        """Which strategy runs the calls that are under way, by their id."""
+        """The strategy of each running call, by the id of the call."""
 
         self._running = Gauge(f"{prefix}_calls_running", "Calls under way.", ["strategy"], registry=registry)
         self._calls = Counter(
@@ -77,7 +77,7 @@ class _Metrics:
     def loop_finished(self, event: LoopFinished) -> None:
         strategy = self._strategies.pop(event.sampling_id, None)
         if strategy is None:
-            # It failed before it was announced: by a hook before this one that had a veto.
+            # An earlier critical hook failed on `LoopStarted`, so this call was never counted as running.
             return
         self._running.labels(strategy).dec()
         self._calls.labels(strategy, event.stop_reason or "raised").inc()

@@ -1,5 +1,5 @@
 """
-Show on the terminal how a fan-out gets on: one line for the whole run.
+Show the progress of a fan-out on one line of the terminal.
 
     with fan_out_progress() as hooks:
         result = await fan_out(strategy, items, None, backend, hooks=hooks)
@@ -14,7 +14,7 @@ from sampling._arguments import check_int
 from sampling.errors import MissingExtra
 from sampling.fanout.items import FanOutFinished, FanOutStarted, ItemFinished, ItemStatus
 from sampling.hooks import Hooks
-from sampling.telemetry._live import drawing
+from sampling.telemetry._live import live_display
 from sampling.usage import NO_USAGE
 
 try:
@@ -27,11 +27,11 @@ except ImportError as error:
 
 __all__ = ["fan_out_progress"]
 
-_WIDEST_BAR = 30
-_RATE_OVER_S = 30.0
-"""The rate is that of the last half minute: what a run does now says more of when it will end than how it began."""
+_MAX_BAR_WIDTH = 30
+_RATE_WINDOW_S = 30.0
+"""The window of the rate. The recent rate predicts the end of a run better than the average since its start."""
 
-_MOST_MARKS = 300
+_MAX_MARKS = 300
 _STYLES: dict[ItemStatus, str] = {"failed": "yellow", "errored": "red"}
 
 
@@ -40,25 +40,24 @@ def fan_out_progress(
     *, total: int | None = None, console: Console | None = None, show: bool | None = None
 ) -> Generator[Hooks]:
     """
-    Yield hooks that show how a run gets on: items done and failed, tokens, cost, the rate, and the time left.
+    Yield hooks that show the items done and failed, tokens, cost, the rate, and the time left.
 
-    Neither a question nor an answer is on it. When the block is left, however it is left, the line stays as it is,
-    and the terminal is as it was.
+    The line shows no prompts and no answers. After the block, it stays visible and the terminal is restored.
 
     Args:
-        total: How many items there are, if the run can't know: a list has a length, a generator has not.
+        total: The number of items, if the run can't know it. A list has a length, a generator does not.
 
-        console: Where to show it; None for the standard error output, so that the standard output is left to you.
+        console: The console to draw on. None means standard error, which leaves standard output to you.
 
-        show: Whether to. None: only on a terminal. On anything else, True writes the line once, at the end.
+        show: Whether to draw. None draws only on a terminal. Elsewhere, True writes the line once, at the end.
     """
-    line = _Line(None if total is None else check_int("total", total, least=0))
-    with drawing(line.render, console, show=show) as drawn:
+    line = _RunLine(None if total is None else check_int("total", total, least=0))
+    with live_display(line.render, console, show=show) as drawn:
         yield line.hooks() if drawn else Hooks()
 
 
-class _Line:
-    """What there is to show of a run. Events only count; everything that takes time happens when it is drawn."""
+class _RunLine:
+    """The state of a run. Hooks only count, and the slow work happens in `render`."""
 
     def __init__(self, total: int | None) -> None:
         self._total = total
@@ -68,7 +67,7 @@ class _Line:
         self._started_s = time.monotonic()
         self._ended_s: float | None = None
         self._ending = ""
-        self._marks: deque[tuple[float, int]] = deque(maxlen=_MOST_MARKS)
+        self._marks: deque[tuple[float, int]] = deque(maxlen=_MAX_MARKS)
 
     def hooks(self) -> Hooks:
         hooks = Hooks()
@@ -92,10 +91,10 @@ class _Line:
         self._ending = event.status
 
     def render(self) -> Table:
-        """Draw the line as it is now."""
+        """Return the line in its current state."""
         done = self._statuses.total()
         self._marks.append((time.monotonic(), done - self._recorded))
-        table = Table.grid(Column(max_width=_WIDEST_BAR), Column(no_wrap=True), padding=(0, 1))
+        table = Table.grid(Column(max_width=_MAX_BAR_WIDTH), Column(no_wrap=True), padding=(0, 1))
         table.add_row(ProgressBar(total=self._total or None, completed=done), Text(", ").join(self._facts(done)))
         return table
 
@@ -116,24 +115,24 @@ class _Line:
 
     def _times(self, done: int) -> Iterator[Text]:
         if self._ended_s is not None:
-            yield Text(_span(self._ended_s - self._started_s))
+            yield Text(_format_duration(self._ended_s - self._started_s))
             return
         rate = self._rate()
         if rate:
             yield Text(f"{rate:.3g} a second")
             if self._total is not None:
-                yield Text(f"{_span((self._total - done) / rate)} left")
+                yield Text(f"{_format_duration((self._total - done) / rate)} left")
 
     def _rate(self) -> float:
-        """Return how many items a second were really asked lately; what came from the journal is no measure."""
+        """Return the recent number of items per second, without those from the journal."""
         now, count = self._marks[-1]
-        since, before = next((mark for mark in self._marks if now - mark[0] <= _RATE_OVER_S), (now, count))
+        since, before = next((mark for mark in self._marks if now - mark[0] <= _RATE_WINDOW_S), (now, count))
         if now == since:
             return 0.0
         return (count - before) / (now - since)
 
 
-def _span(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     whole = max(0, round(seconds))
     hours, minutes = whole // 3600, whole % 3600 // 60
     if hours:

@@ -752,8 +752,11 @@ class TestResuming:
             ({"options": Options(temperature=1)}, 'options.temperature: was not there, is "1"'),
             ({"ctx": Context([Message("system", "x")])}, "context[0]: was not there"),
             ({"items": numbers(4)}, 'items: was "5", is "4"'),
-            ({"items": ["0", "1", "changed", "3", "4"]}, "item 2 ('2'): is not what was asked then; it is 'changed'"),
-            ({"items": [("k", "0"), "1", "2", "3", "4"]}, "item 0 ('k'): is not what was asked then"),
+            (
+                {"items": ["0", "1", "changed", "3", "4"]},
+                "item 2 ('2'): differs from the recorded item, is now 'changed'",
+            ),
+            ({"items": [("k", "0"), "1", "2", "3", "4"]}, "item 0 ('k'): differs from the recorded item"),
         ],
         ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
     )

@@ -162,7 +162,8 @@ def test_a_disk_that_is_really_full(run, tmp_path, monkeypatch):
 
 LIMITED = """
 import resource, signal, sys, anyio
-from sampling import *
+from sampling import RejectionSamplingStrategy, fan_out
+from sampling.errors import JournalWriteFailed
 from functools import partial
 async def backend(request):
     return "yes"

@@ -74,7 +74,7 @@ def test_rate_and_time_left(monkeypatch):
     """Point 1: of the last half minute; what came from the journal is no measure."""
     now = [1000.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    line = module._Line(10_000)
+    line = module._RunLine(10_000)
     line._statuses["succeeded"] += 5_000
     line._recorded = 5_000
     line.render()
@@ -90,7 +90,7 @@ def test_rate_and_time_left(monkeypatch):
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 00 s"), (3_725, "1 h 02 min"), (-3, "0 s")])
 def test_times_can_be_read(seconds, text):
     """In the two largest units."""
-    assert text == module._span(seconds)
+    assert text == module._format_duration(seconds)
 
 
 def test_off_a_terminal_nothing_is_shown_and_nothing_is_hooked(run):

@@ -1,4 +1,4 @@
-"""A journal as a table for others: JSON lines, CSV, or Parquet."""
+"""Export a journal as JSON lines, CSV or Parquet."""
 
 import csv
 import json
@@ -11,11 +11,12 @@ from typing import Any, Final, Literal, TypeAlias
 from sampling._arguments import shown
 from sampling._json import bounded as bounded_json
 from sampling.errors import JournalDamaged, MissingExtra
-from sampling.fanout.journal._store import Recorded, all_outcomes, connect_to_read
+from sampling.fanout.journal._store import OutcomeRow, all_outcomes, connect_to_read
 
 __all__ = ["ExportFormat", "export", "rows"]
 
 ExportFormat: TypeAlias = Literal["jsonl", "csv", "parquet"]
+"""The file format of an export."""
 
 _COLUMNS: Final = {
     "index": "int64",
@@ -34,7 +35,7 @@ _COLUMNS: Final = {
     "elapsed_s": "double",
     "sampling_id": "string",
 }
-"""The columns of every export, and their types in Parquet. In JSON lines, `value` is the value itself."""
+"""The columns of every export and their Parquet types. In JSON lines, `value` is not encoded as a string."""
 
 _PARQUET_ROWS: Final = 10_000
 
@@ -46,10 +47,10 @@ def export(
     format: ExportFormat | None = None,  # noqa: A002
 ) -> int:
     """
-    Write the outcomes of a journal, by index, into a file, and return how many there are.
+    Write the outcomes of a journal to a file, ordered by index, and return their number.
 
-    The format follows the name, `.jsonl`, `.csv` or `.parquet`, unless it is given; Parquet needs the extra `parquet`.
-    The file is there when it is complete, and not before. A run may go on meanwhile: what it has stored is exported.
+    The format follows the suffix `.jsonl`, `.csv` or `.parquet` unless it is given. Parquet needs the extra `parquet`.
+    The file appears once it is complete. A run may write the journal meanwhile: its stored outcomes are exported.
     """
     target = Path(to)
     write = _writer_for(target, format)
@@ -63,13 +64,13 @@ def export(
 
 
 def rows(journal: Path) -> Iterator[dict[str, Any]]:
-    """Go through the outcomes of a journal, by index, as plain values."""
+    """Yield the outcomes of a journal as plain values, ordered by index."""
     with connect_to_read(journal) as database:
         for outcome in all_outcomes(database, journal):
             yield _row(outcome, journal)
 
 
-def _row(outcome: Recorded, journal: Path) -> dict[str, Any]:
+def _row(outcome: OutcomeRow, journal: Path) -> dict[str, Any]:
     try:
         record = bounded_json.loads(outcome.record)
         error = record.get("error", {})
@@ -99,18 +100,18 @@ def _row(outcome: Recorded, journal: Path) -> dict[str, Any]:
 
 def _writer_for(target: Path, given: str | None) -> Callable[[Path, Iterator[dict[str, Any]]], int]:
     writers = {"jsonl": _write_jsonl, "csv": _write_csv, "parquet": _write_parquet}
-    wanted = target.suffix.removeprefix(".").lower() if given is None else given
-    if wanted not in writers:
+    chosen = target.suffix.removeprefix(".").lower() if given is None else given
+    if chosen not in writers:
         allowed = ", ".join(f".{name}" for name in writers)
         got = shown(target.name if given is None else given)
-        raise ValueError(f"an export's name must end in one of {allowed}, or its format be one of these, got {got}")
-    return writers[wanted]
+        raise ValueError(f"an export must have a name or a format that is one of {allowed}, got {got}")
+    return writers[chosen]
 
 
 def _write_jsonl(path: Path, outcomes: Iterator[dict[str, Any]]) -> int:
     count = 0
     with path.open("w", encoding="ascii", newline="\n") as file:
-        for count, outcome in enumerate(outcomes, 1):  # noqa: B007 - the last one counts
+        for count, outcome in enumerate(outcomes, 1):  # noqa: B007 - the last number is the count
             file.write(f"{json.dumps(outcome, allow_nan=False)}\n")
     return count
 
@@ -121,13 +122,13 @@ def _write_csv(path: Path, outcomes: Iterator[dict[str, Any]]) -> int:
         table = csv.DictWriter(file, list(_COLUMNS))
         table.writeheader()
         for count, outcome in enumerate(outcomes, 1):  # noqa: B007
-            table.writerow(_flat(outcome))
+            table.writerow(_with_text_value(outcome))
     return count
 
 
 def _write_parquet(path: Path, outcomes: Iterator[dict[str, Any]]) -> int:
     try:
-        # Here, for it is an extra and a heavy one; and without types, so it is anything to us.
+        # Imported here because it is a heavy extra. It ships no types, hence Any.
         pa: Any = import_module("pyarrow")
         pq: Any = import_module("pyarrow.parquet")
     except ImportError as error:
@@ -137,7 +138,7 @@ def _write_parquet(path: Path, outcomes: Iterator[dict[str, Any]]) -> int:
     with pq.ParquetWriter(path, schema) as table:
         batch: list[dict[str, Any]] = []
         for outcome in outcomes:
-            batch.append(_encodable(_flat(outcome)))
+            batch.append(_encodable(_with_text_value(outcome)))
             if len(batch) == _PARQUET_ROWS:
                 table.write_batch(pa.RecordBatch.from_pylist(batch, schema))
                 count += len(batch)
@@ -147,12 +148,13 @@ def _write_parquet(path: Path, outcomes: Iterator[dict[str, Any]]) -> int:
     return count
 
 
-def _flat(outcome: dict[str, Any]) -> dict[str, Any]:
+def _with_text_value(outcome: dict[str, Any]) -> dict[str, Any]:
     value = outcome["value"]
     return outcome if value is None or isinstance(value, str) else {**outcome, "value": json.dumps(value)}
 
 
 def _encodable(outcome: dict[str, Any]) -> dict[str, Any]:
+    # A model may answer with lone surrogates, which Parquet can't store.
     return {
         name: value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
         for name, value in outcome.items()

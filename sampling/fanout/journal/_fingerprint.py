@@ -1,4 +1,4 @@
-"""What makes a run this run: written down when it begins, and compared when it goes on."""
+"""The fingerprint of a run, stored when it begins and compared when it resumes."""
 
 import functools
 import hashlib
@@ -19,7 +19,7 @@ __all__ = ["differences", "fingerprint_of", "item_digest"]
 
 _PYTHON = ".".join(map(str, sys.version_info[:2]))
 _CODE = "code of Python "
-"""Compiled code is another one in another Python, so it is compared only with code of the same one."""
+"""The key of a code digest. Bytecode differs between Python versions, so it is compared within one version only."""
 
 _LONGEST_SHOWN = 80
 _DEEPEST = 6
@@ -32,7 +32,7 @@ def fingerprint_of(
     options: Options | None,
     total: int | None,
 ) -> dict[str, Any]:
-    """Return what tells runs apart, as JSON values; of what may be secret, only digests."""
+    """Return the settings that identify a run, as JSON values. Settings that may be secret are digests."""
     return {
         "strategy": _strategy(strategy),
         "requirements": [_requirement(requirement) for requirement in requirements],
@@ -43,7 +43,8 @@ def fingerprint_of(
 
 
 def item_digest(given: object, index: int) -> int:
-    """Return a number that is another one for another question, without making an item of what was given."""
+    """Return a digest of the key, the parser and the text of an item."""
+    # A plain text is the common case, and building an `Item` for each of a million is slow.
     if type(given) is str:
         described = f"{index}\0\0{given}"
     else:
@@ -56,9 +57,9 @@ def item_digest(given: object, index: int) -> int:
 
 def _strategy(strategy: BaseSamplingStrategy) -> dict[str, Any]:
     settings = ("loop_budget", "concurrency_budget", "deterministic", "check_timeout_s", "max_context_chars")
-    # What begins with an underscore is what it has learned, not what it was told.
-    told = {name for name in vars(strategy) if not name.startswith("_")} - {"hooks", "requirements"}
-    own = {name: _plain(value) for name, value in vars(strategy).items() if name in told}
+    # Names with an underscore hold state, not settings.
+    public = {name for name in vars(strategy) if not name.startswith("_")} - {"hooks", "requirements"}
+    own = {name: _plain(value) for name, value in vars(strategy).items() if name in public}
     return {"class": _name(type(strategy)), **own, **{name: _plain(getattr(strategy, name)) for name in settings}}
 
 
@@ -76,13 +77,13 @@ def _requirement(requirement: Requirement) -> dict[str, Any]:
 def _options(options: Options) -> dict[str, Any]:
     names = ("model", "temperature", "max_tokens", "seed", "stop", "schema")
     described = {name: _plain(value) for name in names if (value := getattr(options, name)) not in (None, ())}
-    # Headers and keys are among what is passed on as it is.
+    # Extra options may contain headers and keys.
     extra = {name: f"sha256:{digest(_plain(value))[:16]}" for name, value in options.extra.items()}
     return {**described, **({"extra": extra} if extra else {})}
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """Describe any value by JSON values that are the same in another process."""
+    """Convert any value to JSON values that are the same in another process."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -98,7 +99,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
 
 
 def _described(value: Any, depth: int) -> Any:
-    """Describe what is no plain value by what it was made of, as far as we know that."""
+    """Describe an object by its schema, its settings, its code, or else the name of its type."""
     if callable(schema := getattr(value, "model_json_schema", None)):
         return _plain(schema(), depth + 1)
     if isinstance(value, Requirement):
@@ -109,7 +110,7 @@ def _described(value: Any, depth: int) -> Any:
 
 
 def _callable(function: Any, depth: int) -> dict[str, Any]:
-    """Describe a function: its name, its code, and the values that it was made with."""
+    """Describe a function by its name, its code, its closure and its defaults."""
     if isinstance(function, functools.partial):
         return {**_callable(function.func, depth + 1), "with": _plain([function.args, function.keywords], depth + 1)}
     described: dict[str, Any] = {"name": _name(function)}
@@ -118,9 +119,9 @@ def _callable(function: Any, depth: int) -> dict[str, Any]:
     if isinstance(code, CodeType):
         described[f"{_CODE}{_PYTHON}"] = hashlib.sha256(_code(code).encode()).hexdigest()[:16]
     cells = [_content(cell) for cell in getattr(plain, "__closure__", None) or ()]
-    made_with = [*cells, *(getattr(plain, "__defaults__", None) or ())]
-    if made_with and depth <= _DEEPEST:
-        described["with"] = _plain(made_with, depth + 1)
+    bound = [*cells, *(getattr(plain, "__defaults__", None) or ())]
+    if bound and depth <= _DEEPEST:
+        described["with"] = _plain(bound, depth + 1)
     return described
 
 
@@ -128,7 +129,7 @@ def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
-        # Not filled yet.
+        # The cell is empty until its variable is assigned.
         return None
 
 
@@ -138,22 +139,22 @@ def _code(code: CodeType) -> str:
 
 
 def _constant(value: object) -> str:
-    # The order in which a set is shown differs from process to process.
+    # The order of a set differs between processes.
     return repr(sorted(map(repr, cast("frozenset[object]", value)))) if isinstance(value, frozenset) else repr(value)
 
 
 def _name(thing: Any) -> str:
     name = getattr(thing, "__qualname__", None) or type(thing).__qualname__
     module = getattr(thing, "__module__", None) or type(thing).__module__
-    # The same script has another name when it is imported.
+    # A script has another module name when it is imported.
     return str(name) if module in {"__main__", "__mp_main__"} else f"{module}.{name}"
 
 
-# Two of them.
+# Comparison.
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Say what is not the same, a line each: where, what it was, and what it is."""
+    """Return one line for each difference: its path, the old value and the new value."""
     return list(_differences("", then, now))
 
 

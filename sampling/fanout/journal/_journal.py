@@ -1,4 +1,4 @@
-"""`Journal`: where a run is written down, and what a run does with it."""
+"""`Journal`, the file that records a run, and `Session`, the work of one run on it."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +21,11 @@ from sampling.fanout.journal._fingerprint import fingerprint_of, item_digest
 from sampling.fanout.journal._records import Recorder
 from sampling.fanout.journal._store import (
     Intent,
-    LifeStatus,
+    JournalState,
+    JournalStatus,
     OnChange,
-    Opened,
-    Recorded,
-    Row,
+    OutcomeRow,
+    RawRow,
     Spent,
     Store,
     connect_to_read,
@@ -37,7 +37,7 @@ from sampling.requirements import Requirement, as_requirements
 from sampling.strategy import BaseSamplingStrategy
 from sampling.usage import Usage
 
-__all__ = ["Entry", "Journal", "JournalSummary", "Session"]
+__all__ = ["Journal", "JournalSummary", "PendingOutcome", "Session"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -45,50 +45,50 @@ Ts = TypeVarTuple("Ts")
 log = structlog.get_logger("sampling")
 
 _CHUNK = 1_000
-"""How many outcomes are read at once when a run goes on."""
+"""The number of outcomes to read at once when a run resumes."""
 
 
 @attrs.frozen(kw_only=True)
 class JournalSummary:
-    """What a journal says of its run."""
+    """The state of the run in a journal."""
 
     run_id: str
-    status: LifeStatus
-    """How the last process that worked on it ended; "running" also if it was killed."""
+    status: JournalStatus
+    """The status that the last process recorded. A process that was killed leaves "running"."""
 
     succeeded: int
     failed: int
     errored: int
     interrupted: int
-    """Items that were begun, and have no outcome."""
+    """The number of items that were started and have no outcome."""
 
     maybe_billed_twice: tuple[int, ...]
-    """Items that were asked by more than one process, by index."""
+    """Indexes of items that more than one process sampled."""
 
     usage: Usage
-    """What all items with an outcome spent."""
+    """The usage of all items with an outcome."""
 
     processes: int
-    """How many worked on it."""
+    """The number of processes that worked on the run."""
 
 
 class Journal:
     """
-    The file that a fan-out is written down in. Pass it, or its path, as `journal`.
+    The file that records a fan-out. Pass it, or its path, as `journal`.
 
-    It is a SQLite database that holds JSON. One run writes it at a time; anyone may read it meanwhile.
+    It is a SQLite database that holds JSON. One run writes it at a time, and others may read it meanwhile.
     """
 
     def __init__(self, path: str | PathLike[str], *, on_change: OnChange = "refuse") -> None:
         """
-        Name the file; it is made when the first run begins.
+        Set the path. The file is created when the first run begins.
 
         Args:
-            path: Where it is, on a local disk.
+            path: The path of the file, on a local disk.
 
-            on_change: What to do if the file was begun with another strategy, other requirements, options or items:
-                "refuse", and show the difference, or "continue": answers that are there are kept as they are,
-                and what has none yet is asked as the call says now.
+            on_change: The reaction to a file that was begun with another strategy or other requirements, options
+                or items. "refuse" raises `JournalMismatch` with the differences. "continue" keeps the recorded
+                outcomes and samples the remaining items with the current arguments.
         """
         if not isinstance(path, str | PathLike):
             raise wrong_type("path", path, "the path of a file")
@@ -98,7 +98,7 @@ class Journal:
         self.on_change: OnChange = on_change
 
     def summary(self) -> JournalSummary:
-        """Say how far the run is. This reads the file, and blocks for as long as that takes."""
+        """Return the state of the run. This reads the file, and blocks meanwhile."""
         with connect_to_read(self.path) as database:
             run_id, _, _ = run_of(database, self.path)
             counts = dict(database.execute("SELECT status, count(*) FROM outcomes GROUP BY status").fetchall())
@@ -124,7 +124,7 @@ class Journal:
         )
 
     async def in_thread(self, work: Callable[[], T], limiter: anyio.CapacityLimiter) -> T:
-        """Do what blocks. A cancellation waits for it: a write is done, or it is not."""
+        """Run blocking work in a thread. A cancellation waits for it, so that no write is left half done."""
         return await anyio.to_thread.run_sync(work, limiter=limiter)
 
     def __repr__(self) -> str:
@@ -133,8 +133,8 @@ class Journal:
 
 
 @attrs.frozen
-class Entry:
-    """An outcome on its way into the file."""
+class PendingOutcome:
+    """An outcome that is to be written to the journal."""
 
     item: Item[Any]
     digest: int
@@ -143,11 +143,11 @@ class Entry:
 
 
 _charged: "WeakKeyDictionary[Budget, dict[str, Spent]]" = WeakKeyDictionary()
-"""For each budget, and each run, what of the run it has counted already."""
+"""For each budget, the amount already charged to it, by run id."""
 
 
 class Session:
-    """One run's work on its journal."""
+    """The work of one run on its journal: open it, replay outcomes, write new ones, close it."""
 
     def __init__(
         self,
@@ -164,31 +164,31 @@ class Session:
         self._store = Store(journal.path)
         self._recorder = Recorder(context, all_requirements)
         self._fingerprint: Mapping[str, Any] = fingerprint_of(strategy, all_requirements, context, options, total)
-        self._chunk: deque[Row] = deque()
+        self._chunk: deque[RawRow] = deque()
         self._read_up_to = 0
         self._known_total: int | None = None
         self._recorded_now = Spent()
         self._counts_for_budget = False
         self._warned = False
-        # One bound method for all outcomes, and not one for each.
-        self._restore = self._restore_now
-        # One thread at a time; and a limiter of its own, for checks that block may hold all threads of the common one.
+        # Bound once, because every replayed outcome refers to it.
+        self._restore = self._load_record
+        # One thread at a time. Not the default limiter, because blocking checks may hold all of its threads.
         self._limiter = anyio.CapacityLimiter(1)
-        self._writer: Writer[Entry] = Writer(self._write)
-        self.opened: Opened = NOT_OPENED
-        self.asked_again: list[int] = []
-        """Items that an earlier process had begun, and that are begun again."""
+        self._writer: Writer[PendingOutcome] = Writer(self._write)
+        self.state: JournalState = NOT_OPENED
+        self.sampled_again: list[int] = []
+        """Indexes of items that an earlier process started, and that are sampled again."""
 
-    # Begin and end.
+    # Open and close.
 
     async def open(self, items: object, budget: Budget | None) -> None:
-        """Take the journal, or say why not; what was spent before is charged to the budget."""
+        """Lock and check the journal, and charge the earlier spending of the run to the budget."""
         store = self._store
-        self.opened = await self._in_thread(store.open, self._fingerprint, self._journal.on_change)
+        self.state = await self._in_thread(store.open, self._fingerprint, self._journal.on_change)
         try:
             self._known_total = await self._in_thread(store.items_of_last_run)
-            if isinstance(items, Sequence) and self.opened.recorded <= self.opened.last_item:
-                # Something would be asked before the last of what is recorded is compared.
+            if isinstance(items, Sequence) and self.state.recorded <= self.state.last_item:
+                # There are gaps, so items would be sampled before all recorded ones are compared. Compare them now.
                 self._check_all(cast("Any", items), await self._in_thread(store.digests))
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -197,13 +197,13 @@ class Session:
         if budget is not None:
             self._counts_for_budget = True
             self._charge(budget)
-        if self.opened.changes:
-            log.warning("journal_changed", path=str(self._journal.path), changes=len(self.opened.changes))
+        if self.state.changes:
+            log.warning("journal_changed", path=str(self._journal.path), changes=len(self.state.changes))
 
     def _charge(self, budget: Budget) -> None:
         counted = _charged.setdefault(budget, {})
-        before, now = counted.get(self.opened.run_id, Spent()), self.opened.spent
-        counted[self.opened.run_id] = now
+        before, now = counted.get(self.state.run_id, Spent()), self.state.spent
+        counted[self.state.run_id] = now
         usage = Usage(
             max(0, now.usage.input_tokens - before.usage.input_tokens),
             max(0, now.usage.output_tokens - before.usage.output_tokens),
@@ -213,131 +213,137 @@ class Session:
         budget.charge(usage, attempts=max(0, attempts), requests=max(0, requests))
 
     async def run_writer(self) -> None:
-        """Write until the run is closed."""
+        """Write batches until `stop_writer` is called."""
         await self._writer.run()
 
     def stop_writer(self) -> None:
-        """Let the writer end when all is written."""
+        """Let the writer end after its last batch."""
         self._writer.close()
 
     async def close(
-        self, status: LifeStatus, *, items: int | None, error: BaseException | None, other: Spent, budget: Budget | None
+        self,
+        status: JournalStatus,
+        *,
+        items: int | None,
+        error: BaseException | None,
+        unrecorded: Spent,
+        budget: Budget | None,
     ) -> None:
-        """Write down how the run ended, and let go of the file, which is done whatever is cancelled."""
+        """Record the end of the run, and close the file. A cancellation does not interrupt this."""
         store = self._store
         with anyio.CancelScope(shield=True):
             try:
                 if self._writer.failure is None:
-                    # Only the type: what it says may quote anything.
+                    # Only the type: the message may contain prompts or keys.
                     name = None if error is None else type(error).__name__
-                    await self._in_thread(store.end_life, status, items, name, other)
+                    await self._in_thread(store.record_end, status, items, name, unrecorded)
                     if budget is not None:
-                        total = self.opened.spent.plus(self._recorded_now).plus(other)
-                        _charged.setdefault(budget, {})[self.opened.run_id] = total
+                        total = self.state.spent.plus(self._recorded_now).plus(unrecorded)
+                        _charged.setdefault(budget, {})[self.state.run_id] = total
             finally:
-                await self._in_thread(store.close)  # noqa: ASYNC102 - shielded, and SQLite itself gives up in the end
+                await self._in_thread(store.close)  # noqa: ASYNC102 - shielded, and SQLite has a timeout
 
     async def _in_thread(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         return await self._journal.in_thread(partial(function, *args), self._limiter)
 
     @property
     def failure(self) -> BaseException | None:
-        """Why nothing more is written, if something went wrong."""
+        """The error that stopped the writer, if any."""
         return self._writer.failure
 
     @property
     def unsaved(self) -> tuple[ItemOutcome[Any], ...]:
-        """The outcomes that are not in the file and should be, by index."""
+        """The outcomes that could not be written, ordered by index."""
         return tuple(sorted((entry.outcome for entry in self._writer.unsaved), key=lambda outcome: outcome.index))
 
-    # What is there already.
+    # Replay recorded outcomes.
 
     def must_read(self, index: int) -> bool:
-        """Tell whether `read` has to be awaited before `recorded` can answer for this item."""
-        return not self._chunk and self._read_up_to <= index <= self.opened.last_item
+        """Return whether `read` must be awaited before `recorded` is called for this item."""
+        return not self._chunk and self._read_up_to <= index <= self.state.last_item
 
     async def read(self, index: int) -> None:
-        """Read what is recorded from this item on, a chunk of it."""
+        """Read the next chunk of recorded outcomes, from this item on."""
         rows = await self._in_thread(self._store.read, index, _CHUNK)
         self._chunk.extend(rows)
-        self._read_up_to = rows[-1][0] + 1 if len(rows) == _CHUNK else self.opened.last_item + 1
+        self._read_up_to = rows[-1][0] + 1 if len(rows) == _CHUNK else self.state.last_item + 1
 
     def recorded(self, given: object, index: int, digest: int) -> ItemOutcome[Any] | None:
-        """Return the outcome that an item has already, if it has one."""
-        if index > self.opened.last_item or self._known_total is not None:
+        """Return the recorded outcome of an item, if there is one."""
+        if index > self.state.last_item or self._known_total is not None:
             if self._known_total is not None and index >= self._known_total:
-                self._differs(f"items: were {self._known_total:,}, are more")
-            if index > self.opened.last_item:
+                self._report_difference(f"items: were {self._known_total:,}, are more")
+            if index > self.state.last_item:
                 return None
         chunk = self._chunk
         if not chunk or chunk[0][0] != index:
-            self._compare(given, index, digest, self.opened.begun.get(index, digest))
+            self._compare(given, index, digest, self.state.interrupted.get(index, digest))
             return None
-        _, _, key, asked, status, input_tokens, output_tokens, cost, _, _, record, _ = chunk.popleft()
-        self._compare(given, index, digest, asked)
-        # All that can wait until someone looks at it, waits: there may be a million of these.
+        _, _, key, recorded_digest, status, input_tokens, output_tokens, cost, _, _, record, _ = chunk.popleft()
+        self._compare(given, index, digest, recorded_digest)
+        # The record is decoded on first access, because there may be a million of them.
         usage = (input_tokens, output_tokens, cost)
         return ItemOutcome(index, key, status, usage=usage, stored=(self._restore, record, given))
 
-    def _compare(self, given: object, index: int, digest: int, asked: int) -> None:
-        if digest != asked:
-            self._differs(_changed_item(given, index))
+    def _compare(self, given: object, index: int, digest: int, recorded_digest: int) -> None:
+        if digest != recorded_digest:
+            self._report_difference(_changed_item(given, index))
 
-    def _restore_now(self, record: str, given: object, index: int) -> Any:
+    def _load_record(self, record: str, given: object, index: int) -> Any:
         try:
-            return self._recorder.load(record, as_item(given, index, self.opened.run_id))
+            return self._recorder.load(record, as_item(given, index, self.state.run_id))
         except ValueError as error:
             raise JournalDamaged(f"{self._journal.path}: the record of item {index} can't be read: {error}") from error
 
     def check_end(self, total: int) -> None:
-        """See that there are as many items as there were."""
+        """Check that there are as many items as before."""
         expected = self._known_total
-        if self.opened.last_item >= total:
-            expected = max(self.opened.last_item + 1, expected or 0)
+        if self.state.last_item >= total:
+            expected = max(self.state.last_item + 1, expected or 0)
         if expected is not None and expected > total:
-            self._differs(f"items: were at least {expected:,}, are {total:,}")
+            self._report_difference(f"items: were at least {expected:,}, are {total:,}")
 
     def _check_all(self, items: Sequence[Any], digests: Mapping[int, int]) -> None:
         for index, digest in digests.items():
             if index >= len(items):
-                self._differs(f"items: were at least {index + 1:,}, are {len(items):,}")
+                self._report_difference(f"items: were at least {index + 1:,}, are {len(items):,}")
                 break
             if item_digest(items[index], index) != digest:
-                self._differs(_changed_item(items[index], index))
+                self._report_difference(_changed_item(items[index], index))
 
-    def _differs(self, difference: str) -> None:
+    def _report_difference(self, difference: str) -> None:
         if self._journal.on_change == "refuse":
             raise JournalMismatch(f"{self._journal.path} was begun with other items:", [difference])
         if not self._warned:
             self._warned = True
             log.warning("journal_items_changed", path=str(self._journal.path))
 
-    # What is new.
+    # Write new entries.
 
-    def intend(self, item: Item[Any], digest: int) -> Batch[Entry]:
-        """Have it written that an item is about to be asked."""
-        if item.index in self.opened.begun:
-            self.asked_again.append(item.index)
+    def intend(self, item: Item[Any], digest: int) -> Batch[PendingOutcome]:
+        """Queue the intent to sample an item."""
+        if item.index in self.state.interrupted:
+            self.sampled_again.append(item.index)
         return self._writer.put_intent(Intent(item.index, digest))
 
-    def record(self, entry: Entry) -> Batch[Entry]:
-        """Have an outcome written."""
+    def record(self, entry: PendingOutcome) -> Batch[PendingOutcome]:
+        """Queue an outcome for writing."""
         if self._counts_for_budget:
             self._recorded_now = self._recorded_now.plus(entry.spent)
         return self._writer.put_outcome(entry)
 
-    async def _write(self, intents: Sequence[Intent], entries: Sequence[Entry]) -> None:
+    async def _write(self, intents: Sequence[Intent], entries: Sequence[PendingOutcome]) -> None:
         await self._in_thread(self._write_now, intents, entries)
 
-    def _write_now(self, intents: Sequence[Intent], entries: Sequence[Entry]) -> None:
+    def _write_now(self, intents: Sequence[Intent], entries: Sequence[PendingOutcome]) -> None:
         self._store.write(intents, [self._row(entry) for entry in entries])
 
-    def _row(self, entry: Entry) -> Recorded:
+    def _row(self, entry: PendingOutcome) -> OutcomeRow:
         item, outcome, spent = entry.item, entry.outcome, entry.spent
         usage = spent.usage
-        return Recorded(
+        return OutcomeRow(
             item.index,
-            self._store.life,
+            self._store.process,
             item.key,
             entry.digest,
             outcome.status,
@@ -350,9 +356,9 @@ class Session:
         )
 
 
-NOT_OPENED = Opened(run_id="", recorded=0, last_item=-1, begun={}, spent=Spent(), changes=())
+NOT_OPENED = JournalState(run_id="", recorded=0, last_item=-1, interrupted={}, spent=Spent(), changes=())
 
 
 def _changed_item(given: object, index: int) -> str:
     item = as_item(given, index, "")
-    return f"item {item.index} ({item.key!r}): is not what was asked then; it is {shown(item.action.text)}"
+    return f"item {item.index} ({item.key!r}): differs from the recorded item, is now {shown(item.action.text)}"

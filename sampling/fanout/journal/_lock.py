@@ -1,4 +1,4 @@
-"""A lock on a file that names its owner, and that death frees."""
+"""A file lock that names its owner, and that the system frees when the owner dies."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from sampling.errors import JournalError, JournalLocked
 
 try:
     import fcntl
-except ImportError:  # pragma: no cover - a system without it can do everything but keep a journal
+except ImportError:  # pragma: no cover - without it, everything but journals works
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["FileLock"]
@@ -23,9 +23,9 @@ _LONGEST_OWNER = 1_000
 
 class FileLock:
     """
-    Held by one process, and by one run in it, from `acquire` to `release`, or to the end of the process.
+    An exclusive lock, held by one run in one process from `acquire` to `release`.
 
-    The system takes it from a process that is gone, so there is no such thing as a stale one.
+    The system frees it when the process ends, so it can't become stale.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,11 +33,11 @@ class FileLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Take it, or raise `JournalLocked` with the owner."""
+        """Take the lock, or raise `JournalLocked` with the owner."""
         if fcntl is None:
-            raise JournalError("a journal needs POSIX file locks, which this system has not")
+            raise JournalError("a journal needs POSIX file locks, which this system does not have")
         while self._descriptor is None:
-            # Python's descriptors are not inherited by programs that are started.
+            # Python opens descriptors as non-inheritable, so child programs do not keep the lock.
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -48,23 +48,23 @@ class FileLock:
             except BaseException:
                 os.close(descriptor)
                 raise
-            if _is_at(descriptor, self.path):
+            if _is_same_file(descriptor, self.path):
                 self._descriptor = descriptor
             else:
-                # Whoever had it removed it between our opening and our locking: that was another file.
+                # The previous owner removed the file between our open and our lock, so this is a deleted file. Retry.
                 os.close(descriptor)
         _write_owner(self._descriptor)
         _held.add(self)
 
     def release(self) -> None:
-        """Give it back, and leave no file behind."""
+        """Release the lock and remove its file."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 self.path.unlink()
             self.close()
 
     def close(self) -> None:
-        """Let go of the file, as the end of the process would."""
+        """Close the file without removing it, as the end of the process would."""
         descriptor, self._descriptor = self._descriptor, None
         _held.discard(self)
         if descriptor is not None:
@@ -74,18 +74,18 @@ class FileLock:
 _held: "weakref.WeakSet[FileLock]" = weakref.WeakSet()
 
 
-def _forget_in_child() -> None:
-    # A child that is forked shares the lock, and would keep it after the death of the process that owns it.
+def _close_in_child() -> None:
+    # A forked child shares the lock, and would keep it after the death of the owner.
     for lock in list(_held):
         lock.close()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 def owner_now() -> dict[str, Any]:
-    """Return who this process is."""
+    """Return the id, the host and the current time of this process."""
     return {"pid": os.getpid(), "host": socket.gethostname(), "started_s": time.time()}
 
 
@@ -101,10 +101,10 @@ def _read_owner(descriptor: int) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(owner["started_s"])))
         return f"process {int(owner['pid'])} on {str(owner['host'])[:100]!r}, since {since}"
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        return "another process that has not said who it is"
+        return "an unknown process"
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
+def _is_same_file(descriptor: int, path: Path) -> bool:
     try:
         there = path.stat()
     except FileNotFoundError:

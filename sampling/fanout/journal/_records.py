@@ -1,9 +1,9 @@
 """
-Results and errors as JSON, and back.
+Convert results and errors to JSON and back.
 
-A conversation is written once: attempts name the messages they asked by number, and those that every item has anyway,
-the run's own and the question, are not written at all.
-Nothing is run or imported when a record is read: errors are made from fixed lists of types.
+A conversation is stored once: attempts refer to messages by number. The context of the run and the text of the item
+are not stored, because every item has them anyway.
+Reading a record runs and imports nothing: errors are created from a fixed list of types.
 """
 
 import builtins
@@ -25,7 +25,7 @@ from sampling.requirements import Requirement, Validation
 from sampling.results import HookFailure, SamplingResult, Slice
 from sampling.usage import NO_USAGE, Usage
 
-__all__ = ["Recorder", "plain_error", "plain_value"]
+__all__ = ["Recorder", "dump_error", "dump_value", "load_error"]
 
 T = TypeVar("T")
 
@@ -33,30 +33,30 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _redactor = Redactor()
 
 _DEFAULTS = {"subsample": 0, "attempt": 0, "requests": 1, "tokens_saved": 0}
-"""What of an attempt is written down only where it is something else."""
+"""Fields of an attempt that are stored only if they differ from these defaults."""
 
 
 class Recorder:
-    """Turns outcomes of one run into JSON and back: it knows what all of its items have in common."""
+    """Converts outcomes of one run to JSON and back. It holds the context and requirements that all items share."""
 
     def __init__(self, context: Context | None, requirements: Sequence[Requirement]) -> None:
         self._context = context or Context()
         self._requirements = tuple(requirements)
-        # Not by the requirements themselves: a strategy may make them anew for each call.
+        # Not keyed by the requirement itself: a strategy may create new ones for each call.
         self._positions: dict[tuple[str, int], int] = {}
         for position, requirement in enumerate(self._requirements):
             self._positions.setdefault((requirement.description, id(requirement.check)), position)
 
-    # Out.
+    # Dump.
 
     def dump(self, outcome: ItemOutcome[Any], action: Action[Any]) -> str:
         """Return an outcome as one line of ASCII JSON."""
         if outcome.error is not None:
-            return _encode({"error": plain_error(outcome.error)})
+            return _encode({"error": dump_error(outcome.error)})
         result = cast("SamplingResult[Any]", outcome.result)
         record = self._dump_result(result, action)
         if result.best is not None and result.best.value is not None and result.best.value != result.text:
-            value = plain_value(result.best.value)
+            value = dump_value(result.best.value)
             if value is not None:
                 record["value"] = value
         return _encode(record)
@@ -80,11 +80,11 @@ class Recorder:
         if messages.new:
             record["messages"] = [[message.role, message.content] for message in messages.new]
         if problems:
-            record["errors"] = [plain_error(error) for error in problems]
+            record["errors"] = [dump_error(error) for error in problems]
             record["raised"] = len(result.errors)
         if result.hook_failures:
             record["hook_failures"] = [
-                [failure.hook, failure.event, plain_error(failure.error), failure.iteration_id]
+                [failure.hook, failure.event, dump_error(failure.error), failure.iteration_id]
                 for failure in result.hook_failures
             ]
         return record
@@ -100,17 +100,17 @@ class Recorder:
             if (value := getattr(attempt, name)) != default:
                 record[name] = value
         if attempt.generation is not None:
-            record["generation"] = _plain_generation(attempt.generation)
+            record["generation"] = _dump_generation(attempt.generation)
         if attempt.usage is not NO_USAGE and attempt.usage != NO_USAGE:
             usage = attempt.usage
             record["usage"] = [usage.input_tokens, usage.output_tokens, usage.cost]
         if attempt.validations:
             record["validations"] = [self._dump_validation(one, problems) for one in attempt.validations]
-        asked = messages.numbers(attempt)
-        if asked is not None:
-            record["asked"] = asked
+        numbers = messages.numbers(attempt)
+        if numbers is not None:
+            record["asked"] = numbers
         if isinstance(attempt.error, Exception):
-            record["error"] = _place_of(attempt.error, problems)
+            record["error"] = _index_of(attempt.error, problems)
         return record
 
     def _dump_validation(self, validation: Validation, problems: list[Exception]) -> list[Any]:
@@ -118,15 +118,15 @@ class Recorder:
         position = None if about is None else self._positions.get((about.description, id(about.check)))
         record: list[Any] = [position, validation.passed, validation.reason, validation.score]
         if validation.error is not None:
-            record.append(_place_of(validation.error, problems))
+            record.append(_index_of(validation.error, problems))
         while record[-1] is None:
             record.pop()
         return record
 
-    # Back.
+    # Load.
 
     def load(self, text: str, item: Item[T]) -> tuple[SamplingResult[T] | None, Exception | None]:
-        """Return the result, or the error, of an item as it was; anything that `dump` did not write is a ValueError."""
+        """Return the result or the error of an item. Raise ValueError if `dump` did not write the record."""
         try:
             record = cast("dict[str, Any]", bounded_json.loads(text))
             if "error" in record:
@@ -176,11 +176,11 @@ class Recorder:
         problems: Sequence[Exception],
     ) -> Slice[T]:
         numbers: Sequence[int] = record.get("asked", range(len(self._context) + 1))
-        asked = tuple([messages[number] for number in numbers])
-        action = item.action.with_text(asked[-1].content)
-        before = Context(asked[:-1])
+        sent = tuple([messages[number] for number in numbers])
+        action = item.action.with_text(sent[-1].content)
+        before = Context(sent[:-1])
         generation = load_generation(record["generation"]) if "generation" in record else None
-        place: int | None = record.get("error")
+        error_index: int | None = record.get("error")
         return Slice(
             record["iteration"],
             identity.iteration_id(sampling_id, record["iteration"]),
@@ -188,11 +188,11 @@ class Recorder:
             record.get("attempt", 0),
             record["outcome"],
             action,
-            Context(asked if generation is None else (*asked, Message("assistant", generation.text))),
+            Context(sent if generation is None else (*sent, Message("assistant", generation.text))),
             generation,
             tuple(self._load_validation(one, problems) for one in record.get("validations", ())),
             None,
-            None if place is None else problems[place],
+            None if error_index is None else problems[error_index],
             Usage(*record.get("usage", ())),
             record["started_s"],
             record["finished_s"],
@@ -212,7 +212,7 @@ class Recorder:
 
 
 class _Messages:
-    """Numbers the messages of one item: the run's own, then the question, then what is new."""
+    """Numbers for the messages of one item: the context of the run, the text of the item, then new messages."""
 
     def __init__(self, context: Context, action: Action[Any]) -> None:
         self._plain_count = len(context) + 1
@@ -222,7 +222,7 @@ class _Messages:
         self.new: list[Message] = []
 
     def numbers(self, attempt: Slice[Any]) -> list[int] | None:
-        """Return the numbers of what an attempt asked; None if that is the item's question and nothing else."""
+        """Return the numbers of the messages that an attempt sent, or None if it sent the item unchanged."""
         tried = attempt.tried
         if tried is None or (tried.action.text == self._action.text and tried.context is self._known):
             return None
@@ -239,8 +239,8 @@ class _Messages:
         return number
 
 
-def _plain_generation(generation: Generation) -> dict[str, Any]:
-    """Return a generation as JSON values, without what most do not say."""
+def _dump_generation(generation: Generation) -> dict[str, Any]:
+    """Return a generation as JSON values, without fields that have their default."""
     if type(generation) is not Generation:
         return dump_generation(generation)
     record: dict[str, Any] = {"text": generation.text}
@@ -257,16 +257,16 @@ def _plain_generation(generation: Generation) -> dict[str, Any]:
     return record
 
 
-def _place_of(error: Exception, problems: list[Exception]) -> int:
-    for place, known in enumerate(problems):
+def _index_of(error: Exception, problems: list[Exception]) -> int:
+    for index, known in enumerate(problems):
         if known is error:
-            return place
+            return index
     problems.append(error)
     return len(problems) - 1
 
 
 def _value(record: Mapping[str, Any], action: Action[T], best: Slice[T]) -> T | None:
-    """Parse the answer again: what the parser made of it may be more than JSON can hold."""
+    """Parse the answer again, because JSON may not be able to hold the parsed value."""
     if not best.valid or best.text is None:
         return cast("T | None", record.get("value"))
     try:
@@ -275,13 +275,13 @@ def _value(record: Mapping[str, Any], action: Action[T], best: Slice[T]) -> T | 
         return cast("T | None", record.get("value"))
 
 
-def plain_value(value: Any) -> Any:
-    """Return a parsed value as JSON values, or None if it can't be written as JSON."""
+def dump_value(value: Any) -> Any:
+    """Return a parsed value as JSON values, or None if JSON can't represent it."""
     dump = getattr(value, "model_dump", None)
     try:
         plain = dump(mode="json") if callable(dump) else attrs.asdict(value) if attrs.has(value.__class__) else value
         _encode(plain)
-    except Exception:  # noqa: BLE001 - a value is anyone's object, and its text is recorded in any case
+    except Exception:  # noqa: BLE001 - user code may raise anything, and the text is recorded in any case
         return None
     return plain
 
@@ -297,14 +297,14 @@ _TYPES: dict[str, type[Exception]] = {
 _DETAILS = {"retry_after_s": (int, float), "status": (int,), "maybe_billed": (bool,), "partial_text": (str,)}
 
 
-def plain_error(error: BaseException) -> dict[str, Any]:
-    """Return an error as JSON values: its type and what it says, without what looks like a key."""
+def dump_error(error: BaseException) -> dict[str, Any]:
+    """Return the type and the message of an error as JSON values. Anything that looks like a key is masked."""
     details = {name: getattr(error, name, None) for name in _DETAILS if isinstance(error, errors.BackendError)}
-    told = {name: value for name, value in details.items() if value is not None and value is not False}
-    return {"type": type(error).__name__, "message": _redactor.redact(_said(error)), **told}
+    given = {name: value for name, value in details.items() if value is not None and value is not False}
+    return {"type": type(error).__name__, "message": _redactor.redact(_message_of(error)), **given}
 
 
-def _said(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - an error that can't even be printed must not stop the run
@@ -312,17 +312,17 @@ def _said(error: BaseException) -> str:
 
 
 def load_error(record: Any) -> Exception:
-    """Make an error of what `plain_error` returned, of its own type if that is one of ours or of Python's."""
+    """Return the error that `dump_error` described, with its own type if that is ours or a builtin."""
     details = dict(record)
     name, message = str(details.pop("type")), str(details.pop("message"))
     kind = _TYPES.get(name)
     if kind is None:
         return ErrorFromJournal(message, name)
-    # Not through its own constructor, which may want what is not there any more; it says what it said.
+    # Bypass the constructor, whose other arguments are not recorded. `args` restores the message.
     error = kind.__new__(kind, message)
     error.args = (message,)
     for detail, value in details.items():
         if not isinstance(value, _DETAILS[detail]):
-            raise ValueError(f"{detail} is of the wrong type")  # noqa: TRY004 - it is data that is wrong
+            raise ValueError(f"{detail} is of the wrong type")  # noqa: TRY004 - the data is wrong, not the call
         setattr(error, detail, value)
     return error

@@ -1,4 +1,8 @@
-"""The tables of a journal, their version, and how an older one becomes this one."""
+"""
+The tables of a journal, their versions, and the migration between versions.
+
+A "life" is one process that worked on the run. An "intent" is an item that was about to be sampled.
+"""
 
 import sqlite3
 import struct
@@ -9,10 +13,10 @@ from typing import Any, Final
 __all__ = ["APPLICATION_ID", "VERSION", "checksum", "create_or_migrate", "outcome_checksum"]
 
 APPLICATION_ID: Final = 0x53414D50
-"""Says in the file's header whose it is: "SAMP"."""
+"""The SQLite application id in the file header: "SAMP"."""
 
 _VERSIONS: Final = (
-    # 1: what a run is, who worked on it, what was begun, and what came of it.
+    # 1: the run, its processes, the items that were started, and their outcomes.
     """
     CREATE TABLE run (
         one INTEGER PRIMARY KEY CHECK (one = 1),
@@ -58,7 +62,7 @@ _VERSIONS: Final = (
         checksum INTEGER NOT NULL
     );
     """,
-    # 2: what is recorded stays as it is, whoever writes to the file.
+    # 2: triggers that keep outcomes unchanged, whichever program writes to the file.
     """
     CREATE TRIGGER outcomes_are_final BEFORE UPDATE ON outcomes
         BEGIN SELECT RAISE(ABORT, 'an outcome never changes'); END;
@@ -68,11 +72,11 @@ _VERSIONS: Final = (
 )
 
 VERSION: Final = len(_VERSIONS)
-"""The version that this library writes. An older file is brought up to it; a newer one is refused."""
+"""The version that this library writes. Older files are migrated, newer ones are refused."""
 
 
 def create_or_migrate(database: sqlite3.Connection, version: int, *, up_to: int = VERSION) -> None:
-    """Bring a file of this version, 0 for a new one, up to a later one: all of it, or nothing."""
+    """Migrate a file to a later version in one transaction. Version 0 is a new file."""
     steps = "".join(_VERSIONS[version:up_to])
     database.executescript(
         f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {up_to}; PRAGMA application_id = {APPLICATION_ID}; COMMIT;"
@@ -80,7 +84,7 @@ def create_or_migrate(database: sqlite3.Connection, version: int, *, up_to: int 
 
 
 def outcome_checksum(row: Sequence[Any]) -> int:
-    """Return the same for the columns of an outcome: there are many, and all are read when a run goes on."""
+    """Return the checksum of an outcome. Faster than `checksum`, because a resume reads all outcomes."""
     item, life, key, digest, status, input_tokens, output_tokens, cost, attempts, requests, record, _ = row
     numbers = _NUMBERS(item, life, digest, input_tokens, output_tokens, cost, attempts, requests)
     return zlib.crc32(record.encode("ascii"), zlib.crc32(b"%b%b\0%b" % (numbers, status.encode(), key.encode())))
@@ -90,5 +94,5 @@ _NUMBERS: Final = struct.Struct("<qqqqqdqq").pack
 
 
 def checksum(*columns: object) -> int:
-    """Return a number that tells whether these columns are as they were when it was first computed."""
+    """Return a checksum of these columns."""
     return zlib.crc32("\0".join(map(str, columns)).encode("utf-8", "backslashreplace"))

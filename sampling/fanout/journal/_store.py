@@ -1,7 +1,8 @@
 """
-The SQLite file behind a journal: opened by one run at a time, and read by anyone.
+The SQLite file of a journal, written by one run at a time and readable by others.
 
-All of this blocks, so a run calls it in a thread. A transaction is on disk when `write` returns, or did not happen.
+All of this blocks, so a run calls it in a thread. When `write` returns, its transaction is on disk. If it raises,
+nothing was written. The tables call a process that worked on the run a "life".
 """
 
 import os
@@ -27,21 +28,23 @@ from sampling.usage import NO_USAGE, Usage
 
 __all__ = [
     "Intent",
-    "LifeStatus",
+    "JournalState",
+    "JournalStatus",
     "OnChange",
-    "Opened",
-    "Recorded",
-    "Row",
+    "OutcomeRow",
+    "RawRow",
     "Spent",
     "Store",
+    "all_outcomes",
     "connect_to_read",
     "run_of",
 ]
 
 OnChange: TypeAlias = Literal["refuse", "continue"]
-"""What to do when a journal was begun by a call that is not this one."""
+"""The reaction to a journal that was begun by a different call."""
 
-LifeStatus: TypeAlias = Literal["running", "completed", "halted", "stopped", "failed"]
+JournalStatus: TypeAlias = Literal["running", "completed", "halted", "stopped", "failed"]
+"""The status that a process recorded for the run."""
 
 BUSY_TIMEOUT_S: Final = 30.0
 
@@ -51,26 +54,26 @@ _OUTCOME_COLUMNS: Final = (
 
 
 class Intent(NamedTuple):
-    """An item that is about to be asked."""
+    """An item that is about to be sampled."""
 
     item: int
     digest: int
 
 
 class Spent(NamedTuple):
-    """What a budget counts."""
+    """The amounts that a budget counts."""
 
     usage: Usage = NO_USAGE
     attempts: int = 0
     requests: int = 0
 
     def plus(self, other: "Spent") -> "Spent":
-        """Add two."""
+        """Return the sum of both."""
         return Spent(self.usage + other.usage, self.attempts + other.attempts, self.requests + other.requests)
 
 
-class Recorded(NamedTuple):
-    """An outcome as it is in the file."""
+class OutcomeRow(NamedTuple):
+    """A row of the table `outcomes`."""
 
     item: int
     life: int
@@ -86,66 +89,72 @@ class Recorded(NamedTuple):
     checksum: int = 0
 
 
-Row: TypeAlias = tuple[int, int, str, int, ItemStatus, int, int, float, int, int, str, int]
-"""The same as SQLite hands it out: a million of them are not made twice."""
+RawRow: TypeAlias = tuple[int, int, str, int, ItemStatus, int, int, float, int, int, str, int]
+"""An `OutcomeRow` as a plain tuple, as SQLite returns it. Converting a million of them would be slow."""
 
 
 @attrs.frozen(kw_only=True)
-class Opened:
-    """What there is in a journal when a run begins or goes on."""
+class JournalState:
+    """The content of a journal when a run begins or resumes."""
 
     run_id: str
     recorded: int
-    """How many items have an outcome."""
+    """The number of items with an outcome."""
 
     last_item: int
-    """The highest index that an outcome or an intent is of; -1 if there is none."""
+    """The highest index with an outcome or an intent, or -1."""
 
-    begun: Mapping[int, int]
-    """Items that had been begun when an earlier process ended, and have no outcome, with digests of what was asked."""
+    interrupted: Mapping[int, int]
+    """Digests of the items that an earlier process started but did not finish, by index."""
 
     spent: Spent
-    """By all processes before this one, as far as they lived to tell."""
+    """The amount spent by earlier processes, as far as they could record it."""
 
     changes: tuple[str, ...]
-    """What is not as it was, if the run goes on all the same."""
+    """The differences from the recorded fingerprint, if the run resumes despite them."""
 
 
 class Store:
-    """The file of one run, while this process works on it."""
+    """The open journal file of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.life = 0
+        self.process = 0
+        """The number of this process among those that worked on the run, counted from 1."""
+
         self._lock = FileLock(path.with_name(f"{path.name}.lock"))
         self._database: sqlite3.Connection | None = None
         self._owner: tuple[Any, ...] = ()
 
-    # Begin and end.
+    # Open and close.
 
-    def open(self, fingerprint: Mapping[str, Any], on_change: OnChange) -> Opened:
-        """Take the lock, see that the file is whole and of this run, and begin a life in it."""
-        with self._explaining("opened"):
+    def open(self, fingerprint: Mapping[str, Any], on_change: OnChange) -> JournalState:
+        """Lock the file, check that it is undamaged and of this run, and register this process."""
+        with self._translate_errors("opened"):
             self._lock.acquire()
         try:
-            with self._explaining("opened"):
+            with self._translate_errors("opened"):
                 if not self.path.exists():
                     self._create(fingerprint)
                 self._database = connect(self.path)
                 _check_whole(self._database, self.path)
                 run_id, changes = self._check_run(fingerprint, on_change)
-                opened = self._take_stock(run_id, changes)
-                self._begin_life()
+                opened = self._read_state(run_id, changes)
+                self._register_process()
         except BaseException:
             self.close()
             raise
         return opened
 
     def _create(self, fingerprint: Mapping[str, Any]) -> None:
-        """Make the file elsewhere and put it in place when it is whole: so an empty one is never one that we began."""
+        """
+        Create the file under another name and move it into place when it is complete.
+
+        So an empty file is never an unfinished journal of ours.
+        """
         for suffix in ("-wal", "-journal"):
             if self.path.with_name(f"{self.path.name}{suffix}").exists():
-                raise JournalDamaged(f"{self.path} is not there, but {self.path.name}{suffix} is, which belongs to it")
+                raise JournalDamaged(f"{self.path} is missing, but its {self.path.name}{suffix} exists")
         new = self.path.with_name(f"{self.path.name}.new")
         for leftover in (new, *(new.with_name(f"{new.name}{suffix}") for suffix in ("-wal", "-shm", "-journal"))):
             leftover.unlink(missing_ok=True)
@@ -165,7 +174,7 @@ class Store:
             raise JournalMismatch(f"{self.path} was begun by a call that differs from this one:", changes)
         return run_id, changes
 
-    def _take_stock(self, run_id: str, changes: tuple[str, ...]) -> Opened:
+    def _read_state(self, run_id: str, changes: tuple[str, ...]) -> JournalState:
         totals = self._connection.execute(
             "SELECT count(*), coalesce(max(item), -1), coalesce(sum(input_tokens), 0), coalesce(sum(output_tokens), 0),"
             " coalesce(sum(cost), 0.0), coalesce(sum(attempts), 0), coalesce(sum(requests), 0) FROM outcomes"
@@ -175,53 +184,53 @@ class Store:
             "SELECT coalesce(sum(other_input_tokens), 0), coalesce(sum(other_output_tokens), 0),"
             " coalesce(sum(other_cost), 0.0), coalesce(sum(other_requests), 0) FROM lives"
         ).fetchone()
-        begun = self._begun()
-        return Opened(
+        interrupted = self._interrupted()
+        return JournalState(
             run_id=run_id,
             recorded=recorded,
-            last_item=max([last_item, *begun]),
-            begun=begun,
+            last_item=max([last_item, *interrupted]),
+            interrupted=interrupted,
             spent=Spent(Usage(input_tokens, output_tokens, cost) + Usage(*other[:3]), attempts, requests + other[3]),
             changes=changes,
         )
 
-    def _begun(self) -> dict[int, int]:
+    def _interrupted(self) -> dict[int, int]:
         query = "SELECT item, life, digest, checksum FROM intents WHERE item NOT IN (SELECT item FROM outcomes)"
-        begun: dict[int, int] = {}
-        for item, life, digest, check in self._connection.execute(query):
-            if checksum(item, life, digest) != check:
-                raise JournalDamaged(f"{self.path} is damaged: the entry for item {item} is not as it was written")
-            begun[item] = digest
-        return begun
+        interrupted: dict[int, int] = {}
+        for item, process, digest, stored in self._connection.execute(query):
+            if checksum(item, process, digest) != stored:
+                raise JournalDamaged(f"{self.path} is damaged: the intent of item {item} has a wrong checksum")
+            interrupted[item] = digest
+        return interrupted
 
-    def _begin_life(self) -> None:
+    def _register_process(self) -> None:
         (last,) = self._connection.execute("SELECT coalesce(max(life), 0) FROM lives").fetchone()
-        self.life = last + 1
+        self.process = last + 1
         owner = owner_now()
-        self._owner = (self.life, owner["pid"], owner["host"], owner["started_s"])
-        self._write_life(None, "running", None, None, Spent())
+        self._owner = (self.process, owner["pid"], owner["host"], owner["started_s"])
+        self._write_process(None, "running", None, None, Spent())
 
-    def end_life(self, status: LifeStatus, items: int | None, error: str | None, other: Spent) -> None:
+    def record_end(self, status: JournalStatus, items: int | None, error: str | None, unrecorded: Spent) -> None:
         """
-        Write down how the run ended.
+        Record the end of the run.
 
-        `items` is how many there are, if all of them were read; `other` is what was spent on items without an outcome.
+        `items` is the number of items, if all were read. `unrecorded` is the amount spent on items without an outcome.
         """
-        with self._explaining("written"):
-            self._write_life(time.time(), status, items, error, other)
+        with self._translate_errors("written"):
+            self._write_process(time.time(), status, items, error, unrecorded)
 
-    def _write_life(
-        self, ended_s: float | None, status: LifeStatus, items: int | None, error: str | None, other: Spent
+    def _write_process(
+        self, ended_s: float | None, status: JournalStatus, items: int | None, error: str | None, unrecorded: Spent
     ) -> None:
-        usage = other.usage
-        spent = (usage.input_tokens, usage.output_tokens, usage.cost, other.requests)
+        usage = unrecorded.usage
+        spent = (usage.input_tokens, usage.output_tokens, usage.cost, unrecorded.requests)
         row = (*self._owner, ended_s, status, items, error, *spent)
         places = ", ".join("?" * (len(row) + 1))
-        # One statement, so one transaction: the row is the old one or the new one.
+        # One statement is one transaction, so the row is never half written.
         self._connection.execute(f"INSERT OR REPLACE INTO lives VALUES ({places})", (*row, checksum(*row)))  # noqa: S608
 
     def close(self) -> None:
-        """Close the file, and give the lock back."""
+        """Close the file and release the lock."""
         database, self._database = self._database, None
         try:
             if database is not None:
@@ -229,18 +238,18 @@ class Store:
         finally:
             self._lock.release()
 
-    # In between.
+    # Read and write.
 
-    def write(self, intents: Sequence[Intent], outcomes: Sequence[Recorded]) -> None:
-        """Write all of this in one transaction, and return when it is on disk."""
-        life = self.life
-        with self._explaining("written"):
+    def write(self, intents: Sequence[Intent], outcomes: Sequence[OutcomeRow]) -> None:
+        """Write intents and outcomes in one transaction, and return when it is on disk."""
+        process = self.process
+        with self._translate_errors("written"):
             database = self._connection
             database.execute("BEGIN IMMEDIATE")
             try:
                 database.executemany(
                     "INSERT INTO intents VALUES (?, ?, ?, ?)",
-                    [(item, life, digest, checksum(item, life, digest)) for item, digest in intents],
+                    [(item, process, digest, checksum(item, process, digest)) for item, digest in intents],
                 )
                 database.executemany(
                     "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -252,24 +261,24 @@ class Store:
                     database.execute("ROLLBACK")
                 raise
 
-    def read(self, first: int, limit: int) -> list[Row]:
-        """Return up to `limit` outcomes from this item on, by index."""
-        with self._explaining("read"):
+    def read(self, first: int, limit: int) -> list[RawRow]:
+        """Return up to `limit` outcomes from this item on, ordered by index."""
+        with self._translate_errors("read"):
             rows = self._connection.execute(
                 f"SELECT {_OUTCOME_COLUMNS} FROM outcomes WHERE item >= ? ORDER BY item LIMIT ?",  # noqa: S608 - ours
                 (first, limit),
             ).fetchall()
-            check(rows, self.path)
+            check_rows(rows, self.path)
             return rows
 
     def digests(self) -> dict[int, int]:
-        """Return what was asked, by item, for all that are in the file."""
-        with self._explaining("read"):
+        """Return the digests of all items with an intent or an outcome, by index."""
+        with self._translate_errors("read"):
             query = "SELECT item, digest FROM intents UNION SELECT item, digest FROM outcomes ORDER BY item"
             return dict(self._connection.execute(query).fetchall())
 
     def items_of_last_run(self) -> int | None:
-        """Return how many items there were, if an earlier process had read all of them."""
+        """Return the number of items, if an earlier process read all of them."""
         (items,) = self._connection.execute("SELECT max(items) FROM lives").fetchone()
         return cast("int | None", items)
 
@@ -280,14 +289,14 @@ class Store:
         return self._database
 
     @contextmanager
-    def _explaining(self, verb: str) -> Generator[None]:
-        with explaining(self.path, verb):
+    def _translate_errors(self, verb: str) -> Generator[None]:
+        with translate_errors(self.path, verb):
             yield
 
 
 @contextmanager
-def explaining(path: Path, verb: str) -> Generator[None]:
-    """Turn what SQLite and the system say into errors that say what to do."""
+def translate_errors(path: Path, verb: str) -> Generator[None]:
+    """Turn errors of SQLite and the system into `JournalError`s, which have hints."""
     try:
         yield
     except JournalError:
@@ -295,13 +304,13 @@ def explaining(path: Path, verb: str) -> Generator[None]:
     except (sqlite3.OperationalError, sqlite3.IntegrityError, OSError) as error:
         raise JournalWriteFailed(f"{path} could not be {verb}: {error}") from error
     except (sqlite3.DatabaseError, ValueError) as error:
-        raise JournalDamaged(f"{path} is no journal, or damaged: {error}") from error
+        raise JournalDamaged(f"{path} is not a journal, or is damaged: {error}") from error
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a file that is there already."""
+    """Open an existing journal."""
     if not path.stat().st_size:
-        raise JournalDamaged(f"{path} is empty: a journal never is, so this one was truncated, or is something else")
+        raise JournalDamaged(f"{path} is empty: it was truncated, or is not a journal")
     database = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
@@ -310,14 +319,14 @@ def connect(path: Path) -> sqlite3.Connection:
         timeout=BUSY_TIMEOUT_S,
     )
     try:
-        # What a crafted file brings along is not run.
+        # Do not run functions that the schema of a crafted file names.
         database.execute("PRAGMA trusted_schema = OFF")
         database.execute("PRAGMA cell_size_check = ON")
         database.execute("PRAGMA synchronous = FULL")
         _check_version(database, path)
         (mode,) = database.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
-            raise JournalError(f"{path} can't be written ahead (its mode is {mode}): put it on a local disk")  # noqa: TRY301
+            raise JournalError(f"{path} can't use write-ahead logging (its mode is {mode}): put it on a local disk")  # noqa: TRY301
     except BaseException:
         database.close()
         raise
@@ -330,9 +339,9 @@ def _check_version(database: sqlite3.Connection, path: Path) -> None:
     if application != APPLICATION_ID:
         raise JournalDamaged(f"{path} is a database, but not a journal")
     if version > VERSION:
-        raise JournalTooNew(f"{path} is a journal of version {version}; this is made for versions up to {VERSION}")
+        raise JournalTooNew(f"{path} is a journal of version {version}: this library reads up to version {VERSION}")
     if version < 1 or _schema(database) != _schema_of(version):
-        raise JournalDamaged(f"{path} says that it is a journal of version {version}, but has other tables")
+        raise JournalDamaged(f"{path} claims to be a journal of version {version}, but has other tables")
     if version < VERSION:
         create_or_migrate(database, version)
 
@@ -348,49 +357,49 @@ def _schema_of(version: int) -> list[tuple[str, str]]:
 
 
 def _check_whole(database: sqlite3.Connection, path: Path) -> None:
-    (verdict,) = database.execute("PRAGMA integrity_check(1)").fetchone()
-    if verdict != "ok":
-        raise JournalDamaged(f"{path} is damaged: {verdict}")
+    (result,) = database.execute("PRAGMA integrity_check(1)").fetchone()
+    if result != "ok":
+        raise JournalDamaged(f"{path} is damaged: {result}")
     for life in database.execute("SELECT * FROM lives"):
         if checksum(*life[:-1]) != life[-1]:
-            raise JournalDamaged(f"{path} is damaged: the entry of its process {life[0]} is not as it was written")
+            raise JournalDamaged(f"{path} is damaged: the entry of process {life[0]} has a wrong checksum")
 
 
 def run_of(database: sqlite3.Connection, path: Path) -> tuple[str, float, str]:
-    """Return the run's id, when it began, and its fingerprint."""
+    """Return the id, the start time and the fingerprint of the run."""
     row = database.execute("SELECT run_id, created_s, fingerprint, checksum FROM run").fetchone()
     if row is None or checksum(*row[:-1]) != row[-1]:
-        raise JournalDamaged(f"{path} is damaged: what it says of the run is not as it was written")
+        raise JournalDamaged(f"{path} is damaged: the entry of the run has a wrong checksum")
     return cast("tuple[str, float, str]", tuple(row[:-1]))
 
 
-def check(rows: Sequence[Row], path: Path) -> None:
-    """Refuse outcomes that are not as they were written."""
+def check_rows(rows: Sequence[RawRow], path: Path) -> None:
+    """Raise JournalDamaged if an outcome has a wrong checksum."""
     for row in rows:
         try:
             whole = outcome_checksum(row) == row[11]
         except (struct.error, AttributeError, UnicodeError):
-            # Not even of the types that they were.
+            # A damaged column may have another type.
             whole = False
         if not whole:
-            raise JournalDamaged(f"{path} is damaged: the outcome of item {row[0]} is not as it was written")
+            raise JournalDamaged(f"{path} is damaged: the outcome of item {row[0]} has a wrong checksum")
 
 
 @contextmanager
 def connect_to_read(path: Path) -> Generator[sqlite3.Connection]:
-    """Open a journal to look at it, also while a run writes it."""
+    """Open a journal for reading, even while a run writes it."""
     if not path.exists():
         raise FileNotFoundError(f"no such journal: {path}")
-    with explaining(path, "read"), closing(connect(path)) as database:
+    with translate_errors(path, "read"), closing(connect(path)) as database:
         yield database
 
 
-def all_outcomes(database: sqlite3.Connection, path: Path, chunk: int = 1_000) -> Iterator[Recorded]:
-    """Go through all outcomes, by index, holding a few at a time."""
+def all_outcomes(database: sqlite3.Connection, path: Path, chunk: int = 1_000) -> Iterator[OutcomeRow]:
+    """Yield all outcomes, ordered by index, with one chunk in memory at a time."""
     cursor = database.execute(f"SELECT {_OUTCOME_COLUMNS} FROM outcomes ORDER BY item")  # noqa: S608 - ours
     while rows := cursor.fetchmany(chunk):
-        check(rows, path)
-        yield from map(Recorded._make, rows)
+        check_rows(rows, path)
+        yield from map(OutcomeRow._make, rows)
 
 
 def _sync_directory(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""One writer: whatever has come together is written in one transaction, while the next comes together."""
+"""A writer that batches entries: while one transaction is written, the next batch fills up."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -14,31 +14,35 @@ __all__ = ["Batch", "Writer"]
 
 E = TypeVar("E")
 
-_GATHERINGS = 16
-"""How often, at most, the others get a turn to add to a batch before it is written: each write waits for the disk."""
+_MAX_CHECKPOINTS = 16
+"""The number of turns that other tasks get to add to a batch before it is written. Each write waits for the disk."""
 
-_QUIET_GATHERINGS = 3
-"""After how many turns in which nothing came: an outcome frees a slot, which lets an item be read, which then comes."""
+_MAX_IDLE_CHECKPOINTS = 3
+"""
+The number of turns without a new entry after which a batch is written.
+
+More than one, because an outcome frees a slot, then an item is read, and only then its intent is added.
+"""
 
 
 @attrs.define(eq=False)
 class Batch(Generic[E]):
-    """What is written in one transaction."""
+    """The entries of one transaction."""
 
     intents: list[Intent] = attrs.field(factory=list[Intent])
     outcomes: list[E] = attrs.field(factory=list[Any])
     ended: anyio.Event = attrs.field(factory=anyio.Event)
     stored: bool = False
-    """Once it has ended: whether all of it is on disk, or nothing."""
+    """Whether the batch is on disk. Valid once `ended` is set."""
 
     async def on_disk(self) -> bool:
-        """Wait for the end, and say whether it is on disk. Who stops waiting changes nothing: it is written."""
+        """Wait for the write, and return whether it succeeded. Cancelling the wait does not cancel the write."""
         await self.ended.wait()
         return self.stored
 
 
 class Writer(Generic[E]):
-    """Takes what is to be written from any number of tasks, and writes it in a task of its own."""
+    """Accepts entries from any number of tasks, and writes them in its own task."""
 
     def __init__(self, write: Callable[[Sequence[Intent], Sequence[E]], Awaitable[None]]) -> None:
         self._write = write
@@ -46,18 +50,18 @@ class Writer(Generic[E]):
         self._wake: anyio.Event | None = None
         self._closing = False
         self.failure: BaseException | None = None
-        """Why nothing more is written, if something went wrong."""
+        """The error that stopped the writer, if any."""
 
         self.unsaved: list[E] = []
-        """Outcomes that were to be written after that, or are lost with it."""
+        """Outcomes of the failed batch and of all later ones."""
 
     def put_intent(self, intent: Intent) -> Batch[E]:
-        """Have it written that an item is about to be asked."""
+        """Queue the intent to sample an item."""
         self._batch.intents.append(intent)
         return self._put()
 
     def put_outcome(self, outcome: E) -> Batch[E]:
-        """Have an outcome written. From here on it will be, whatever is cancelled."""
+        """Queue an outcome. It is written even if the run is cancelled."""
         self._batch.outcomes.append(outcome)
         return self._put()
 
@@ -76,20 +80,20 @@ class Writer(Generic[E]):
             self._batch = Batch()
 
     def close(self) -> None:
-        """Let the writer end when all is written."""
+        """Let the writer end after its last batch."""
         self._closing = True
         if self._wake is not None:
             self._wake.set()
 
     async def run(self) -> None:
-        """Write until closed. A cancellation does not reach it: what is paid for is written."""
+        """Write until closed. Shielded from cancellation, because outcomes were paid for."""
         with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - it ends when it is closed
-            while self.failure is None and await self._something_to_write():
+            while self.failure is None and await self._wait_for_entries():
                 await self._gather()
                 batch, self._batch = self._batch, Batch()
                 await self._write_batch(batch)
 
-    async def _something_to_write(self) -> bool:
+    async def _wait_for_entries(self) -> bool:
         while not (self._batch.intents or self._batch.outcomes):
             if self._closing:
                 return False
@@ -99,11 +103,11 @@ class Writer(Generic[E]):
         return True
 
     async def _gather(self) -> None:
-        batch, before, quiet = self._batch, 0, 0
-        for _ in range(_GATHERINGS):
+        batch, before, idle = self._batch, 0, 0
+        for _ in range(_MAX_CHECKPOINTS):
             size = len(batch.intents) + len(batch.outcomes)
-            quiet = quiet + 1 if size == before else 0
-            if quiet == _QUIET_GATHERINGS:
+            idle = idle + 1 if size == before else 0
+            if idle == _MAX_IDLE_CHECKPOINTS:
                 break
             before = size
             await checkpoint()

@@ -1,4 +1,4 @@
-"""The calls of a fan-out on a cluster. It needs the extra `ray`."""
+"""Run the calls of a fan-out on a Ray cluster. Needs the extra `ray`."""
 
 from sampling.fanout.ray._engine import RayEngine
 

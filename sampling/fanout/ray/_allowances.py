@@ -1,4 +1,4 @@
-"""What an item may spend on a worker, so that all of them together stay within the driver's budget."""
+"""Spending limits for items on workers, so that all of them together stay within the driver's budget."""
 
 import anyio
 import attrs
@@ -8,7 +8,7 @@ from sampling.budgets import Budget, Reservation
 from sampling.errors import BudgetExceeded
 from sampling.fanout.engines import Work
 from sampling.fanout.items import Item
-from sampling.fanout.ray._wire import Allowance, Reply
+from sampling.fanout.ray._wire import Allowance, WorkerReply
 from sampling.strategies.worst_case import WorstCases
 from sampling.usage import NO_USAGE
 
@@ -17,29 +17,29 @@ __all__ = ["Allowances", "Grant"]
 
 @attrs.frozen
 class Grant:
-    """What is held of the driver's budget for one item, and what the item is told of it."""
+    """The part of the driver's budget that is reserved for one item."""
 
     worst_case: Reservation
     held: Reservation
-    """The worst case and a share besides, or all that was left."""
+    """The worst case plus a share of the rest, or everything that was left."""
 
     allowance: Allowance | None
 
 
 _NOTHING = Reservation(0, 0, 0, 0.0)
 _NO_LIMIT = Grant(_NOTHING, _NOTHING, None)
-"""For runs without a budget."""
+"""The grant of a run without a budget."""
 
 
 class Allowances:
     """
-    Gives every item its part of the budget before it goes out, and takes back what it did not use.
+    Reserves a part of the budget for each item before it is sent, and returns the unused rest.
 
-    The budget stays here, and a worker can't ask for more. So an item goes out when there is room for all that it may
-    do: every attempt with its judges, each at the length of its question and of its longest answer.
-    Besides, it gets a share of what nobody holds, one part in `max_concurrency`, for what no estimate can know.
-    All of that is held until the item is back, so all items together never have more than there is.
-    Where there is no such room, an item waits for others to come back; if it is the only one, it gets all the rest.
+    The budget stays with the driver, and a worker can't request more. So an item is sent only when there is room for
+    its worst case: every attempt with its judges, each with the longest prompt and answer.
+    It also gets a share of the unreserved rest, one part in `max_concurrency`, because the estimate may be too low.
+    Both are reserved until the item returns, so all items together never exceed the budget.
+    Without enough room, an item waits for others to return. If no other is out, it gets all of the rest.
     """
 
     def __init__(self, work: Work) -> None:
@@ -52,7 +52,7 @@ class Allowances:
         self._dearest_request = 0.0
 
     async def grant(self, item: Item[object]) -> Grant:
-        """Wait until there is room for an item, and hold it."""
+        """Wait until there is room for an item, and reserve it."""
         budget = self._budget
         if budget is None:
             return _NO_LIMIT
@@ -62,7 +62,7 @@ class Allowances:
         return Grant(worst_case, held, _allowance(budget, held))
 
     def _hold(self, budget: Budget, worst_case: Reservation) -> Reservation | None:
-        """Hold what an item needs, and more if there is more; None if others have to come back first."""
+        """Reserve the worst case and a share of the rest. Return None if other items must return first."""
         try:
             budget.hold(worst_case)
         except BudgetExceeded:
@@ -75,8 +75,8 @@ class Allowances:
         budget.hold(share)
         return _sum(worst_case, share)
 
-    def settle(self, grant: Grant, reply: Reply | None) -> None:
-        """Take a grant back, less what the item spent; where nobody can say what that is, the worst is assumed."""
+    def settle(self, grant: Grant, reply: WorkerReply | None) -> None:
+        """Release a grant, and charge the amount spent. Without a reply, charge the worst case."""
         if self._budget is None:
             return
         self._out -= 1
@@ -89,7 +89,7 @@ class Allowances:
         self._changed.set()
         self._changed = anyio.Event()
 
-    def _learn(self, reply: Reply) -> None:
+    def _learn(self, reply: WorkerReply) -> None:
         if reply.requests:
             self._longest_answer = max(self._longest_answer, reply.usage.output_tokens // reply.requests)
             self._dearest_request = max(self._dearest_request, reply.usage.cost / reply.requests)
@@ -100,13 +100,13 @@ class Allowances:
 
 
 def _rest(budget: Budget, parts: int) -> Reservation:
-    """Return one part of what nobody has spent or holds."""
+    """Return one of `parts` equal parts of the unreserved rest."""
     charged, reserved = budget.charged, budget.reserved
     return Reservation(
         int(_left(budget.attempts, charged.attempts + reserved.attempts)) // parts,
         int(_left(budget.requests, charged.requests + reserved.requests)) // parts,
         int(_left(budget.tokens, charged.tokens + reserved.tokens)) // parts,
-        # A little less, for sums of fractions are off in their last digit.
+        # Slightly less, to stay below the limit despite rounding errors.
         _left(budget.cost, charged.cost + reserved.cost) / parts * (1 - 1e-9),
     )
 
@@ -122,13 +122,13 @@ def _sum(one: Reservation, other: Reservation) -> Reservation:
 
 
 def _allowance(budget: Budget, held: Reservation) -> Allowance:
-    """Tell an item what it may spend, of what there is a limit on."""
+    """Return the limits for an item, for those amounts that the budget limits."""
     now = anyio.current_time()
     return Allowance(
         attempts=None if budget.attempts is None else held.attempts,
         requests=None if budget.requests is None else held.requests,
         tokens=None if budget.tokens is None else held.tokens,
         cost=None if budget.cost is None else held.cost,
-        # An allowance without any time at all would be none; with next to none, the call ends at once, as it does here.
+        # A deadline of 0 is invalid. With a tiny one, the call ends at once, as it would in this process.
         deadline_s=None if budget.deadline_s is None else max(1e-6, budget.deadline(current_token(), now) - now),
     )

@@ -1,4 +1,4 @@
-"""`RayEngine`: the calls of a fan-out on the workers of a Ray cluster."""
+"""`RayEngine`, which runs the calls of a fan-out on the workers of a Ray cluster."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -17,8 +17,8 @@ from sampling.errors import WorkerLost
 from sampling.fanout.engines import SampleItem, Work
 from sampling.fanout.items import Item
 from sampling.fanout.ray._allowances import Allowances
-from sampling.fanout.ray._cluster import Actor, Cluster, Lost
-from sampling.fanout.ray._wire import Job, Reply, pack_job, pack_shared, unpack_reply
+from sampling.fanout.ray._cluster import Actor, ActorLost, Cluster
+from sampling.fanout.ray._wire import WorkerJob, WorkerReply, pack_job, pack_shared, unpack_reply
 from sampling.protocols import BackendLike
 from sampling.results import SamplingResult
 
@@ -29,21 +29,22 @@ log = structlog.get_logger("sampling")
 
 class RayEngine:
     """
-    Runs the call of each item on one of `actors` processes of a Ray cluster; everything else stays here.
+    Runs the call of each item in one of `actors` processes of a Ray cluster.
 
         result = await fan_out(strategy, items, None, backend, engine=RayEngine(actors=8))
 
-    Reading items, their order, halting, the budget, the journal and events of the run stay with the driver.
-    A worker gets the strategy, the requirements and the backend once, then one question after another, many at once.
-    Hooks on events of a call run where the call runs, so they must be functions that can be sent there.
+    The driver reads and orders items, halts the run, keeps the budget and the journal, and emits events of the run.
+    A worker receives the strategy, the requirements and the backend once, and then many items at once.
+    Hooks on events of a call run on the worker, so they must be functions that can be pickled.
 
-    An item that is cancelled is stopped on its worker, before the cancellation goes on here.
-    When a worker dies, its items are run once more, one at a time, on the worker that takes its place, for one of
-    them may be what killed it; only then do they end with `WorkerLost`. The others go on.
+    A cancelled item is stopped on its worker before the cancellation is raised here.
+    When a worker dies, its items run a second time, one at a time, on the worker that replaces it, because one of
+    them may have killed it. An item whose second worker dies ends with `WorkerLost`. Other items are not affected.
 
-    Without an address, and without RAY_ADDRESS, a Ray of its own is started on this machine and stopped at the end:
-    of a run, or of the block if the engine is used in an `async with`. A Ray that the program has started is used
-    as it is. Neither the user's home is written to, nor usage statistics are sent, unless RAY_* variables say so.
+    Without an address and without RAY_ADDRESS, the engine starts its own Ray on this machine. It stops that Ray after
+    the run, or at the end of the block if the engine is used in an `async with`. A Ray that the program has started
+    is used and left running. Nothing is written to the user's home, and no usage statistics are sent, unless RAY_*
+    variables are set to do so.
     """
 
     def __init__(
@@ -57,27 +58,27 @@ class RayEngine:
         stop_grace_s: float = 10.0,
     ) -> None:
         """
-        Set up an engine; nothing is started before it is used.
+        Configure the engine. Ray is started on first use.
 
         Args:
-            address: Of a running cluster, as `ray.init` takes it. None: RAY_ADDRESS, else a Ray of its own.
+            address: The address of a running cluster, as in `ray.init`. None uses RAY_ADDRESS, else an own Ray.
 
-            actors: How many processes to use.
+            actors: The number of worker processes.
 
-            backend_factory: Makes the backend on each worker, for backends that hold connections or keys.
-                If what it returns is an async context manager, it is opened there, and closed at the end.
-                The run's own backend then stays here, and is not used.
+            backend_factory: Creates the backend on each worker, for backends that hold connections or keys.
+                An async context manager is entered there, and exited at the end.
+                The backend that was passed to the run is then not used.
 
-            actor_options: What each of them needs, as Ray's `.options()` takes it: resources, a runtime_env, …
+            actor_options: Options of each actor, as in Ray's `.options()`: resources, a runtime_env, …
 
-            init_options: How to start Ray or connect to it, as `ray.init` takes it.
+            init_options: Options of `ray.init`.
 
-            stop_grace_s: How long a worker may take to stop a call that was cancelled, or to close its backend.
+            stop_grace_s: The time a worker has to stop a cancelled call, or to close its backend.
         """
         if address is not None:
             check_str("address", address, empty=False)
         if backend_factory is not None and not callable(backend_factory):
-            raise wrong_type("backend_factory", backend_factory, "a function that makes a backend, or None")
+            raise wrong_type("backend_factory", backend_factory, "a function that returns a backend, or None")
         self.actors = check_int("actors", actors, least=1)
         self.stop_grace_s = check_number("stop_grace_s", stop_grace_s, above=0)
         self.backend_factory = backend_factory
@@ -85,7 +86,7 @@ class RayEngine:
         self._cluster = Cluster(address, actors, _options("init_options", init_options))
 
     async def __aenter__(self) -> Self:
-        """Start Ray, or connect to it, for all runs inside the block."""
+        """Start or connect to Ray for all runs inside the block."""
         await self._cluster.__aenter__()
         return self
 
@@ -95,8 +96,8 @@ class RayEngine:
         await self._cluster.__aexit__(exc_type, exc, traceback)  # noqa: ASYNC102 - it shields itself
 
     def open(self, work: Work) -> AbstractAsyncContextManager[SampleItem]:
-        """Get ready for one run."""
-        return _Run(self._cluster, work, self)
+        """Return a context manager for one run."""
+        return _RayRun(self._cluster, work, self)
 
     def __repr__(self) -> str:
         return f"RayEngine({self._cluster.address!r}, actors={self.actors})"
@@ -112,31 +113,31 @@ def _options(name: str, options: object) -> dict[str, Any]:
 
 @attrs.define(eq=False)
 class _Slot:
-    """The place of one worker: when that dies, another takes it."""
+    """The slot of one worker. When the worker dies, a new one takes the slot."""
 
     actor: Actor
     in_flight: int = 0
     suspects: int = 0
-    """How many items wait here, or run, for the second time: any of them may be what killed the worker before."""
+    """The number of items that wait here, or run, for the second time. One of them may have killed the worker."""
 
     alone: anyio.Lock = attrs.field(factory=anyio.Lock)
-    """Held by the suspect that runs."""
+    """Held by the suspect that is running."""
 
 
 @attrs.define
-class _Errand:
-    """One item on its way to a worker and back."""
+class _RemoteItem:
+    """One item that runs on a worker."""
 
     item: Item[Any]
     slot: _Slot = attrs.field(init=False)
-    """Where it ran last."""
+    """The slot in which it ran last."""
 
-    reply: Reply | None = attrs.field(init=False)
-    """What came back: nothing was spent before it went out, and afterwards, None says that nobody knows what was."""
+    reply: WorkerReply | None = attrs.field(init=False)
+    """The reply of the worker. Empty before the item is sent, and None while its spending is unknown."""
 
 
-class _Run:
-    """One run on the cluster: the slots, and who goes where."""
+class _RayRun:
+    """One run on the cluster. It assigns items to slots."""
 
     def __init__(self, cluster: Cluster, work: Work, engine: RayEngine) -> None:
         self._cluster = cluster
@@ -148,10 +149,10 @@ class _Run:
         self._slots: list[_Slot] = []
         self._packed: Any = None
         self._names: dict[str, Any] = {}
-        self._calm = anyio.Event()
-        """Set, and made anew, when a slot has no suspects any more."""
+        self._cleared = anyio.Event()
+        """Set and replaced when a slot has no more suspects."""
 
-    # Its life.
+    # Enter and exit.
 
     async def __aenter__(self) -> SampleItem:
         packed, shared = pack_shared(self._work, self._engine.backend_factory)
@@ -172,20 +173,20 @@ class _Run:
         await self._stack.aclose()
 
     def _new_actor(self) -> Actor:
-        # Every item may be on one worker, and each may be told to stop.
-        most_calls = 2 * self._work.max_concurrency + 4
-        return self._cluster.new_actor(self._packed, most_calls=most_calls, options=self._engine.actor_options)
+        # All items may be on one worker, and each may need a concurrent call of `stop`.
+        max_calls = 2 * self._work.max_concurrency + 4
+        return self._cluster.new_actor(self._packed, max_calls=max_calls, options=self._engine.actor_options)
 
     async def _wait_until_ready(self, actor: Actor) -> None:
         try:
             started = unpack_reply(await actor.call("ready"), {})
-        except Lost as lost:
+        except ActorLost as lost:
             raise WorkerLost(f"a worker died while it started: {lost}") from None
         if started.error is not None:
             raise started.error
 
     async def _close(self) -> None:
-        """Close what the workers hold, and end them."""
+        """Close the backends of the workers, and kill the workers."""
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as group:
                 for slot in self._slots:
@@ -195,101 +196,101 @@ class _Run:
         with anyio.move_on_after(self._engine.stop_grace_s):  # noqa: ASYNC912 - the close is one
             try:
                 await actor.close()
-            except Exception as error:  # noqa: BLE001 - a backend that can't close must not hold up the others
+            except Exception as error:  # noqa: BLE001 - a backend that fails to close must not affect the others
                 log.warning("worker_not_closed", error_type=type(error).__name__)
         await actor.kill()
 
     # Items.
 
     async def _sample(self, item: Item[Any]) -> SamplingResult[Any]:
-        """Run an item; if its worker dies, once more, with a worker to itself."""
-        errand = _Errand(item)
+        """Run an item. If its worker dies, run it a second time, alone on the worker."""
+        remote = _RemoteItem(item)
         try:
-            return await self._run(errand)
-        except Lost:
-            slot = errand.slot
-            # In the same step, so that nobody is put beside it.
+            return await self._run(remote)
+        except ActorLost:
+            slot = remote.slot
+            # No await since the loss, so that no other item is assigned to this slot meanwhile.
             slot.suspects += 1
         try:
             async with slot.alone:
-                return await self._run(errand, slot)
-        except Lost:
-            raise WorkerLost("the worker that ran this died, and so did the one that ran it once more") from None
+                return await self._run(remote, slot)
+        except ActorLost:
+            raise WorkerLost("the worker that ran this item died, and so did the worker of its second try") from None
         finally:
             slot.suspects -= 1
             if not slot.suspects:
-                self._calm.set()
-                self._calm = anyio.Event()
+                self._cleared.set()
+                self._cleared = anyio.Event()
 
-    async def _run(self, errand: _Errand, slot: _Slot | None = None) -> SamplingResult[Any]:
-        """Run an item once, in this slot or in any, and settle what it spent, however it ends."""
-        grant = await self._allowances.grant(errand.item)
-        errand.reply = Reply()
+    async def _run(self, remote: _RemoteItem, slot: _Slot | None = None) -> SamplingResult[Any]:
+        """Run an item once, in this slot or in any, and settle its budget in every case."""
+        grant = await self._allowances.grant(remote.item)
+        remote.reply = WorkerReply()
         try:
-            errand.slot = slot or await self._trusted_slot()
-            return await self._ask(errand, Job(item=errand.item, allowance=grant.allowance))
+            remote.slot = slot or await self._pick_slot()
+            return await self._call_worker(remote, WorkerJob(item=remote.item, allowance=grant.allowance))
         finally:
-            self._allowances.settle(grant, errand.reply)
-            _count(errand.reply)
+            self._allowances.settle(grant, remote.reply)
+            _add_usage(remote.reply)
 
-    async def _trusted_slot(self) -> _Slot:
-        """Return the slot with the fewest items, of those without suspects; wait, if there is none."""
+    async def _pick_slot(self) -> _Slot:
+        """Wait for slots without suspects, and return the one with the fewest items."""
         while not (trusted := [slot for slot in self._slots if not slot.suspects]):
-            await self._calm.wait()
+            await self._cleared.wait()
         return min(trusted, key=lambda slot: slot.in_flight)
 
-    async def _ask(self, errand: _Errand, job: Job) -> SamplingResult[Any]:
-        slot, packed = errand.slot, pack_job(job)
+    async def _call_worker(self, remote: _RemoteItem, job: WorkerJob) -> SamplingResult[Any]:
+        slot, packed = remote.slot, pack_job(job)
         actor, call = slot.actor, str(next(self._calls))
         slot.in_flight += 1
-        # From here on, nobody knows what it spends until it says so.
-        errand.reply = None
+        # From here on, its spending is unknown until it replies.
+        remote.reply = None
         names = job.names(self._names)
         try:
             future = actor.submit("sample", call, packed)
             try:
-                errand.reply = unpack_reply(await actor.result_of(future), names)
+                remote.reply = unpack_reply(await actor.result_of(future), names)
             except anyio.get_cancelled_exc_class():
                 with anyio.CancelScope(shield=True):
-                    errand.reply = await self._stop(slot, actor, call, future, names)
+                    remote.reply = await self._stop(slot, actor, call, future, names)
                 raise
-        except Lost:
+        except ActorLost:
             self._replace(slot, actor)
             raise
         finally:
             slot.in_flight -= 1
-        return _result_of(errand.reply)
+        return _result_of(remote.reply)
 
     async def _stop(
         self, slot: _Slot, actor: Actor, call: str, future: "Future[Any]", names: dict[str, Any]
-    ) -> Reply | None:
-        """Stop a call on its worker, and return what it had spent; a worker that does not stop it is ended."""
+    ) -> WorkerReply | None:
+        """Stop a call on its worker and return its reply. Replace the worker if it does not stop in time."""
         with anyio.move_on_after(self._engine.stop_grace_s):  # noqa: ASYNC912 - the wait is one
             actor.submit("stop", call)
-            with suppress(Lost):
+            with suppress(ActorLost):
                 return unpack_reply(await actor.result_of(future), names)
-        log.warning("worker_ended", why="it did not stop a call that was cancelled, or had died")
+        log.warning("worker_ended", why="it did not stop a cancelled call in time, or it died")
         self._replace(slot, actor)
         return None
 
     def _replace(self, slot: _Slot, actor: Actor) -> None:
-        """Put a new worker in the place of this one, once, whoever sees first that it is gone."""
+        """Replace a worker. Several items may notice its death, but it is replaced once."""
         if slot.actor is actor:
             slot.actor = self._new_actor()
             actor.kill_soon()
 
 
-def _count(reply: Reply | None) -> None:
-    """Tell the run what the item of this task has spent."""
+def _add_usage(reply: WorkerReply | None) -> None:
+    """Add the usage of a reply to the item of the current task."""
     place = identity.current_item()
     if place is not None and reply is not None:
         place.spent += reply.usage
         place.requests += reply.requests
 
 
-def _result_of(reply: Reply) -> SamplingResult[Any]:
+def _result_of(reply: WorkerReply) -> SamplingResult[Any]:
     if reply.error is not None:
         raise reply.error
     if reply.result is None:
-        raise WorkerLost("the worker stopped this without being told to")
+        raise WorkerLost("the worker stopped this item without a request to do so")
     return reply.result

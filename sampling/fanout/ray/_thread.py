@@ -1,8 +1,8 @@
 """
-A thread between an event loop and a library that has threads of its own.
+A thread that connects an event loop with a library that has its own threads.
 
-What blocks is run in it; and what ends in a thread of the library, ends a wait in the event loop, without any polling.
-It is always the same thread, and that matters: the processes that Ray starts end with the *thread* that started them.
+It runs blocking calls, and wakes waiting tasks when a future of the library is done, without polling.
+It must be a single thread, because the processes that Ray starts end with the *thread* that started them.
 """
 
 import threading
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class BridgeThread:
-    """One thread for the length of an `async with`; it works for the event loop that entered it."""
+    """A thread that lives as long as an `async with` block, and serves its event loop."""
 
     def __init__(self, name: str) -> None:
         self._tasks: SimpleQueue[Callable[[], anyio.Event | None]] = SimpleQueue()
@@ -44,7 +44,7 @@ class BridgeThread:
         self._thread.join()
 
     async def run(self, blocking: Callable[..., T], *args: Any) -> T:
-        """Run a function in the thread; a cancellation goes on when it has returned, so that nothing is half done."""
+        """Run a function in the thread. A cancellation waits for it, so that nothing is left half done."""
         future: Future[T] = Future()
         done = anyio.Event()
         self._tasks.put(partial(_run, future, done, partial(blocking, *args)))
@@ -54,13 +54,13 @@ class BridgeThread:
         return future.result()
 
     def run_soon(self, blocking: Callable[..., object], *args: Any) -> None:
-        """Run a function in the thread, some time; what comes of it is of no interest."""
-        self._tasks.put(partial(_run_for_nobody, partial(blocking, *args)))
+        """Run a function in the thread without waiting, and ignore its result."""
+        self._tasks.put(partial(_run_ignoring_errors, partial(blocking, *args)))
 
     async def wait(self, future: Future[T]) -> T:
-        """Wait for a future of the library; a cancellation ends the wait at once, and leaves the future alone."""
+        """Wait for a future of the library. A cancellation ends the wait at once, and leaves the future running."""
         done = anyio.Event()
-        # Called in a thread of the library's, which must not be held up.
+        # Runs in a thread of the library, so it must not block.
         future.add_done_callback(lambda _: self._tasks.put(lambda: done))
         await done.wait()
         return future.result()
@@ -70,12 +70,12 @@ class BridgeThread:
 
     def _work(self) -> None:
         while not self._over:
-            tasks = [self._tasks.get(), *self._more()]
+            tasks = [self._tasks.get(), *self._other_tasks()]
             done = [event for task in tasks if (event := task()) is not None]
             anyio.from_thread.run_sync(_set_all, done, token=self._token)
 
-    def _more(self) -> Sequence[Callable[[], anyio.Event | None]]:
-        """Return what else has come by now: many waits end with one turn of the event loop."""
+    def _other_tasks(self) -> Sequence[Callable[[], anyio.Event | None]]:
+        """Return the other queued tasks, so that one turn of the event loop ends many waits."""
         more: list[Callable[[], anyio.Event | None]] = []
         try:
             while True:
@@ -92,7 +92,7 @@ def _run(future: Future[T], done: anyio.Event, blocking: Callable[[], T]) -> any
     return done
 
 
-def _run_for_nobody(blocking: Callable[[], object]) -> None:
+def _run_ignoring_errors(blocking: Callable[[], object]) -> None:
     with suppress(Exception):
         blocking()
 

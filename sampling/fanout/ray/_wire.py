@@ -1,11 +1,11 @@
 """
-What travels between the driver and its workers.
+Messages between the driver and its workers.
 
-It is pickled, with the cloudpickle that Ray brings: that is how functions get to another process.
-Driver and workers trust each other, they run the same program; nothing of this is ever written to a file of ours.
+They are pickled with Ray's cloudpickle, because that can send functions to another process.
+Driver and workers run the same program and trust each other. Pickles are never written to a file of ours.
 
-What both sides have anyway, such as the requirements and the item's own question, is sent as a name:
-a result is small, and the requirement in it is the very one that the caller passed in.
+Objects that both sides have, such as the requirements and the action of the item, are sent by name.
+This keeps results small, and the requirement in a result is the same object that the caller passed in.
 """
 
 import io
@@ -36,9 +36,9 @@ except ImportError as error:
 
 __all__ = [
     "Allowance",
-    "Job",
-    "Reply",
     "Shared",
+    "WorkerJob",
+    "WorkerReply",
     "pack_job",
     "pack_reply",
     "pack_shared",
@@ -48,12 +48,12 @@ __all__ = [
 ]
 
 Names = Mapping[str, Any]
-"""What both sides have, by the names that they use for it."""
+"""Objects that both sides have, by name."""
 
 
 @attrs.frozen(kw_only=True)
 class Allowance:
-    """What one item may spend: the limits of the worker's own budget. None is no limit."""
+    """The limits of a worker's budget for one item. None means no limit."""
 
     attempts: int | None = None
     requests: int | None = None
@@ -62,13 +62,13 @@ class Allowance:
     deadline_s: float | None = None
 
     def budget(self) -> Budget:
-        """Make a budget with these limits."""
+        """Return a budget with these limits."""
         return Budget(**attrs.asdict(self))
 
 
 @attrs.frozen(kw_only=True)
 class Shared:
-    """What all items of a run have in common: a worker gets it once."""
+    """The arguments that all items of a run share. They are sent to each worker once."""
 
     strategy: BaseSamplingStrategy
     context: Context | None
@@ -77,10 +77,10 @@ class Shared:
     hooks: Hooks | None
     backend: BackendLike | None
     backend_factory: Callable[[], BackendLike] | None
-    """Makes the backend on the worker, instead."""
+    """Creates the backend on the worker, instead of `backend`."""
 
     def names(self) -> dict[str, Any]:
-        """Name what both sides have."""
+        """Return the objects that both sides have, by name."""
         everywhere = (*as_requirements("requirements", self.strategy.requirements), *self.requirements)
         named: dict[str, Any] = {f"requirement {number}": one for number, one in enumerate(everywhere)}
         if self.context is not None:
@@ -91,14 +91,14 @@ class Shared:
 
 
 @attrs.frozen(kw_only=True)
-class Job:
-    """One item, and what it may spend."""
+class WorkerJob:
+    """One item to sample, with its spending limits."""
 
     item: Item[Any]
     allowance: Allowance | None
 
     def names(self, shared: Names) -> dict[str, Any]:
-        """Name what both sides have, the question of this item among it."""
+        """Return the objects that both sides have, including the action of this item, by name."""
         return {**shared, **_names_of_action(self.item.action)}
 
 
@@ -108,8 +108,8 @@ def _names_of_action(action: Action[Any]) -> dict[str, Any]:
 
 
 @attrs.frozen(kw_only=True)
-class Reply:
-    """What became of one item on a worker; with neither result nor error, it was stopped before its end."""
+class WorkerReply:
+    """The reply of a worker about one item. It has neither result nor error if the item was stopped."""
 
     result: SamplingResult[Any] | None = None
     error: Exception | None = None
@@ -117,11 +117,11 @@ class Reply:
     attempts: int = 0
     requests: int = 0
     tokens: int = 0
-    """What the worker's budget was charged: as reported, or as estimated where nothing was reported."""
+    """The tokens that the worker's budget was charged: as reported, else as estimated."""
 
 
 def pack_shared(work: Work, backend_factory: Callable[[], BackendLike] | None) -> tuple[bytes, Shared]:
-    """Pack what all items have in common; what can't be sent is a `NotSendable` that says which part it is."""
+    """Pickle the shared arguments. Raise `NotSendable`, naming the part, if one can't be pickled."""
     parts: dict[str, Any] = {
         "strategy": work.strategy,
         "context": work.context,
@@ -135,25 +135,25 @@ def pack_shared(work: Work, backend_factory: Callable[[], BackendLike] | None) -
     try:
         return pack(shared), shared
     except Exception as error:
-        raise _blame(parts, error) from error
+        raise _not_sendable(parts, error) from error
 
 
-def _blame(parts: Mapping[str, Any], error: Exception) -> NotSendable:
-    """Find out which part it is that can't be pickled."""
+def _not_sendable(parts: Mapping[str, Any], error: Exception) -> NotSendable:
+    """Return an error that names the part that can't be pickled."""
     for name, part in parts.items():
         try:
             pack(part)
-        except Exception as cause:  # noqa: BLE001 - anything may be in there, and anything may come of it
-            hint = _MAKE_IT_THERE if name == "backend" else None
+        except Exception as cause:  # noqa: BLE001 - pickling user objects may raise anything
+            hint = _BACKEND_HINT if name == "backend" else None
             return NotSendable(f"the {name} {shown(part)}", cause, hint=hint)
-    return NotSendable("what all items have in common", error)
+    return NotSendable("the shared arguments", error)
 
 
-_MAKE_IT_THERE = "Pass RayEngine(backend_factory=…), a function that makes the backend on each worker."
+_BACKEND_HINT = "Pass RayEngine(backend_factory=…), a function that creates the backend on each worker."
 
 
-def pack_job(job: Job) -> bytes:
-    """Pack one item."""
+def pack_job(job: WorkerJob) -> bytes:
+    """Pickle one item."""
     try:
         return pack(job)
     except Exception as error:
@@ -161,14 +161,14 @@ def pack_job(job: Job) -> bytes:
 
 
 def pack(thing: object, names: Names | None = None) -> bytes:
-    """Turn a thing into bytes, with what `names` names left out."""
+    """Pickle an object. Objects in `names` are replaced by their names."""
     buffer = io.BytesIO()
     _Packer(buffer, names or {}).dump(thing)
     return buffer.getvalue()
 
 
 def unpack(packed: bytes, names: Names | None = None) -> Any:
-    """Make a thing of bytes from the other side, with what `names` names put in."""
+    """Unpickle an object. Names are replaced by the objects in `names`."""
     return _Unpacker(io.BytesIO(packed), names or {}).load()
 
 
@@ -184,13 +184,13 @@ class _Packer(_Pickler):  # type: ignore[misc]
         return self._names.get(id(obj))
 
     def reducer_override(self, obj: object) -> Any:
-        if isinstance(obj, BaseException) and _reduces_plainly(obj):
+        if isinstance(obj, BaseException) and _has_default_reduce(obj):
             return _without_init, (type(obj), obj.args), _state_of(obj)
         return super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
-def _reduces_plainly(error: BaseException) -> bool:
-    """Tell whether an error is pickled as most are: by calling its class with its args, which few classes can take."""
+def _has_default_reduce(error: BaseException) -> bool:
+    """Return whether an error has the default reduction, which calls its class with `args`. Few classes accept that."""
     kind = type(error)
     return kind.__module__ != "builtins" and kind.__reduce__ is BaseException.__reduce__
 
@@ -212,26 +212,26 @@ class _Unpacker(pickle.Unpickler):
         return self._names[pid]
 
 
-def pack_reply(reply: Reply, names: Names) -> bytes:
-    """Pack what became of an item; where a part of it can't be sent, the reply is an error that says so."""
+def pack_reply(reply: WorkerReply, names: Names) -> bytes:
+    """Pickle a reply. If that fails, pickle one with a `NotSendable` error instead."""
     try:
         return pack(reply, names)
-    except Exception as cause:  # noqa: BLE001 - a value is the user's own, and so is the way it is pickled
+    except Exception as cause:  # noqa: BLE001 - pickling user objects may raise anything
         what = "the result" if reply.error is None else f"the error {type(reply.error).__name__}: {reply.error}"
         return pack(attrs.evolve(reply, result=None, error=NotSendable(what, cause)), names)
 
 
-def unpack_reply(packed: bytes, names: Names) -> Reply:
-    """Make a reply of bytes from a worker."""
+def unpack_reply(packed: bytes, names: Names) -> WorkerReply:
+    """Unpickle a reply of a worker."""
     try:
-        reply: Reply = unpack(packed, names)
+        reply: WorkerReply = unpack(packed, names)
     except Exception as error:
         raise NotSendable("the result", error) from error
     return reply
 
 
 def with_traceback(error: Exception) -> Exception:
-    """Keep where an unexpected error came from, for a traceback does not travel."""
+    """Add the traceback to an unexpected error as a note, because pickling loses it."""
     if not isinstance(error, SamplingError):
         lines = "".join(traceback.format_tb(error.__traceback__)).rstrip()
         error.add_note(f"raised on a worker:\n{lines}")

@@ -1,4 +1,4 @@
-"""What runs on a worker: it has the strategy and the backend, and samples the items that it is sent."""
+"""The worker process: it holds the strategy and the backend, and samples the items that the driver sends."""
 
 from contextlib import AsyncExitStack
 from typing import Any, cast
@@ -9,7 +9,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from sampling._engine import scope as identity
 from sampling.budgets import Budget
-from sampling.fanout.ray._wire import Job, Reply, Shared, pack_reply, unpack, with_traceback
+from sampling.fanout.ray._wire import Shared, WorkerJob, WorkerReply, pack_reply, unpack, with_traceback
 from sampling.protocols import BackendLike, generate_of
 
 __all__ = ["Worker"]
@@ -17,9 +17,9 @@ __all__ = ["Worker"]
 
 class Worker:
     """
-    Samples items, any number at once; Ray makes an async actor of it.
+    Samples any number of items at once. Ray runs it as an async actor.
 
-    It decides nothing: what to run, in which order, and when to stop, is told by the driver.
+    The driver makes all decisions: which items run, in which order, and when they stop.
     """
 
     def __init__(self) -> None:
@@ -31,9 +31,10 @@ class Worker:
         self._failure: Exception | None = None
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._stopped_early: set[str] = set()
+        """Calls that were stopped before they started: messages of the driver may overtake each other."""
 
     async def serve(self, packed: bytes) -> None:
-        """Open the backend, keep it open until `close`, and close it: in one task, as some backends want it."""
+        """Keep the backend open until `close` is called. One task opens and closes it, as some backends require."""
         try:
             async with AsyncExitStack() as stack:
                 self._shared = cast("Shared", unpack(packed))
@@ -41,7 +42,7 @@ class Worker:
                 self._backend = await self._opened_backend(self._shared, stack)
                 self._open.set()
                 await self._closing.wait()
-        except Exception as error:  # noqa: BLE001 - the driver raises it, where it waits for this worker to be ready
+        except Exception as error:  # noqa: BLE001 - the driver raises it when it calls `ready`
             self._failure = with_traceback(error)
         finally:
             self._open.set()
@@ -50,23 +51,23 @@ class Worker:
         if shared.backend_factory is None:
             return cast("BackendLike", shared.backend)
         backend = shared.backend_factory()
-        generate_of(backend)  # raises if it is none
+        generate_of(backend)  # raises if it is not a backend
         if hasattr(backend, "__aenter__"):
             await stack.enter_async_context(cast("Any", backend))
         return backend
 
     async def ready(self) -> bytes:
-        """Wait until the backend is open, or can't be opened; the reply has what went wrong then."""
+        """Wait until the backend is open. The reply has the error if it could not be opened."""
         await self._open.wait()
-        return pack_reply(Reply(error=self._failure), {})
+        return pack_reply(WorkerReply(error=self._failure), {})
 
     async def sample(self, call: str, packed: bytes) -> bytes:
-        """Sample one item, and say what became of it; the reply comes when nothing of it is running any more."""
+        """Sample one item, and reply when nothing of it is running any more."""
         await self._open.wait()
-        job = cast("Job", unpack(packed))
+        job = cast("WorkerJob", unpack(packed))
         budget = Budget() if job.allowance is None else job.allowance.budget()
         place = identity.enter_item(job.item.item_id, None)
-        reply = Reply()
+        reply = WorkerReply()
         with anyio.CancelScope() as self._scopes[call]:
             if call in self._stopped_early:
                 self._stopped_early.remove(call)
@@ -83,10 +84,10 @@ class Worker:
         )
         return pack_reply(reply, job.names(self._names))
 
-    async def _sample(self, job: Job, budget: Budget) -> Reply:
+    async def _sample(self, job: WorkerJob, budget: Budget) -> WorkerReply:
         shared = self._shared
         if shared is None or self._failure is not None:
-            return Reply(error=self._failure)
+            return WorkerReply(error=self._failure)
         try:
             result = await shared.strategy.sample(
                 job.item.action,
@@ -97,12 +98,12 @@ class Worker:
                 budget=budget,
                 hooks=shared.hooks,
             )
-        except Exception as error:  # noqa: BLE001 - the driver raises it again, as if the call had been made there
-            return Reply(error=with_traceback(error))
-        return Reply(result=result)
+        except Exception as error:  # noqa: BLE001 - the driver raises it, as if the call had run there
+            return WorkerReply(error=with_traceback(error))
+        return WorkerReply(result=result)
 
     async def stop(self, call: str) -> None:
-        """Cancel a call; the reply to it comes when it has really stopped."""
+        """Cancel a call. Its reply is sent once it has stopped."""
         scope = self._scopes.get(call)
         if scope is not None:
             scope.cancel()
@@ -110,5 +111,5 @@ class Worker:
             self._stopped_early.add(call)
 
     async def close(self) -> None:
-        """Close the backend; nothing may be running any more."""
+        """Close the backend. No call may be running."""
         self._closing.set()

@@ -31,7 +31,15 @@ pytest.importorskip("ray")
 from sampling.fanout.ray import RayEngine
 from sampling.fanout.ray._allowances import Allowances
 from sampling.fanout.ray._thread import BridgeThread
-from sampling.fanout.ray._wire import Allowance, Job, Reply, pack_job, pack_reply, pack_shared, unpack_reply
+from sampling.fanout.ray._wire import (
+    Allowance,
+    WorkerJob,
+    WorkerReply,
+    pack_job,
+    pack_reply,
+    pack_shared,
+    unpack_reply,
+)
 from sampling.fanout.ray._worker import Worker
 
 
@@ -95,7 +103,7 @@ async def answer(request) -> Generation:
 )
 def test_errors_travel_as_they_are(error):
     """Semantics 4: type, words, attributes, notes and causes, whatever their constructors want."""
-    [there] = [unpack_reply(pack_reply(Reply(error=error), {}), {}).error]
+    [there] = [unpack_reply(pack_reply(WorkerReply(error=error), {}), {}).error]
 
     assert (type(error), str(error), error.args) == (type(there), str(there), there.args)
     assert vars(error) == vars(there)
@@ -111,10 +119,10 @@ def test_results_travel_with_the_callers_own_requirements_and_parser(run):
         simple_work(strategy=MultiTurnStrategy(loop_budget=2, requirements=[requirement]), context=context),
         None,
     )
-    names = Job(item=simple_item(action), allowance=None).names(shared.names())
+    names = WorkerJob(item=simple_item(action), allowance=None).names(shared.names())
 
     result = run(partial(shared.strategy.sample, action, context, answer))
-    there = unpack_reply(pack_reply(Reply(result=result), names), names).result
+    there = unpack_reply(pack_reply(WorkerReply(result=result), names), names).result
 
     assert packed
     assert requirement is there.best.validations[0].requirement
@@ -143,13 +151,15 @@ def test_what_cannot_be_sent_is_named(change, named):
 def test_an_item_that_cannot_be_sent_is_named():
     """F13: by its key."""
     with pytest.raises(NotSendable, match="the item 'key' can't be sent"):
-        pack_job(Job(item=simple_item(Action("x", partial(lambda lock, text: text, threading.Lock()))), allowance=None))
+        pack_job(
+            WorkerJob(item=simple_item(Action("x", partial(lambda lock, text: text, threading.Lock()))), allowance=None)
+        )
 
 
 @pytest.mark.parametrize("broken", [{"error": NoValidAnswer(threading.Lock())}, {"result": threading.Lock()}])
 def test_what_cannot_come_back_is_an_error_that_says_so(broken):
     """F13: not a worker that seems to have died."""
-    reply = unpack_reply(pack_reply(Reply(**broken, usage=Usage(1, 2)), {}), {})
+    reply = unpack_reply(pack_reply(WorkerReply(**broken, usage=Usage(1, 2)), {}), {})
     assert (NotSendable, Usage(1, 2)) == (type(reply.error), reply.usage)
 
 
@@ -167,9 +177,9 @@ async def with_worker(use: Callable[[Worker], Awaitable], work: Work, factory: C
     return result
 
 
-async def reply_to(worker: Worker, call: str = "1", allowance: Allowance | None = None) -> Reply:
+async def reply_to(worker: Worker, call: str = "1", allowance: Allowance | None = None) -> WorkerReply:
     """Have it sample an item."""
-    job = Job(item=simple_item(), allowance=allowance)
+    job = WorkerJob(item=simple_item(), allowance=allowance)
     reply = await worker.sample(call, pack_job(job))
     return unpack_reply(reply, job.names(worker._names))
 
@@ -202,7 +212,7 @@ def test_a_worker_says_what_became_of_an_item_and_what_it_spent(run):
 def test_a_call_that_is_stopped_replies_when_it_has(run):
     """F13: with what it had used; nothing of it runs on."""
 
-    async def stop(worker: Worker) -> Reply:
+    async def stop(worker: Worker) -> WorkerReply:
         async with anyio.create_task_group() as group:
             group.start_soon(stop_later, worker)
             return await reply_to(worker)
@@ -218,7 +228,7 @@ def test_a_call_that_is_stopped_replies_when_it_has(run):
 def test_a_call_may_be_stopped_before_it_begins(run):
     """F13: should the two messages overtake each other, nothing is asked."""
 
-    async def stop_first(worker: Worker) -> Reply:
+    async def stop_first(worker: Worker) -> WorkerReply:
         await worker.stop("1")
         return await reply_to(worker)
 
@@ -241,7 +251,7 @@ def no_backend() -> None:
 def test_a_worker_that_cannot_start_says_why(run):
     """F13: to whoever waits for it, and to whoever asks it all the same."""
 
-    async def ask(worker: Worker) -> tuple[Reply, Reply]:
+    async def ask(worker: Worker) -> tuple[WorkerReply, WorkerReply]:
         return unpack_reply(await worker.ready(), {}), await reply_to(worker)
 
     ready, reply = run(with_worker, ask, simple_work(), no_backend)
@@ -262,7 +272,7 @@ def test_all_items_together_never_hold_more_than_there_is(run):
         log.append((number, anyio.current_time() // 1, grant.allowance.requests))
         assert budget.reserved.requests <= 10 - budget.charged.requests
         await anyio.sleep(number + 1)
-        allowances.settle(grant, Reply(usage=Usage(2, 1, 0.01), attempts=1, requests=1, tokens=3))
+        allowances.settle(grant, WorkerReply(usage=Usage(2, 1, 0.01), attempts=1, requests=1, tokens=3))
 
     async def all_of_them() -> None:
         allowances = Allowances(work)

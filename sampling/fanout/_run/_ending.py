@@ -1,0 +1,102 @@
+"""The end of a run: the item that ends it, its status, and the error to raise."""
+
+import math
+from typing import Any, Literal, TypeAlias
+
+import anyio
+import attrs
+
+from sampling.fanout._arguments import FanOutArguments
+from sampling.fanout.items import ItemOutcome
+
+__all__ = ["Ending", "RunStatus"]
+
+RunStatus: TypeAlias = Literal["running", "completed", "halted", "stopped", "failed"]
+"""The state of a run. "stopped" means that it was left, drained or cancelled before its last item."""
+
+
+@attrs.frozen
+class _Terminal:
+    """The item that ends a run early, by a halt or by an exception."""
+
+    index: int
+    error: BaseException | None
+    """None for a halt."""
+
+
+class Ending:
+    """Collects everything that can end a run. Synchronous: it decides, and the run acts."""
+
+    def __init__(self, arguments: FanOutArguments) -> None:
+        self._on_error = arguments.on_error
+        self._on_failure = arguments.on_failure
+        self._terminal: _Terminal | None = None
+        self._crash: BaseException | None = None
+        self.cancelled_from: float = math.inf
+        """The index from which on items must not run."""
+
+        self.cut_short = False
+        """Whether an item was cancelled that would have had an outcome."""
+
+        self.raised: BaseException | None = None
+        """The error that the reader of the outcomes has seen."""
+
+        self.left_with: BaseException | None = None
+        """The exception with which the caller's block was left."""
+
+    @property
+    def crash(self) -> BaseException | None:
+        """An interrupt, or an error such as MemoryError. It takes precedence over every other error."""
+        return self._crash
+
+    @property
+    def halted_by(self) -> int | None:
+        """The index of the item that halted the run, if one did."""
+        terminal = self._terminal
+        return terminal.index if terminal is not None and terminal.error is None else None
+
+    def is_outcome(self, outcome: ItemOutcome[Any]) -> bool:
+        """Return False if the error of an item is raised instead of handed out."""
+        return outcome.status != "errored" or self._on_error != "raise"
+
+    def ends_run(self, outcome: ItemOutcome[Any]) -> bool:
+        """Return whether the run ends with this outcome."""
+        if outcome.status == "errored":
+            return self._on_error != "continue"
+        return outcome.status == "failed" and self._on_failure == "halt"
+
+    def end_at(self, index: int, error: BaseException | None) -> bool:
+        """End the run at an item. Return False if an item with a lower index ends it already."""
+        if self._terminal is not None and index >= self._terminal.index:
+            return False
+        self._terminal = _Terminal(index, error)
+        return True
+
+    def end_with_crash(self, error: BaseException) -> None:
+        """Record the first crash."""
+        if self._crash is None:
+            self._crash = error
+
+    def error(self, journal_failure: BaseException | None) -> BaseException | None:
+        """Return the error to raise to the reader of the outcomes, if any."""
+        error = self._crash or journal_failure
+        if error is None and self._terminal is not None:
+            error = self._terminal.error
+        return error
+
+    def status(self, journal_failure: BaseException | None, *, exhausted: bool) -> RunStatus:
+        """Return the final status of the run."""
+        left_with = self.left_with
+        if left_with is not None and (left_with is self.raised or not _is_cancellation(left_with)):
+            return "failed"
+        if self._crash is not None or journal_failure is not None:
+            return "failed"
+        if self.cut_short:
+            return "stopped"
+        if self._terminal is not None:
+            return "halted" if self._terminal.error is None else "failed"
+        return "completed" if exhausted else "stopped"
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    return isinstance(error, anyio.get_cancelled_exc_class())

@@ -1,0 +1,425 @@
+"""
+The run of a fan-out.
+
+One task reads items: it takes a slot, reads an item, and starts a task for it, with its own context and cancel scope.
+A terminal event, a halt or an exception, ends the run early, and the one with the lowest index wins.
+Then nothing more is started, items above that index are cancelled, and items below it finish, because one of them may
+end the run at a still lower index. So the outcome equals that of a sequential run, in whatever order items end.
+
+With a journal, an item is sampled once its intent is on disk, and its outcome is handed out once that is on disk.
+The slot is released when the outcome is queued for writing. The intent of the next item is in the same transaction or
+in a later one, so the number of calls whose outcome could be lost never exceeds the number of slots.
+"""
+
+import math
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Generic, Self, TypeVar, cast
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
+
+from sampling._engine import scope as identity
+from sampling.errors import JournalWriteFailed
+from sampling.fanout._announcer import Announcer
+from sampling.fanout._arguments import FanOutArguments
+from sampling.fanout._delivery import OutcomeBuffer
+from sampling.fanout._run._ending import Ending, RunStatus
+from sampling.fanout._run._slots import Slots
+from sampling.fanout._run._spending import reported_usage, spent_by, stopped_by_budget
+from sampling.fanout._source import END, Source
+from sampling.fanout.engines import SampleItem, Work
+from sampling.fanout.items import FanOutResult, Item, ItemOutcome, as_item
+from sampling.fanout.journal._fingerprint import item_digest
+from sampling.fanout.journal._journal import PendingOutcome, Session
+from sampling.fanout.journal._store import Spent
+from sampling.fanout.journal._writer import Batch
+from sampling.usage import NO_USAGE, Usage
+
+__all__ = ["FanOut"]
+
+T = TypeVar("T")
+
+log = structlog.get_logger("sampling")
+
+_REPLAYS_PER_CHECKPOINT = 500
+"""The number of recorded outcomes to hand out before other tasks get a turn."""
+
+
+class FanOut(Generic[T]):
+    """
+    A run in progress: an async context manager, and an async iterator of its outcomes.
+
+    It starts when the block is entered. Leaving the block, in any way, cancels the items in flight.
+    Every outcome that was paid for is in the journal by then.
+    """
+
+    def __init__(self, arguments: FanOutArguments, *, bounded: bool = True) -> None:
+        self._arguments = arguments
+        self._source = Source(arguments.items)
+        self._session = self._new_session(arguments)
+        self._buffer = OutcomeBuffer(ordered=arguments.ordered)
+        max_outstanding = arguments.max_concurrency + arguments.max_buffered if bounded else math.inf
+        self._slots = Slots(arguments.max_concurrency, max_outstanding=max_outstanding)
+        self._ending = Ending(arguments)
+        self._announcer = Announcer(arguments)
+        self._stack: AsyncExitStack | None = None
+        self._entered = False
+        self._tasks: TaskGroup
+        self._sample: SampleItem
+        self._running: dict[int, anyio.TaskHandle[None]] = {}
+        self._over = anyio.Event()
+        self._stopping = False
+        self._admitting = True
+        self._usage = NO_USAGE
+        self._unrecorded = Spent()
+        self._parent_id: str | None = None
+        self.run_id = identity.new_sampling_id()
+        """The id of the run. A resumed run keeps the id in its journal."""
+
+        self.status: RunStatus = "running"
+
+    @staticmethod
+    def _new_session(arguments: FanOutArguments) -> Session | None:
+        if arguments.journal is None:
+            return None
+        return Session(
+            arguments.journal,
+            strategy=arguments.strategy,
+            requirements=arguments.requirements,
+            context=arguments.context,
+            options=arguments.options,
+            total=arguments.total,
+        )
+
+    # State.
+
+    @property
+    def halted_by(self) -> int | None:
+        """The index of the item that halted the run, if one did."""
+        return self._ending.halted_by
+
+    @property
+    def usage(self) -> Usage:
+        """The usage so far, including that of cancelled items and of the time before a resume."""
+        return self._usage if self._session is None else self._session.state.spent.usage + self._usage
+
+    @property
+    def maybe_billed_twice(self) -> tuple[int, ...]:
+        """Indexes of items that an earlier process started but did not finish, and that were sampled again."""
+        return () if self._session is None else tuple(sorted(self._session.sampled_again))
+
+    def __repr__(self) -> str:
+        read, in_flight = self._source.count, self._slots.alive
+        return f"<FanOut {self.run_id}: {self.status}, {read:,} items read, {in_flight} in flight>"
+
+    # Enter and exit.
+
+    async def __aenter__(self) -> Self:
+        if self._stack is not None:
+            raise RuntimeError("this fan-out was entered before: call open_fan_out again for another run")
+        self._stack = AsyncExitStack()
+        self._parent_id = identity.parent_id()
+        try:
+            await self._begin(self._stack)
+        except BaseException as error:
+            await self._end_run(error)  # noqa: ASYNC102 - everything in it is shielded, or has a limit
+            raise
+        return self
+
+    async def _begin(self, stack: AsyncExitStack) -> None:
+        session, arguments = self._session, self._arguments
+        if session is not None:
+            await session.open(arguments.items, arguments.budget)
+            self.run_id = session.state.run_id
+            stack.push_async_callback(self._close_journal, session)
+            writers = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(session.stop_writer)
+            writers.start_soon(session.run_writer, name="sampling fan-out: journal")
+        await self._announcer.emit_started(self.run_id, 0 if session is None else session.state.recorded)
+        self._sample = await stack.enter_async_context(arguments.engine.open(self._work()))
+        self._tasks = await stack.enter_async_context(anyio.create_task_group())
+        self._entered = True
+        self._tasks.start_soon(self._admit, name="sampling fan-out: items")
+
+    def _work(self) -> Work:
+        arguments = self._arguments
+        return Work(
+            run_id=self.run_id,
+            strategy=arguments.strategy,
+            context=arguments.context,
+            backend=arguments.backend,
+            requirements=arguments.requirements,
+            options=arguments.options,
+            budget=arguments.budget,
+            hooks=arguments.call_hooks,
+            max_concurrency=arguments.max_concurrency,
+        )
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._end_run(exc)  # noqa: ASYNC102 - everything in it is shielded, or cancelled and over soon
+        unseen = self._ending.crash or (self._journal_failure() if exc is None else None)
+        if unseen is not None and unseen is not self._ending.raised and unseen is not exc:
+            raise unseen
+
+    async def _end_run(self, error: BaseException | None) -> None:
+        """Stop the items in flight, and close the resources in reverse order."""
+        self._stop_admitting()
+        if self._entered and not self._over.is_set():
+            self._tasks.cancel_scope.cancel()
+        self._ending.left_with = error
+        if self._stack is not None:
+            try:
+                # Not `__aexit__` with the caller's exception: a task group would wrap it in an ExceptionGroup.
+                await self._stack.aclose()
+            except BaseExceptionGroup as group:
+                raise _unwrap(group) from None
+            finally:
+                self.status = self._final_status()
+                if self.maybe_billed_twice:
+                    log.warning("maybe_billed_twice", run_id=self.run_id, items=len(self.maybe_billed_twice))
+                await self._announcer.emit_finished(self.status, self.usage, error)  # noqa: ASYNC102 - every hook is shielded, and has a timeout
+
+    def _final_status(self) -> RunStatus:
+        return self._ending.status(self._journal_failure(), exhausted=self._source.exhausted)
+
+    async def _close_journal(self, session: Session) -> None:
+        await session.close(
+            self._final_status(),
+            items=self._source.count if self._source.exhausted else None,
+            error=self._ending.raised,
+            unrecorded=self._unrecorded,
+            budget=self._arguments.budget,
+        )
+
+    # Control and results.
+
+    def drain(self) -> None:
+        """Start no more items. Those in flight finish and are handed out, and then the iteration ends."""
+        self._stop_admitting()
+
+    def cancel(self) -> None:
+        """Start no more items, and cancel those in flight. Finished ones are still handed out."""
+        self._ending.cut_short |= bool(self._running)
+        self._stop_admitting()
+        self._cancel_above(-1)
+
+    def __aiter__(self) -> AsyncIterator[ItemOutcome[T]]:
+        return self
+
+    async def __anext__(self) -> ItemOutcome[T]:
+        buffer = self._buffer
+        while (outcome := buffer.take()) is None:
+            if self._over.is_set():
+                self._raise_error()
+                raise StopAsyncIteration
+            await buffer.wait()
+        self._slots.notify()
+        return outcome
+
+    async def collect(self) -> tuple[ItemOutcome[T], ...]:
+        """Wait for all outcomes, and return them in the order of the items."""
+        await self._over.wait()
+        self._raise_error()
+        return tuple(self._buffer.take_all())
+
+    def result(self, outcomes: tuple[ItemOutcome[T], ...]) -> FanOutResult[T]:
+        """Return the result of a run that has ended."""
+        return FanOutResult(
+            run_id=self.run_id,
+            status="completed" if self.halted_by is None else "halted",
+            outcomes=outcomes,
+            halted_by=self.halted_by,
+            usage=self.usage,
+            maybe_billed_twice=self.maybe_billed_twice,
+            hook_failures=self._announcer.failures,
+        )
+
+    def _raise_error(self) -> None:
+        error = self._ending.error(self._journal_failure())
+        if error is not None:
+            self._ending.raised = error
+            raise error
+
+    def _journal_failure(self) -> BaseException | None:
+        session = self._session
+        if session is None or session.failure is None:
+            return None
+        if isinstance(session.failure, JournalWriteFailed):
+            session.failure.unsaved = session.unsaved
+        return session.failure
+
+    # Reading items.
+
+    async def _admit(self) -> None:
+        """Read and start items until there are no more or the run stops."""
+        try:
+            await self._admit_all()
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is raised where the outcomes are read
+            if isinstance(error, Exception):
+                self._end_at(self._source.count, error)
+            else:
+                self._end_with_crash(error)
+        finally:
+            await self._source.close()  # noqa: ASYNC102 - shielded, with a limit
+            self._admitting = False
+            self._check_over()
+
+    async def _admit_all(self) -> None:
+        source, session, run_id = self._source, self._session, self.run_id
+        while not self._stopping:
+            if not self._slots.has_room(source.count - self._buffer.taken):
+                await self._slots.wait_for_change()
+                continue
+            given = await source.next()
+            if given is END:
+                source.exhausted = not self._stopping
+                break
+            digest = 0 if session is None else item_digest(given, source.count)
+            if session is None or not await self._replay(given, digest, session):
+                self._start(as_item(given, source.count, run_id), digest)
+            source.count += 1
+        if source.exhausted and session is not None:
+            session.check_end(source.count)
+
+    async def _replay(self, given: object, digest: int, session: Session) -> bool:
+        """Hand out the recorded outcome of an item. Return False if there is none."""
+        index = self._source.count
+        if session.must_read(index):
+            await session.read(index)
+        outcome = session.recorded(given, index, digest)
+        if outcome is None:
+            return False
+        if self._decide(outcome):
+            # Most runs have no hook on items, and a resume may replay a million of them.
+            if self._announcer.has_item_hooks:
+                await self._hand_out(outcome, recorded=True)
+            else:
+                self._buffer.put(outcome)
+        if not index % _REPLAYS_PER_CHECKPOINT:
+            await checkpoint()
+        return True
+
+    def _start(self, item: Item[T], digest: int) -> None:
+        self._slots.acquire()
+        # The handle cancels this task alone, even before its first step.
+        self._running[item.index] = self._tasks.start_soon(self._run_item, item, digest)
+
+    def _stop_admitting(self) -> None:
+        self._stopping = True
+        self._source.stop()
+        self._slots.notify()
+
+    # Running one item.
+
+    async def _run_item(self, item: Item[T], digest: int) -> None:
+        """Sample one item in its own task. Only a cancellation of the whole run is raised."""
+        place = identity.enter_item(item.item_id, self._parent_id)
+        outcome: ItemOutcome[T] | None = None
+        try:
+            try:
+                if item.index < self._ending.cancelled_from and (
+                    self._session is None or await self._session.intend(item, digest).on_disk()
+                ):
+                    outcome = await self._sample_item(item, place)
+                    if not self._decide(outcome):
+                        outcome = None
+            finally:
+                # No longer cancellable by index from here on: an outcome that was paid for is kept.
+                del self._running[item.index]
+                self._slots.release()
+                batch = self._settle(item, digest, outcome, place)
+                self._slots.notify()
+            if outcome is not None and (batch is None or await batch.on_disk()):
+                await self._hand_out(outcome, recorded=False)
+        except anyio.get_cancelled_exc_class():
+            self._ending.cut_short |= item.index < self._ending.cancelled_from
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is raised where the outcomes are read
+            self._end_with_crash(error)
+        finally:
+            self._slots.alive -= 1
+            if self._session is not None and self._session.failure is not None:
+                self._stop_admitting()
+            if not self._slots.alive:
+                self._check_over()
+
+    async def _sample_item(self, item: Item[T], place: identity.Scope) -> ItemOutcome[T]:
+        try:
+            result = await self._sample(item)
+        except (MemoryError, RecursionError):
+            raise
+        except Exception as error:  # noqa: BLE001 - it is the item's outcome
+            return ItemOutcome(item.index, item.key, "errored", None, error, usage=reported_usage(place))
+        return ItemOutcome(item.index, item.key, "succeeded" if result.success else "failed", result)
+
+    def _decide(self, outcome: ItemOutcome[T]) -> bool:
+        """End the run if this outcome ends it. Return False if its error is raised instead of handed out."""
+        ending = self._ending
+        is_outcome = ending.is_outcome(outcome)
+        if ending.ends_run(outcome):
+            self._end_at(outcome.index, None if is_outcome else outcome.error)
+        return is_outcome
+
+    def _settle(
+        self, item: Item[T], digest: int, outcome: ItemOutcome[T] | None, place: identity.Scope
+    ) -> Batch[PendingOutcome] | None:
+        """Count the usage of an item and queue its outcome for writing. Return the batch to wait for, if any."""
+        result = None if outcome is None else outcome.result
+        spent = spent_by(result, place)
+        if spent.usage is not NO_USAGE:
+            self._usage += spent.usage
+        if self._session is None:
+            return None
+        if outcome is None or (result is not None and stopped_by_budget(result)):
+            self._unrecorded = self._unrecorded.plus(spent)
+            return None
+        return self._session.record(PendingOutcome(item, digest, outcome, spent))
+
+    async def _hand_out(self, outcome: ItemOutcome[T], *, recorded: bool) -> None:
+        if self._announcer.has_item_hooks:
+            try:
+                await self._announcer.emit_item_finished(outcome, recorded=recorded)
+            except Exception as veto:  # noqa: BLE001 - of a critical hook: it ends the run as if the item had raised it
+                self._end_at(outcome.index, veto)
+                return
+        self._buffer.put(outcome)
+
+    # Ending.
+
+    def _end_at(self, index: int, error: BaseException | None) -> None:
+        """End the run with this item, unless an earlier item ends it already."""
+        if self._ending.end_at(index, error):
+            self._buffer.last = index
+            self._stop_admitting()
+            self._cancel_above(index)
+
+    def _cancel_above(self, index: int) -> None:
+        # A task that has not had its first step would start before the cancellation reaches it, so it checks this.
+        self._ending.cancelled_from = min(self._ending.cancelled_from, index + 1)
+        for other, handle in self._running.items():
+            if other > index:
+                handle.cancel()
+
+    def _check_over(self) -> None:
+        if not self._admitting and not self._slots.alive:
+            self._over.set()
+            self._buffer.wake()
+
+    def _end_with_crash(self, error: BaseException) -> None:
+        """End the run at once, after an interrupt or when memory runs out."""
+        self._ending.end_with_crash(error)
+        self.cancel()
+
+
+def _unwrap(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first interrupt of a group, else its first error."""
+    first = (group.split(Exception)[1] or group).exceptions[0]
+    return _unwrap(cast("BaseExceptionGroup[BaseException]", first)) if isinstance(first, BaseExceptionGroup) else first

@@ -1,0 +1,42 @@
+"""Limits on how many items run at once and how many outcomes wait for the reader."""
+
+import math
+
+import anyio
+
+__all__ = ["Slots"]
+
+
+class Slots:
+    """The free slots of a run, and the number of items whose tasks have not ended."""
+
+    def __init__(self, max_concurrency: int, *, max_outstanding: float = math.inf) -> None:
+        self._free = max_concurrency
+        self._max_outstanding = max_outstanding
+        self._waiter: anyio.Event | None = None
+        self.alive = 0
+        """Items whose tasks have not ended. Some of them have given their slot back already."""
+
+    def has_room(self, outstanding: int) -> bool:
+        """Return whether another item may start, given the number of items read but not yet taken by the reader."""
+        return self._free > 0 and outstanding < self._max_outstanding
+
+    async def wait_for_change(self) -> None:
+        """Wait until `notify` is called."""
+        self._waiter = anyio.Event()
+        await self._waiter.wait()
+
+    def notify(self) -> None:
+        """Wake the task that waits for room."""
+        if self._waiter is not None:
+            self._waiter.set()
+            self._waiter = None
+
+    def acquire(self) -> None:
+        """Take a slot for a task that is about to start."""
+        self._free -= 1
+        self.alive += 1
+
+    def release(self) -> None:
+        """Free a slot. The caller calls `notify` when the item's outcome is on its way to the journal."""
+        self._free += 1
