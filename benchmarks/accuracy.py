@@ -15,7 +15,7 @@ from benchmarks.report import Check, Row, Section, Settings
 from sampling import Attempt, MajorityVotingStrategy, Options
 from sampling.backends.llama import LlamaBackend
 from sampling.backends.llama.models.arithmetic import held_out
-from sampling.cli._demo_strategies import Score, Way, ask_all, seven_ways
+from sampling.cli._demo_strategies import DemoStrategy, Score, demo_strategies, score_strategy
 from sampling.strategies.keys import number
 
 QUESTIONS = 200
@@ -28,9 +28,9 @@ def _same_draws(plan: Attempt[str], subsample: int, attempt: int) -> Attempt[str
     return Attempt(plan.action, plan.context, (plan.options or Options()).overlaid(Options(seed=seed)))
 
 
-def _vote(name: str, how: str, **settings: object) -> Way:
+def _vote(name: str, how: str, **settings: object) -> DemoStrategy:
     strategy = MajorityVotingStrategy(number, concurrency_budget=VOTES, variation=_same_draws, **settings)
-    return Way(f"majority of {VOTES}, {name}", how, strategy, checked=False)
+    return DemoStrategy(f"majority of {VOTES}, {name}", how, strategy, checked=False)
 
 
 FIXED = _vote("fixed", "all of them", early_stop=False)
@@ -47,10 +47,11 @@ def run(settings: Settings) -> list[Section]:
 
 
 async def _scores(questions: int) -> dict[str, Score]:
-    others = [way for way in seven_ways() if way.name != "majority vote"]
+    others = [way for way in demo_strategies() if way.name != "majority vote"]
     async with LlamaBackend(context_tokens=1_024) as backend:
         return {
-            way.name: await ask_all(way, held_out(questions), backend) for way in (*others, FIXED, CERTAIN, ADAPTIVE)
+            way.name: await score_strategy(way, held_out(questions), backend)
+            for way in (*others, FIXED, CERTAIN, ADAPTIVE)
         }
 
 

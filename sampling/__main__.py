@@ -1,4 +1,4 @@
-"""`python -m sampling` is the same as `sampling`."""
+"""Run the command line with `python -m sampling`."""
 
 from sampling.cli import main
 

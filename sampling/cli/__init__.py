@@ -1,4 +1,4 @@
-"""The command line: `sampling sample` asks, `sampling demo` shows what asking well is worth."""
+"""The `sampling` command, with one module for each subcommand."""
 
 import sys
 
@@ -8,9 +8,10 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run what the arguments of this process ask for, and exit."""
+    """Run the command line with the arguments of this process, then exit."""
     try:
-        from sampling.cli._app import run  # noqa: PLC0415 - it needs an extra, and a missing one gets one line to read
+        # Imported here because it needs the `cli` extra. Without it, the user gets one line instead of a traceback.
+        from sampling.cli._app import run  # noqa: PLC0415
     except MissingExtra as missing:
         sys.stderr.write(f"sampling: {missing}\n")
         raise SystemExit(2) from None

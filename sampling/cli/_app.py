@@ -1,4 +1,4 @@
-"""The commands, and what all of them do alike: errors are one line, and the exit code tells whose they are."""
+"""Register the subcommands, and report errors and exit codes in the same way for all of them."""
 
 import sys
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from sampling.cli import map as map_file
 __all__ = ["app", "run"]
 
 FAILED = 1
-"""The command was understood, and it did not work out."""
+"""The exit code of a valid command that failed."""
 
 app = typer.Typer(
     help="Ask a language model deep and wide, check every answer, and stop at the first valid one.",
@@ -36,18 +36,18 @@ app.command("demo", help=demo.HELP, epilog=demo.EXAMPLES)(demo.demo)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0, 1 if it did not work out, 2 if the arguments are wrong."""
-    asked = sys.argv[1:] if arguments is None else list(arguments)
+    """Run a command and return its exit code: 0 for success, 1 for failure, 2 for wrong arguments."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        return app(asked or ["--help"], prog_name="sampling", standalone_mode=False) or 0
-    except TyperException as wrong:
-        _complain(wrong.format_message())
-        return wrong.exit_code
-    except SamplingError as failed:
-        _complain(str(failed), failed.hint)
+        return app(given or ["--help"], prog_name="sampling", standalone_mode=False) or 0
+    except TyperException as error:
+        _print_error(error.format_message())
+        return error.exit_code
+    except SamplingError as error:
+        _print_error(str(error), error.hint)
         return FAILED
 
 
-def _complain(*parts: str | None) -> None:
-    """Say in one line what is wrong, and what to change."""
+def _print_error(*parts: str | None) -> None:
+    """Print an error and its hint as one line on stderr."""
     sys.stderr.write(f"sampling: {' '.join(' '.join(part.split()) for part in parts if part)}\n")

@@ -1,4 +1,4 @@
-"""The scores of several ways of asking: as a table, as bars on the terminal, as Markdown and as an SVG file."""
+"""Render the scores of the demo as a table, terminal bars, Markdown or SVG."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -14,40 +14,40 @@ __all__ = ["as_bars", "as_markdown", "as_svg", "as_table"]
 
 
 @attrs.frozen
-class _Measure:
-    """One thing that is measured of every way."""
+class _Metric:
+    """A metric of a score, with its format and colour."""
 
     title: str
     value: Callable[[Score], float]
-    shown: str
-    """How to write it, as a format."""
+    template: str
+    """A format string for the value."""
 
     color: str
 
     def text(self, score: Score) -> str:
-        return self.shown.format(self.value(score))
+        return self.template.format(self.value(score))
 
 
-_RIGHT = _Measure("right", lambda score: score.accuracy, "{:.1%}", "#2e9e5b")
-_P50 = _Measure("p50 ms", lambda score: 1_000 * score.p50_s, "{:,.0f}", "#5b8fd9")
-_P95 = _Measure("p95 ms", lambda score: 1_000 * score.p95_s, "{:,.0f}", "#3b6fb9")
-_TOKENS = _Measure("tokens", lambda score: score.output_tokens, "{:,.0f}", "#d9822b")
-_PROMPT = _Measure("prompt", lambda score: score.input_tokens, "{:,.0f}", "#c9a227")
-_MEASURES = (_RIGHT, _P50, _P95, _TOKENS, _PROMPT)
+_RIGHT = _Metric("right", lambda score: score.accuracy, "{:.1%}", "#2e9e5b")
+_P50 = _Metric("p50 ms", lambda score: 1_000 * score.p50_s, "{:,.0f}", "#5b8fd9")
+_P95 = _Metric("p95 ms", lambda score: 1_000 * score.p95_s, "{:,.0f}", "#3b6fb9")
+_TOKENS = _Metric("tokens", lambda score: score.output_tokens, "{:,.0f}", "#d9822b")
+_PROMPT = _Metric("prompt", lambda score: score.input_tokens, "{:,.0f}", "#c9a227")
+_METRICS = (_RIGHT, _P50, _P95, _TOKENS, _PROMPT)
 _DRAWN = (_RIGHT, _P95, _TOKENS)
 
 _Cells: TypeAlias = list[str]
 
 
 def _cells(score: Score) -> _Cells:
-    return [score.name, score.how, *(measure.text(score) for measure in _MEASURES)]
+    return [score.name, score.summary, *(metric.text(score) for metric in _METRICS)]
 
 
-_TITLES = ("", "", *(measure.title for measure in _MEASURES))
+_TITLES = ("", "", *(metric.title for metric in _METRICS))
 
 
 def as_table(scores: Sequence[Score]) -> Table:
-    """Draw the table."""
+    """Return the scores as a table for the terminal."""
     table = Table(
         *(Column(title, justify="left" if not title else "right", no_wrap=True) for title in _TITLES),
         box=None,
@@ -59,33 +59,33 @@ def as_table(scores: Sequence[Score]) -> Table:
 
 
 def as_markdown(scores: Sequence[Score]) -> str:
-    """Write the table for a page."""
-    rule = ["---", "---", *("---:" for _ in _MEASURES)]
+    """Return the scores as a Markdown table."""
+    rule = ["---", "---", *("---:" for _ in _METRICS)]
     rows = [_TITLES, rule, *(_cells(score) for score in scores)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def as_bars(scores: Sequence[Score], *, width: int = 22) -> Table:
-    """Draw bars for the terminal: more green is better, less blue and orange is better."""
+    """Return bars for the terminal. Long green bars and short blue and orange ones are better."""
     table = Table.grid(padding=(0, 1))
-    table.add_row("", *(measure.title for measure in _DRAWN))
+    table.add_row("", *(metric.title for metric in _DRAWN))
     for score in scores:
         bars = [
-            Bar(_most(measure, scores), 0, measure.value(score), width=width, color=measure.color) for measure in _DRAWN
+            Bar(_maximum(metric, scores), 0, metric.value(score), width=width, color=metric.color) for metric in _DRAWN
         ]
         table.add_row(score.name, *bars)
     return table
 
 
-def _most(measure: _Measure, scores: Sequence[Score]) -> float:
-    return 1.0 if measure is _RIGHT else max(measure.value(score) for score in scores) or 1.0
+def _maximum(metric: _Metric, scores: Sequence[Score]) -> float:
+    return 1.0 if metric is _RIGHT else max(metric.value(score) for score in scores) or 1.0
 
 
 _LABELS, _PANEL, _GAP, _ROW, _TOP = 150, 190, 24, 30, 44
 
 
 def as_svg(scores: Sequence[Score], *, caption: str) -> str:
-    """Draw the bars as a picture for a page, readable on a light and on a dark one."""
+    """Return the bars as SVG, readable on light and dark pages."""
     width = _LABELS + len(_DRAWN) * (_PANEL + _GAP)
     height = _TOP + len(scores) * _ROW + 30
     parts = [
@@ -95,20 +95,20 @@ def as_svg(scores: Sequence[Score], *, caption: str) -> str:
     ]
     for row, score in enumerate(scores):
         parts.append(f'<text x="{_LABELS - 10}" y="{_baseline(row)}" text-anchor="end">{escape(score.name)}</text>')
-    for column, measure in enumerate(_DRAWN):
-        parts += _panel(measure, scores, _LABELS + column * (_PANEL + _GAP))
+    for column, metric in enumerate(_DRAWN):
+        parts += _panel(metric, scores, _LABELS + column * (_PANEL + _GAP))
     parts += [f'<text x="{_LABELS}" y="{height - 8}" font-size="11">{escape(caption)}</text>', "</svg>"]
     return "\n".join(parts) + "\n"
 
 
-def _panel(measure: _Measure, scores: Sequence[Score], left: int) -> list[str]:
-    parts = [f'<text x="{left}" y="{_TOP - 14}" font-weight="bold">{escape(measure.title)}</text>']
-    widest, most = _PANEL - 50, _most(measure, scores)
+def _panel(metric: _Metric, scores: Sequence[Score], left: int) -> list[str]:
+    parts = [f'<text x="{left}" y="{_TOP - 14}" font-weight="bold">{escape(metric.title)}</text>']
+    full_width, maximum = _PANEL - 50, _maximum(metric, scores)
     for row, score in enumerate(scores):
-        length = round(widest * measure.value(score) / most, 1)
+        length = round(full_width * metric.value(score) / maximum, 1)
         y = _baseline(row)
-        parts.append(f'<rect x="{left}" y="{y - 14}" width="{length}" height="18" rx="3" fill="{measure.color}"/>')
-        parts.append(f'<text x="{left + length + 6}" y="{y}">{escape(measure.text(score))}</text>')
+        parts.append(f'<rect x="{left}" y="{y - 14}" width="{length}" height="18" rx="3" fill="{metric.color}"/>')
+        parts.append(f'<text x="{left + length + 6}" y="{y}">{escape(metric.text(score))}</text>')
     return parts
 
 

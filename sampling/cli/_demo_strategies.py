@@ -1,4 +1,4 @@
-"""Seven ways to ask the embedded model the same questions, and what comes of each."""
+"""Score seven strategies on questions for the embedded model."""
 
 import math
 import statistics
@@ -21,34 +21,34 @@ from sampling.strategies.voting import MajorityVotingStrategy
 from sampling.strategy import BaseSamplingStrategy
 from sampling.usage import Usage
 
-__all__ = ["AS_IT_IS", "Answer", "Score", "Way", "ask_all", "seven_ways"]
+__all__ = ["UNTRUNCATED", "DemoAnswer", "DemoStrategy", "Score", "demo_strategies", "score_strategy"]
 
-AS_IT_IS = Options(temperature=1.0, max_tokens=64, extra={"top_k": 0, "top_p": 1.0, "min_p": 0.0})
-"""Draw from what the model has learned, and not from a part of it: most servers cut the unlikely off by default."""
+UNTRUNCATED = Options(temperature=1.0, max_tokens=64, extra={"top_k": 0, "top_p": 1.0, "min_p": 0.0})
+"""Sample from the full distribution. Most servers cut off unlikely tokens by default."""
 
 
 @attrs.frozen
-class Way:
-    """One way of asking."""
+class DemoStrategy:
+    """A strategy of the demo, with its name and settings."""
 
     name: str
-    how: str
-    """What it does, in a few words: depth × breadth."""
+    summary: str
+    """Depth, breadth and checking in a few words."""
 
     strategy: BaseSamplingStrategy
     checked: bool
-    """Whether the answers are checked. Where they are not, nobody but us knows which of them are right."""
+    """True if answers are checked during the call. Otherwise only the score knows which are right."""
 
-    async def ask(self, question: Question, backend: Backend) -> "Answer":
-        """Ask one question, and see what comes of it."""
+    async def ask(self, question: Question, backend: Backend) -> "DemoAnswer":
+        """Ask one question and grade the answer."""
         requirements = [question.requirement] if self.checked else []
-        result = await self.strategy.sample(question.text, None, backend, requirements, options=AS_IT_IS)
-        return Answer.of(result, question)
+        result = await self.strategy.sample(question.text, None, backend, requirements, options=UNTRUNCATED)
+        return DemoAnswer.of(result, question)
 
 
 @attrs.frozen
-class Answer:
-    """What came of one question."""
+class DemoAnswer:
+    """The graded answer to one question."""
 
     right: bool
     elapsed_s: float
@@ -56,35 +56,35 @@ class Answer:
     requests: int
 
     @classmethod
-    def of(cls, result: SamplingResult[str], question: Question) -> "Answer":
-        """Look at what a call returned as one who knows what is right."""
+    def of(cls, result: SamplingResult[str], question: Question) -> "DemoAnswer":
+        """Grade the result of a call against the question."""
         right = question.is_right(result.text or "")
         return cls(right, result.elapsed_s, result.usage, sum(one.requests for one in result.attempts))
 
 
 @attrs.frozen
 class Score:
-    """How one way of asking did over many questions."""
+    """The averages of one strategy over many questions."""
 
     name: str
-    how: str
+    summary: str
     questions: int
     accuracy: float
     p50_s: float
     p95_s: float
     output_tokens: float
-    """Tokens generated for a question, on average; those of the attempts that were cut off too."""
+    """Mean tokens generated per question, cancelled attempts included."""
 
     input_tokens: float
     requests: float
 
     @classmethod
-    def of(cls, way: Way, answers: Sequence[Answer]) -> "Score":
-        """Sum up."""
+    def of(cls, strategy: DemoStrategy, answers: Sequence[DemoAnswer]) -> "Score":
+        """Aggregate the answers of one strategy."""
         times = sorted(answer.elapsed_s for answer in answers)
         return cls(
-            way.name,
-            way.how,
+            strategy.name,
+            strategy.summary,
             len(answers),
             accuracy=statistics.fmean(answer.right for answer in answers),
             p50_s=_quantile(times, 0.5),
@@ -95,31 +95,33 @@ class Score:
         )
 
 
-def seven_ways() -> list[Way]:
-    """Return them, from the plainest on."""
+def demo_strategies() -> list[DemoStrategy]:
+    """Return the seven strategies of the demo, the simplest first."""
     return [
-        Way("one-shot", "ask once", RejectionSamplingStrategy(), checked=False),
-        Way(
+        DemoStrategy("one-shot", "ask once", RejectionSamplingStrategy(), checked=False),
+        DemoStrategy(
             "rejection",
             "3 × 4, checked",
             RejectionSamplingStrategy(loop_budget=3, concurrency_budget=4),
             checked=True,
         ),
-        Way("multi-turn repair", "4 deep, checked", MultiTurnStrategy(loop_budget=4), checked=True),
-        Way("majority vote", "up to 9, no check", MajorityVotingStrategy(number, certainty=0.9), checked=False),
-        Way("best-of-n", "4, steps scored", BestOfNStrategy(share_of_right_steps), checked=False),
-        Way(
+        DemoStrategy("multi-turn repair", "4 deep, checked", MultiTurnStrategy(loop_budget=4), checked=True),
+        DemoStrategy(
+            "majority vote", "up to 9, no check", MajorityVotingStrategy(number, certainty=0.9), checked=False
+        ),
+        DemoStrategy("best-of-n", "4, steps scored", BestOfNStrategy(share_of_right_steps), checked=False),
+        DemoStrategy(
             "hedged",
             "3 × up to 4, checked",
             HedgedSamplingStrategy(loop_budget=3, typical_s=0.05),
             checked=True,
         ),
-        Way("escalation", "1, then 3×4, checked", _escalation(), checked=True),
+        DemoStrategy("escalation", "1, then 3×4, checked", _escalation(), checked=True),
     ]
 
 
 def _escalation() -> EscalationStrategy:
-    """Ask once; if that is wrong, show what was wrong with it to four at once."""
+    """Ask once. If that fails, repair the answer in four subsamples."""
     return EscalationStrategy(
         [
             Tier(strategy=RejectionSamplingStrategy()),
@@ -129,29 +131,29 @@ def _escalation() -> EscalationStrategy:
     )
 
 
-async def ask_all(
-    way: Way,
+async def score_strategy(
+    strategy: DemoStrategy,
     questions: Iterable[Question],
     backend: Backend,
     *,
-    at_once: int = 2,
+    concurrency: int = 2,
     advance: Callable[[], object] = lambda: None,
 ) -> Score:
-    """Ask all questions in one way, a few at a time, and sum up; `advance` is called after each."""
-    answers: list[Answer] = []
-    waiting = iter(questions)
+    """Ask all questions with one strategy and return its score. Call `advance` after each question."""
+    answers: list[DemoAnswer] = []
+    remaining = iter(questions)
 
-    async def ask_those_waiting() -> None:
-        for question in waiting:
-            answers.append(await way.ask(question, backend))
+    async def ask_remaining() -> None:
+        for question in remaining:
+            answers.append(await strategy.ask(question, backend))
             advance()
 
     async with anyio.create_task_group() as group:
-        for _ in range(at_once):
-            group.start_soon(ask_those_waiting)
-    return Score.of(way, answers)
+        for _ in range(concurrency):
+            group.start_soon(ask_remaining)
+    return Score.of(strategy, answers)
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that is not below that share of all."""
+    """Return the nearest-rank quantile of sorted values."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

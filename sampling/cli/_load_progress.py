@@ -1,7 +1,6 @@
-"""A long run, watched: how far it is, and what Ctrl-C does to it."""
+"""Run a load test with a progress display, and stop it on Ctrl-C."""
 
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
@@ -11,9 +10,10 @@ from anyio.abc import TaskStatus
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from sampling.cli._status import print_status
 from sampling.load import Tally
 
-__all__ = ["Sight", "conduct", "say", "told"]
+__all__ = ["ProgressUpdate", "describe_tally", "run_with_progress"]
 
 T = TypeVar("T")
 
@@ -22,22 +22,16 @@ _FRAME_EVERY_S = 0.2
 
 
 @attrs.frozen
-class Sight:
-    """How far a run is."""
+class ProgressUpdate:
+    """The progress of a run at one moment."""
 
-    says: str
+    text: str
     share: float | None = None
-    """How much of it is done, if that is known."""
+    """The share that is done, from 0 to 1, or None if unknown."""
 
 
-def say(line: str) -> None:
-    """Tell something that is not the result: on the standard error, which a pipe does not take."""
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
-
-
-def told(counts: Tally) -> str:
-    """Say how a load run stands."""
+def describe_tally(counts: Tally) -> str:
+    """Return the counters of a load run as text."""
     parts = [f"{counts.admitted:,} sent", f"{counts.in_flight:,} in flight", f"{counts.succeeded:,} answered"]
     parts += [
         f"{number:,} {name}" for name, number in (("failed", counts.failed), ("dropped", counts.dropped)) if number
@@ -45,63 +39,67 @@ def told(counts: Tally) -> str:
     return ", ".join(parts)
 
 
-async def conduct(
-    run: Callable[[], Awaitable[T]], *, look: Callable[[], Sight], stop: Callable[[], object]
+async def run_with_progress(
+    run: Callable[[], Awaitable[T]], *, get_progress: Callable[[], ProgressUpdate], stop: Callable[[], object]
 ) -> T | None:
     """
-    Run something that can be stopped, and show how far it is: as a bar on a terminal, else as a line now and then.
+    Await `run()` and show its progress: as a bar on a terminal, else as a line every few seconds.
 
-    The first SIGINT or SIGTERM stops it, and it returns what it has. A second one cancels it; then this is None.
+    The first SIGINT or SIGTERM calls `stop`, and the run returns what it has. A second one cancels the run, and then
+    this returns None.
     """
-    found: T | None = None
+    result: T | None = None
     failure: Exception | None = None
-    async with anyio.create_task_group() as beside:
-        await beside.start(_obey_signals, stop, beside.cancel_scope)
-        beside.start_soon(_show, look)
+    async with anyio.create_task_group() as group:
+        await group.start(_handle_signals, stop, group.cancel_scope)
+        group.start_soon(_show_progress, get_progress)
         try:
-            found = await run()
-        except Exception as error:  # noqa: BLE001 - it is raised below, as itself and not as a group of one
+            result = await run()
+        except Exception as error:  # noqa: BLE001 - raised below, as itself and not as a group of one
             failure = error
-        beside.cancel_scope.cancel()
+        group.cancel_scope.cancel()
     if failure is not None:
         raise failure
-    return found
+    return result
 
 
-async def _obey_signals(  # noqa: ASYNC114 - it is started with start(), which waits for it
-    stop: Callable[[], object], everything: anyio.CancelScope, *, task_status: TaskStatus[None]
+async def _handle_signals(  # noqa: ASYNC114 - it is started with start(), which waits for it
+    stop: Callable[[], object], scope: anyio.CancelScope, *, task_status: TaskStatus[None]
 ) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         task_status.started()
-        await _stop_then_cancel(signals, stop, everything)
+        await _stop_then_cancel(signals, stop, scope)
 
 
 async def _stop_then_cancel(
-    signals: AsyncIterator[signal.Signals], stop: Callable[[], object], everything: anyio.CancelScope
+    signals: AsyncIterator[signal.Signals], stop: Callable[[], object], scope: anyio.CancelScope
 ) -> None:
     received = await anext(signals)
-    say(f"{received.name}: stopping; what was gathered is kept. Once more ends it at once.")
+    print_status(f"{received.name}: stopping. Results so far are kept. Press Ctrl-C again to end at once.")
     stop()
     await anext(signals)
-    everything.cancel()
+    scope.cancel()
 
 
-async def _show(look: Callable[[], Sight]) -> None:
+async def _show_progress(get_progress: Callable[[], ProgressUpdate]) -> None:
     console = Console(stderr=True)
     if console.is_terminal:
-        await _show_bar(console, look)
+        await _show_bar(console, get_progress)
     while True:
         await anyio.sleep(_LINE_EVERY_S)
-        say(look().says)
+        print_status(get_progress().text)
 
 
-async def _show_bar(console: Console, look: Callable[[], Sight]) -> None:
+async def _show_bar(console: Console, get_progress: Callable[[], ProgressUpdate]) -> None:
     columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=None)
         while True:
-            seen = look()
+            update = get_progress()
             progress.update(
-                task, description=seen.says, total=None if seen.share is None else 1.0, completed=seen.share or 0.0
+                task,
+                description=update.text,
+                total=None if update.share is None else 1.0,
+                completed=update.share or 0.0,
             )
             await anyio.sleep(_FRAME_EVERY_S)

@@ -1,4 +1,4 @@
-"""A run of `sampling map`: everything after its flags are read."""
+"""Run `sampling map` after its flags are parsed."""
 
 import shlex
 import sys
@@ -13,12 +13,13 @@ import attrs
 
 from sampling._text import quoted
 from sampling.budgets import Budget
-from sampling.cli._answers import printed, replacing, row_of
-from sampling.cli._flags import bad_flags
-from sampling.cli._interrupts import Interrupts
+from sampling.cli._flags import usage_errors
+from sampling.cli._jsonl import outcome_row, print_row, replace_file
 from sampling.cli._plain_progress import PlainProgress
 from sampling.cli._prompts import Prompts
-from sampling.cli._specs import opened
+from sampling.cli._signals import SignalHandler
+from sampling.cli._specs import open_backend
+from sampling.cli._status import print_status
 from sampling.errors import JournalError, JournalMismatch, JournalWriteFailed, SamplingError
 from sampling.fanout import FanOut, FanOutEngine, ItemOutcome, ItemStatus, OnError, OnFailure, open_fan_out
 from sampling.fanout.journal import Journal
@@ -32,22 +33,22 @@ from sampling.strategy import BaseSamplingStrategy
 from sampling.telemetry.run_progress import fan_out_progress
 from sampling.usage import Price
 
-__all__ = ["Job", "check", "run", "say", "show_worst_case"]
+__all__ = ["MapJob", "check", "run", "show_worst_case"]
 
 FAILED, REFUSED, SIGNALLED = 1, 2, 128
 
-Write: TypeAlias = Callable[[ItemOutcome[Any]], None]
-"""Writes one answer."""
+OutcomeWriter: TypeAlias = Callable[[ItemOutcome[Any]], None]
+"""A function that writes one outcome."""
 
 
 @attrs.frozen(kw_only=True)
-class Job:
-    """What a run was told, read and checked."""
+class MapJob:
+    """The settings of a run, parsed and checked."""
 
     prompts: Prompts
     strategy: BaseSamplingStrategy
     make_backend: Callable[[], Backend]
-    """Not made yet: a dry run needs none, nor its key."""
+    """Makes the backend. A dry run does not call it, so it needs no API key."""
 
     requirements: list[Requirement]
     context: Context | None
@@ -61,18 +62,15 @@ class Job:
     engine: FanOutEngine | None
 
 
-# Before anything is asked.
-
-
-def check(job: Job, *, skip_bad: bool) -> WorstCase:
-    """Look at every prompt before the first is asked, and add up what they can take at most."""
+def check(job: MapJob, *, skip_bad: bool) -> WorstCase:
+    """Check every prompt and return the worst case of the whole run."""
     cases = WorstCases(job.strategy, job.requirements, job.context, job.options)
     worst = WorstCase()
     for prompt in job.prompts.check():
         worst += cases.of(prompt.text)
     _report_bad_lines(job.prompts, skip_bad=skip_bad)
     if not len(job.prompts):
-        raise ValueError(f"there is no prompt in {job.prompts.name}")
+        raise ValueError(f"no prompts in {job.prompts.name}")
     return worst
 
 
@@ -80,27 +78,19 @@ def _report_bad_lines(prompts: Prompts, *, skip_bad: bool) -> None:
     if not prompts.bad_count:
         return
     for bad in prompts.bad:
-        say(f"{prompts.name}, line {bad.line}: {bad.problem}")
+        print_status(f"{prompts.name}, line {bad.line}: {bad.problem}")
     if prompts.bad_count > len(prompts.bad):
-        say(f"… and {prompts.bad_count - len(prompts.bad):,} more")
+        print_status(f"… and {prompts.bad_count - len(prompts.bad):,} more")
     if not skip_bad:
         raise ValueError(
-            f"{prompts.name} has lines that are no prompts: {prompts.bad_count:,}, the first in line "
-            f"{prompts.bad[0].line}. Nothing was asked. Mend them, or pass over them with --skip-bad"
+            f"{prompts.name} has {prompts.bad_count:,} bad line(s), the first is line {prompts.bad[0].line}. "
+            "Nothing was sent. Fix them, or skip them with --skip-bad"
         )
-    say(f"skipped: {prompts.bad_count:,}; {len(prompts):,} are good")
+    print_status(f"skipped {prompts.bad_count:,} bad line(s), {len(prompts):,} prompts left")
 
 
-# Saying something.
-
-
-def say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
-
-
-def show_worst_case(job: Job, worst: WorstCase, price: Price | None, retries: int) -> None:
-    """Show the most that a run can take, and what that rests on."""
+def show_worst_case(job: MapJob, worst: WorstCase, price: Price | None, retries: int) -> None:
+    """Print the maximum requests, tokens and cost of a run, and the assumptions."""
     limited = job.options.max_tokens is not None
     unknown = "no limit"
     figures = {
@@ -109,87 +99,85 @@ def show_worst_case(job: Job, worst: WorstCase, price: Price | None, retries: in
         "output tokens": f"{worst.output_tokens:,}" if limited else unknown,
         **({"cost": f"{worst.cost(price):,.4f}" if limited else unknown} if price is not None else {}),
     }
-    lines = [f"{len(job.prompts):,} prompts, each asked by {job.strategy!r}. At most:"]
+    lines = [f"{len(job.prompts):,} prompts with {job.strategy!r}. At most:"]
     lines += [f"  {name:<14}{figure:>18}" for name, figure in figures.items()]
     lines += _assumptions(job, retries, priced=price is not None, limited=limited)
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _assumptions(job: Job, retries: int, *, priced: bool, limited: bool) -> Iterator[str]:
-    yield "A token is taken for four characters, and every attempt is made, up to the last."
+def _assumptions(job: MapJob, retries: int, *, priced: bool, limited: bool) -> Iterator[str]:
+    yield "Assumes four characters per token, and that every attempt is made."
     if not limited:
-        yield "Without --max-tokens an answer may be as long as the model likes: set it to have a limit."
+        yield "Answers have no length limit: set --max-tokens."
     if not priced:
-        yield "With --price IN/OUT, what a million tokens cost, the cost is shown too."
+        yield "Add --price IN/OUT, the price of a million tokens, to see the cost."
     if retries:
-        yield f"Requests that fail in passing are sent again, up to {retries} times each, and come on top."
+        yield f"Retries after transient errors, up to {retries} per request, are not included."
     if job.budget is not None:
-        yield f"The run stops before it passes its {job.budget!r}".partition(" with ")[0] + "."
-    yield "Nothing was asked."
-
-
-# Running.
+        yield f"The run stops before it exceeds its {job.budget!r}".partition(" with ")[0] + "."
+    yield "Nothing was sent."
 
 
 _ACCEPT_CHANGES = (
-    "Make the call as it was, or name another --out for a new run. "
-    "To go on all the same, and keep the answers that are there, add --accept-changes."
+    "Use the flags and prompts of the first run, or choose another --out for a new run. "
+    "To resume anyway and keep the existing answers, add --accept-changes."
 )
 
 
 @attrs.define
-class _Tally:
-    """What came of a run."""
+class _RunState:
+    """The counts and errors of a run."""
 
     counts: Counter[ItemStatus] = attrs.field(factory=Counter[ItemStatus])
     run: FanOut[Any] | None = None
-    """The run, once it has begun: then there is something to keep."""
+    """The run, once it has begun."""
 
     budget_is_spent: bool = False
     error: Exception | None = None
 
 
-def run(job: Job, interrupts: Interrupts) -> int:
-    with bad_flags():
+def run(job: MapJob, signal_handler: SignalHandler) -> int:
+    """Run the job, report on it and return the exit code."""
+    with usage_errors():
         backend = job.make_backend()
-    tally = _Tally()
-    anyio.run(_ask_all, job, backend, interrupts, tally)
-    error = tally.error
+    state = _RunState()
+    anyio.run(_run_job, job, backend, signal_handler, state)
+    error = state.error
     if isinstance(error, JournalError) and not isinstance(error, JournalWriteFailed):
-        # It is not of this run, so nothing of this run is written anywhere.
-        say(f"sampling: {error}\n{_ACCEPT_CHANGES if isinstance(error, JournalMismatch) else error.hint}")
+        # The journal belongs to another run, so nothing may be written.
+        print_status(f"sampling: {error}\n{_ACCEPT_CHANGES if isinstance(error, JournalMismatch) else error.hint}")
         return REFUSED
-    if job.out is not None and job.journal is not None and tally.run is not None:
-        _put_down(job.out, job.journal, tally.run.halted_by)
-    _say_how_it_went(job, tally, interrupts)
-    if interrupts.received is not None:
-        return SIGNALLED + interrupts.received
+    if job.out is not None and job.journal is not None and state.run is not None:
+        _export_answers(job.out, job.journal, state.run.halted_by)
+    _print_summary(job, state, signal_handler)
+    if signal_handler.received is not None:
+        return SIGNALLED + signal_handler.received
     if error is not None and not isinstance(error, SamplingError):
         raise error
-    return 0 if tally.counts["succeeded"] == len(job.prompts) and error is None else FAILED
+    return 0 if state.counts["succeeded"] == len(job.prompts) and error is None else FAILED
 
 
-async def _ask_all(job: Job, backend: Backend, interrupts: Interrupts, tally: _Tally) -> None:
-    with interrupts.open() as signals:
+async def _run_job(job: MapJob, backend: Backend, signal_handler: SignalHandler, state: _RunState) -> None:
+    with signal_handler.open() as signals:
         async with anyio.create_task_group() as group:
-            group.start_soon(interrupts.watch, signals, group.cancel_scope)
+            group.start_soon(signal_handler.handle, signals, group.cancel_scope)
             # On a cluster, the workers open backends of their own.
-            async with opened(backend) if job.engine is None else nullcontext():
-                with _progress(len(job.prompts)) as hooks, _writing(job) as write:
+            async with open_backend(backend) if job.engine is None else nullcontext():
+                with _progress(len(job.prompts)) as hooks, _open_writer(job) as write:
                     try:
-                        await _ask(job, backend, hooks, write, interrupts, tally)
-                    except Exception as error:  # noqa: BLE001 - told, or raised, when what was paid for is put down
-                        tally.error = error
+                        await _fan_out(job, backend, hooks, write, signal_handler, state)
+                    except Exception as error:  # noqa: BLE001 - reported, or raised, after the answers are written
+                        state.error = error
             group.cancel_scope.cancel()
 
 
-async def _ask(
-    job: Job,
+async def _fan_out(
+    job: MapJob,
     backend: Backend,
     hooks: Hooks,
-    write: Write,
-    interrupts: Interrupts,
-    tally: _Tally,
+    write: OutcomeWriter,
+    signal_handler: SignalHandler,
+    state: _RunState,
 ) -> None:
     async with open_fan_out(
         job.strategy,
@@ -206,37 +194,37 @@ async def _ask(
         hooks=hooks,
         engine=job.engine,
     ) as run:
-        tally.run = run
-        interrupts.govern(run)
+        state.run = run
+        signal_handler.attach(run)
         async for outcome in run:
-            tally.counts[outcome.status] += 1
-            if job.budget is not None and _was_cut_off(outcome):
-                # So would be all that follow; and as it has no outcome on record, a resume asks it again.
-                tally.budget_is_spent = True
+            state.counts[outcome.status] += 1
+            if job.budget is not None and _ended_by_budget(outcome):
+                # All further items would end the same way. The journal has no outcome of this one, so a resume asks it.
+                state.budget_is_spent = True
                 run.drain()
             write(outcome)
 
 
-def _was_cut_off(outcome: ItemOutcome[Any]) -> bool:
+def _ended_by_budget(outcome: ItemOutcome[Any]) -> bool:
     result = outcome.result
     return result is not None and not result.success and result.stop_reason == "budget"
 
 
 @contextmanager
-def _writing(job: Job) -> Generator[Write]:
-    """Give what writes outcomes as they come; with a journal beside the answers, they are written from that."""
+def _open_writer(job: MapJob) -> Generator[OutcomeWriter]:
+    """Yield a function that writes outcomes as they arrive. With a journal, the answers are exported from it later."""
     if job.out is None:
-        yield lambda outcome: printed(row_of(outcome))
+        yield lambda outcome: print_row(outcome_row(outcome))
     elif job.journal is not None:
         yield lambda _: None
     else:
-        with replacing(job.out) as write:
-            yield lambda outcome: write(row_of(outcome))
+        with replace_file(job.out) as write:
+            yield lambda outcome: write(outcome_row(outcome))
 
 
-def _put_down(out: Path, journal: Journal, halted_by: int | None) -> None:
-    """Write the answers that the journal has, all of them, or those up to the prompt that halted the run."""
-    with replacing(out) as write:
+def _export_answers(out: Path, journal: Journal, halted_by: int | None) -> None:
+    """Write the answers in the journal, up to the prompt that halted the run, if any."""
+    with replace_file(out) as write:
         for row in rows(journal.path):
             if halted_by is None or row["index"] <= halted_by:
                 write(row)
@@ -248,37 +236,38 @@ def _progress(total: int) -> Generator[Hooks]:
         with fan_out_progress(total=total) as hooks:
             yield hooks
     else:
-        yield PlainProgress(total, say).hooks()
+        yield PlainProgress(total, print_status).hooks()
 
 
-# The end.
-
-
-def _say_how_it_went(job: Job, tally: _Tally, interrupts: Interrupts) -> None:
-    run = tally.run
+def _print_summary(job: MapJob, state: _RunState, signal_handler: SignalHandler) -> None:
+    run = state.run
     if run is None:
-        say("stopped before anything was asked" if tally.error is None else f"sampling: {_told(tally.error)}")
+        print_status(
+            "stopped before anything was sent" if state.error is None else f"sampling: {_describe_error(state.error)}"
+        )
         return
-    done = tally.counts.total()
-    counts = ", ".join(f"{count:,} {status}" for status, count in tally.counts.items()) or "none"
+    done = state.counts.total()
+    counts = ", ".join(f"{count:,} {status}" for status, count in state.counts.items()) or "none"
     tokens = f" · {run.usage.total_tokens:,} tokens" if run.usage.total_tokens else ""
     cost = f" · cost {run.usage.cost:.6g}" if run.usage.cost else ""
-    say(f"{run.status}: {done:,} of {len(job.prompts):,} prompts ({counts}){tokens}{cost}")
+    print_status(f"{run.status}: {done:,} of {len(job.prompts):,} prompts ({counts}){tokens}{cost}")
     if run.maybe_billed_twice:
-        say(f"{len(run.maybe_billed_twice):,} prompts had been asked when an earlier run died, and were asked again")
-    if tally.error is not None:
-        say(f"ended by an error: {_told(tally.error)}")
-    if tally.budget_is_spent:
-        say(f"the budget is spent: {job.budget!r}; raise it to go on")
+        print_status(
+            f"{len(run.maybe_billed_twice):,} prompts were in flight when an earlier run died, and were asked again"
+        )
+    if state.error is not None:
+        print_status(f"ended by an error: {_describe_error(state.error)}")
+    if state.budget_is_spent:
+        print_status(f"the budget is spent: {job.budget!r}. Raise it to resume")
     if run.status in {"stopped", "failed"}:
-        say(_how_to_go_on() if job.journal is not None else "it can't be gone on with: there is no journal")
+        print_status(_resume_hint() if job.journal is not None else "the run can't be resumed: it has no journal")
 
 
-def _told(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     hint = error.hint if isinstance(error, SamplingError) else ""
     return f"{type(error).__name__}: {quoted(str(error), 500)[1:-1]} {hint}".rstrip()
 
 
-def _how_to_go_on() -> str:
+def _resume_hint() -> str:
     arguments = sys.argv[1:] if "--resume" in sys.argv else [*sys.argv[1:], "--resume"]
-    return f"nothing that was answered is lost; go on with:\n  {shlex.join(['sampling', *arguments])}"
+    return f"all answers are kept. Resume with:\n  {shlex.join(['sampling', *arguments])}"

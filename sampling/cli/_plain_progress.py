@@ -1,4 +1,4 @@
-"""Progress for logs and pipes: a plain line, now and then."""
+"""Print progress as plain lines, for logs and pipes."""
 
 import time
 from collections import Counter
@@ -12,19 +12,19 @@ __all__ = ["PlainProgress"]
 
 
 class PlainProgress:
-    """Counts what is done, and says so every few seconds; nothing that a model wrote is in it."""
+    """Counts finished items and prints a line every few seconds. Lines never contain model text."""
 
-    def __init__(self, total: int, say: Callable[[str], None], *, every_s: float = 10.0) -> None:
+    def __init__(self, total: int, print_line: Callable[[str], None], *, every_s: float = 10.0) -> None:
         self._total = total
-        self._say = say
+        self._print_line = print_line
         self._every_s = every_s
-        self._started_s = self._said_s = time.monotonic()
+        self._started_s = self._printed_s = time.monotonic()
         self._counts: Counter[ItemStatus] = Counter()
         self._recorded = 0
         self._usage = NO_USAGE
 
     def hooks(self) -> Hooks:
-        """Return what to watch a run with."""
+        """Return the hooks for the run."""
         hooks = Hooks()
         hooks.on(ItemFinished)(self._count)
         return hooks
@@ -34,12 +34,12 @@ class PlainProgress:
         self._recorded += event.recorded
         self._usage += event.outcome.usage
         now = time.monotonic()
-        if now - self._said_s >= self._every_s:
-            self._said_s = now
-            self._say(self.line(now - self._started_s))
+        if now - self._printed_s >= self._every_s:
+            self._printed_s = now
+            self._print_line(self.line(now - self._started_s))
 
     def line(self, elapsed_s: float) -> str:
-        """Say how far it is."""
+        """Return the progress line."""
         done = self._counts.total()
         parts = [f"{done:,} of {self._total:,} done"]
         parts += [f"{self._counts[status]:,} {status}" for status in ("failed", "errored") if self._counts[status]]
@@ -47,10 +47,11 @@ class PlainProgress:
             parts.append(f"{self._usage.total_tokens:,} tokens")
         if self._usage.cost:
             parts.append(f"cost {self._usage.cost:.4g}")
-        asked = done - self._recorded
-        if asked and elapsed_s > 0:
-            rate = asked / elapsed_s
-            parts += [f"{rate:.3g} a second", f"about {_duration((self._total - done) / rate)} left"]
+        new = done - self._recorded
+        # Items that a journal already had would make the rate look too high.
+        if new and elapsed_s > 0:
+            rate = new / elapsed_s
+            parts += [f"{rate:.3g} per second", f"about {_duration((self._total - done) / rate)} left"]
         return ", ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""A file of prompts: read twice, once to see that every line of it is good, and once to ask."""
+"""Read a file of prompts, once to check every line and once to run them."""
 
 import io
 import shutil
@@ -17,12 +17,12 @@ from sampling._text import quoted
 __all__ = ["BadLine", "Prompt", "Prompts"]
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
-_MOST_SHOWN = 10
+_MAX_SHOWN = 10
 
 
 @attrs.frozen
 class Prompt:
-    """One thing to ask."""
+    """A prompt and its key."""
 
     line: int
     key: str
@@ -31,7 +31,7 @@ class Prompt:
 
 @attrs.frozen
 class BadLine:
-    """A line that is no prompt."""
+    """A line that can't be read as a prompt."""
 
     line: int
     problem: str
@@ -39,21 +39,21 @@ class BadLine:
 
 class Prompts:
     """
-    The prompts of a file, in its order, as often as they are iterated over: pairs `(key, prompt)`.
+    The prompts of a file, as an iterable of `(key, prompt)` pairs that can be repeated.
 
-    A line is a JSON object with a prompt and perhaps a key, or a JSON string; with `text`, it is the prompt itself.
-    The key of a line that names none is its number. Lines with nothing on them are passed over.
+    A line is a JSON object with a prompt and an optional key, or a JSON string. With `text`, the line is the prompt.
+    The default key is the line number. Empty lines are skipped.
     """
 
     def __init__(self, path: Path, *, text: bool = False, key_field: str = "key", prompt_field: str = "prompt") -> None:
         self.name = "the standard input" if str(path) == "-" else str(path)
-        self._file = _opened(path)
+        self._file = _open(path)
         self._text = text
         self._key_field = key_field
         self._prompt_field = prompt_field
         self._count = 0
         self.bad: list[BadLine] = []
-        """The first lines that are no prompts."""
+        """The first bad lines."""
 
         self.bad_count = 0
 
@@ -66,7 +66,7 @@ class Prompts:
         self._file.close()
 
     def check(self) -> Iterator[Prompt]:
-        """Go through all lines once, count them, give the good ones, and remember the bad."""
+        """Read all lines, yield the prompts, count them and collect the bad lines."""
         self._count, self.bad_count = 0, 0
         self.bad.clear()
         for read in self._read():
@@ -75,11 +75,11 @@ class Prompts:
                 yield read
                 continue
             self.bad_count += 1
-            if len(self.bad) < _MOST_SHOWN:
+            if len(self.bad) < _MAX_SHOWN:
                 self.bad.append(read)
 
     def __len__(self) -> int:
-        """Return how many there are: `check` counts them."""
+        """Return the number of prompts that `check` counted."""
         return self._count
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
@@ -92,7 +92,7 @@ class Prompts:
             number += 1
             if len(line) > MAX_LINE_BYTES:
                 yield BadLine(number, f"longer than {MAX_LINE_BYTES // 2**20} MiB")
-                self._pass_over_rest()
+                self._skip_rest_of_line()
                 continue
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip("\r\n" if self._text else None)
@@ -103,7 +103,7 @@ class Prompts:
             except ValueError as error:
                 yield BadLine(number, str(error))
 
-    def _pass_over_rest(self) -> None:
+    def _skip_rest_of_line(self) -> None:
         while (more := self._file.readline(MAX_LINE_BYTES)) and not more.endswith(b"\n"):
             pass
 
@@ -117,13 +117,13 @@ class Prompts:
         if isinstance(read, str):
             return Prompt(number, str(number), _prompt_text("the prompt", read))
         if not isinstance(read, dict):
-            raise ValueError(f"neither an object nor a string, but {_kind(read)}")  # noqa: TRY004 - what is wrong is the file
+            raise ValueError(f"neither an object nor a string, but {_kind(read)}")  # noqa: TRY004 - the file is wrong
         return self._from_object(number, cast("dict[str, Any]", read))
 
     def _from_object(self, number: int, read: dict[str, Any]) -> Prompt:
         if self._prompt_field not in read:
-            there = ", ".join(quoted(name, 40) for name in list(read)[:5]) or "nothing"
-            raise ValueError(f'no field "{self._prompt_field}"; there is {there}')
+            found = ", ".join(quoted(name, 40) for name in list(read)[:5]) or "nothing"
+            raise ValueError(f'no field "{self._prompt_field}"; found {found}')
         key = read.get(self._key_field, number)
         if isinstance(key, bool) or not isinstance(key, str | int):
             raise ValueError(f'the field "{self._key_field}" must be a string or a whole number, and is {_kind(key)}')  # noqa: TRY004
@@ -143,11 +143,11 @@ def _prompt_text(name: str, text: object) -> str:
 
 
 def _check_encodable(name: str, text: str) -> None:
-    """See that there are no halves of characters in it, which JSON can spell and nobody can send."""
+    """Raise ValueError for lone surrogates, which JSON can escape but UTF-8 can't encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{name} has half a character in it, at {error.start}") from None
+        raise ValueError(f"{name} has half a character (a lone surrogate) at {error.start}") from None
 
 
 def _kind(value: object) -> str:
@@ -155,13 +155,13 @@ def _kind(value: object) -> str:
     return kinds.get(type(value), "true or false" if isinstance(value, bool) else "a number")
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _open(path: Path) -> IO[bytes]:
     if str(path) != "-":
         try:
             return path.open("rb")
         except OSError as error:
             raise ValueError(f"can't read {path}: {error.strerror}") from None
-    # It is read twice, so it is kept meanwhile; in a file, for it may be long.
+    # Stdin is read twice, so it is copied to a file. It may be too long for memory.
     spool: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the prompts
     shutil.copyfileobj(cast("io.BufferedReader", sys.stdin.buffer), spool)
     return spool

@@ -1,7 +1,7 @@
 """
-What the flags of the command line mean: `--backend`, `--strategy` and `--require`.
+Parse the values of `--backend`, `--strategy` and `--require`.
 
-Each is read here for all commands. What can't be read is a `ValueError` that says what can.
+A value that can't be parsed raises a `ValueError` that lists the allowed ones.
 """
 
 import json
@@ -31,19 +31,27 @@ from sampling.strategies.repair_template import RepairTemplateStrategy
 from sampling.strategies.voting import MajorityVotingStrategy
 from sampling.strategy import BaseSamplingStrategy
 
-__all__ = ["BACKENDS", "REQUIREMENTS", "STRATEGIES", "backend_of", "opened", "requirements_of", "strategy_of"]
+__all__ = [
+    "BACKENDS",
+    "REQUIREMENTS",
+    "STRATEGIES",
+    "open_backend",
+    "parse_backend",
+    "parse_requirements",
+    "parse_strategy",
+]
 
 BACKENDS = "llama, llama:FILE.gguf, openai:MODEL, openai:MODEL@URL, simulated or simulated:PASS_PROBABILITY"
 
 
-def backend_of(spec: str, *, send_env_key: bool = False) -> Backend:
+def parse_backend(spec: str, *, send_env_key: bool = False) -> Backend:
     """
-    Make the backend that a spec names; `opened` opens it.
+    Return the backend that a spec names, not yet open. Open it with `open_backend`.
 
     Args:
         spec: One of `BACKENDS`.
 
-        send_env_key: Whether OPENAI_API_KEY may go to the URL that the spec names.
+        send_env_key: Send OPENAI_API_KEY to the URL in the spec.
     """
     kind, _, rest = spec.partition(":")
     if kind == "llama":
@@ -55,8 +63,8 @@ def backend_of(spec: str, *, send_env_key: bool = False) -> Backend:
     raise ValueError(f"--backend must be {BACKENDS}, got {shown(spec)}")
 
 
-def opened(backend: Backend) -> AbstractAsyncContextManager[object]:
-    """Open a backend for a while, if it is one that can be opened."""
+def open_backend(backend: Backend) -> AbstractAsyncContextManager[object]:
+    """Return a context manager that opens the backend, if it has one."""
     if isinstance(backend, AbstractAsyncContextManager):
         return cast("AbstractAsyncContextManager[object]", backend)
     return nullcontext()
@@ -66,7 +74,7 @@ def _llama(path: str) -> Backend:
     try:
         from sampling.backends.llama import LlamaBackend  # noqa: PLC0415 - an extra: only those who name it need it
     except MissingExtra as missing:
-        missing.hint = "Or say --backend simulated, a model server that needs nothing and knows nothing."
+        missing.hint = "Or use --backend simulated, a simulated server that needs no model."
         raise
 
     return LlamaBackend(path or None)
@@ -91,12 +99,12 @@ def _probability(text: str) -> float:
 @attrs.frozen
 class _Strategy:
     build: Callable[[int, int], BaseSamplingStrategy]
-    """Takes depth and breadth."""
+    """Builds the strategy from depth and breadth."""
 
     summary: str
 
 
-def _plain(kind: type[BaseSamplingStrategy]) -> Callable[[int, int], BaseSamplingStrategy]:
+def _builder(kind: type[BaseSamplingStrategy]) -> Callable[[int, int], BaseSamplingStrategy]:
     return lambda depth, breadth: kind(loop_budget=depth, concurrency_budget=breadth)
 
 
@@ -111,42 +119,42 @@ def _escalation(depth: int, breadth: int) -> BaseSamplingStrategy:
 
 STRATEGIES: Mapping[str, _Strategy] = MappingProxyType(
     {
-        "rejection": _Strategy(_plain(RejectionSamplingStrategy), "ask again until an answer is valid"),
-        "multi-turn": _Strategy(_plain(MultiTurnStrategy), "tell the model, as the next turn, what was wrong"),
-        "repair": _Strategy(_plain(RepairTemplateStrategy), "ask again, and say what was wrong with the last answer"),
-        "majority": _Strategy(_plain(MajorityVotingStrategy), "keep the answer that most of them give"),
-        "majority-number": _Strategy(_vote_for_numbers, "keep the number that most answers end with"),
-        "mbr": _Strategy(_plain(MBRStrategy), "keep the answer that is most like all the others"),
-        "best-of-n": _Strategy(_plain(BestOfNStrategy), "keep the answer that the requirements score highest"),
-        "hedged": _Strategy(_plain(HedgedSamplingStrategy), "ask once, and once more where that is slow or has failed"),
-        "escalation": _Strategy(_escalation, "ask once, and with all depth and breadth only if that fails"),
+        "rejection": _Strategy(_builder(RejectionSamplingStrategy), "ask again until an answer is valid"),
+        "multi-turn": _Strategy(_builder(MultiTurnStrategy), "tell the model what was wrong in the next turn"),
+        "repair": _Strategy(_builder(RepairTemplateStrategy), "ask again with a list of what was wrong"),
+        "majority": _Strategy(_builder(MajorityVotingStrategy), "keep the most common answer"),
+        "majority-number": _Strategy(_vote_for_numbers, "keep the most common last number"),
+        "mbr": _Strategy(_builder(MBRStrategy), "keep the answer that is most similar to the others"),
+        "best-of-n": _Strategy(_builder(BestOfNStrategy), "keep the answer with the highest score"),
+        "hedged": _Strategy(_builder(HedgedSamplingStrategy), "ask once, and again if that is slow or fails"),
+        "escalation": _Strategy(_escalation, "ask once, then with full depth and breadth if that fails"),
     }
 )
-"""The strategies by the names that `--strategy` takes."""
+"""The strategies by their names in `--strategy`."""
 
 
-def strategy_of(name: str, *, depth: int = 1, breadth: int = 1) -> BaseSamplingStrategy:
-    """Make the strategy of that name, `depth` attempts deep and `breadth` subsamples wide."""
+def parse_strategy(name: str, *, depth: int = 1, breadth: int = 1) -> BaseSamplingStrategy:
+    """Return the named strategy with `depth` attempts in each of `breadth` subsamples."""
     if name not in STRATEGIES:
         raise ValueError(f"--strategy must be one of {', '.join(STRATEGIES)}, got {shown(name)}")
     return STRATEGIES[name].build(depth, breadth)
 
 
 _Make: TypeAlias = Callable[[str, str], Requirement]
-"""Makes a requirement of what stands after its name, and of the question."""
+"""Makes a requirement from the text after the colon and from the question."""
 
 
 @attrs.frozen
 class _Requirement:
     make: _Make
     usage: str
-    """How it is written."""
+    """The syntax, for help texts."""
 
 
 def _range(text: str) -> tuple[str, str]:
     low, dots, high = text.partition("..")
     if not dots or not (low or high):
-        raise ValueError(f"give it as LEAST..MOST, and leave out one of them for no limit, got {shown(text)}")
+        raise ValueError(f"give it as LEAST..MOST, either may be left out, got {shown(text)}")
     return low, high
 
 
@@ -184,15 +192,15 @@ REQUIREMENTS: Mapping[str, _Requirement] = MappingProxyType(
         "words": _Requirement(_words, "words:LEAST..MOST"),
     }
 )
-"""The requirements by the names that `--require` takes."""
+"""The requirements by their names in `--require`."""
 
 
-def requirements_of(specs: Sequence[str], question: str) -> list[Requirement]:
-    """Make the requirements that specs name; what is no name but has a space in it, is a sentence for a judge."""
-    return [_requirement_of(spec, question) for spec in specs]
+def parse_requirements(specs: Sequence[str], question: str) -> list[Requirement]:
+    """Return the requirements that specs name. An unknown spec with a space is a sentence for a judge."""
+    return [_parse_requirement(spec, question) for spec in specs]
 
 
-def _requirement_of(spec: str, question: str) -> Requirement:
+def _parse_requirement(spec: str, question: str) -> Requirement:
     name, _, rest = spec.partition(":")
     if name in REQUIREMENTS:
         try:

@@ -1,6 +1,6 @@
-"""What load is made of: the flags that say whom to ask what and how, and the workload that they come to."""
+"""Build a workload from the flags of `sampling load` and `sampling capacity`."""
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,33 +10,33 @@ import typer
 
 from sampling._arguments import shown
 from sampling.backends.simulated import SimulatedBackend
-from sampling.cli._specs import backend_of, opened, requirements_of, strategy_of
+from sampling.cli._specs import open_backend, parse_backend, parse_requirements, parse_strategy
 from sampling.load import Arrival, ImportedWorkload, StrategyWorkload, strategy_workload
 from sampling.load.model._workload import Send
 from sampling.messages import Options
 from sampling.protocols import Backend
 from sampling.strategy import BaseSamplingStrategy
 
-__all__ = ["Asking", "asked_questions", "workload_of"]
+__all__ = ["WorkloadSettings", "check_workers", "open_workload", "select_workload"]
 
 DEFAULT_QUESTION = "What is 347 + 286?"
-MADE_HERE = ("llama", "simulated")
-"""Backends that are in this process, or are started by it: several workers would each have one of their own."""
+IN_PROCESS_BACKENDS = ("llama", "simulated")
+"""Backends that run in this process or are started by it, so that every worker would have its own."""
 
-Question = Annotated[list[str] | None, typer.Argument(help=f"What to ask, in turn. By default: {DEFAULT_QUESTION}")]
-Questions = Annotated[Path | None, typer.Option("--questions", help="A file with one question a line, instead.")]
+Question = Annotated[list[str] | None, typer.Argument(help=f"Questions to ask in turn. Default: {DEFAULT_QUESTION}")]
+Questions = Annotated[Path | None, typer.Option("--questions", help="A file with one question per line.")]
 Workload = Annotated[
     str | None,
     typer.Option(
         metavar="MODULE:NAME",
-        help="Your own code, instead of questions: an async function of one arrival.",
+        help="Your own workload instead of questions: an async function of one arrival.",
     ),
 ]
 
 
 @attrs.frozen(kw_only=True)
-class Asking:
-    """What is asked, of whom, and how: all that the flags say, in plain values that another process can be given."""
+class WorkloadSettings:
+    """The questions, backend and strategy of a workload, as plain values that can go to another process."""
 
     questions: tuple[str, ...]
     backend: str
@@ -49,43 +49,43 @@ class Asking:
     send_env_key: bool = False
 
     def __attrs_post_init__(self) -> None:
-        """See that all of it can be made, before anything is started."""
+        """Raise ValueError if a setting is wrong, before anything is started."""
         self.make_backend()
         self.make_strategy()
         for question in self.questions:
-            requirements_of(self.require, question)
+            parse_requirements(self.require, question)
 
     def make_backend(self) -> Backend:
-        """Make the backend, not open yet."""
-        return backend_of(self.backend, send_env_key=self.send_env_key)
+        """Return the backend, not yet open."""
+        return parse_backend(self.backend, send_env_key=self.send_env_key)
 
     def make_strategy(self) -> BaseSamplingStrategy:
-        """Make the strategy."""
-        return strategy_of(self.strategy, depth=self.depth, breadth=self.breadth)
+        """Return the strategy."""
+        return parse_strategy(self.strategy, depth=self.depth, breadth=self.breadth)
 
     @property
     def options(self) -> Options:
-        """What goes with every request."""
+        """The options of every request."""
         return Options(temperature=self.temperature, max_tokens=self.max_tokens)
 
     @property
-    def made_here(self) -> bool:
-        """Whether the backend is in this process, or is started by it."""
-        return self.backend.partition(":")[0] in MADE_HERE
+    def in_process(self) -> bool:
+        """True if the backend runs in this process or is started by it."""
+        return self.backend.partition(":")[0] in IN_PROCESS_BACKENDS
 
     @property
     def simulated(self) -> bool:
-        """Whether nothing real is asked."""
+        """True if the backend is simulated."""
         return self.backend.partition(":")[0] == "simulated"
 
     @property
-    def most_requests(self) -> int:
-        """How many requests to the backend one call may make, judges and retries aside."""
+    def max_requests(self) -> int:
+        """The most requests that one call can make, without judges and retries."""
         return self.depth * self.breadth
 
     def imported(self) -> ImportedWorkload:
-        """Return the workload by its name, for this process and for others."""
-        return ImportedWorkload(f"{__name__}:workload_of", attrs.asdict(self))
+        """Return the workload as an import path and settings, for this process and for workers."""
+        return ImportedWorkload(f"{__name__}:open_workload", attrs.asdict(self))
 
     def __str__(self) -> str:
         checked = f", checked by {len(self.require)} requirements" if self.require else ""
@@ -96,44 +96,47 @@ class Asking:
 
 
 @asynccontextmanager
-async def workload_of(**settings: Any) -> AsyncGenerator["_InTurn"]:
-    """Open the backend, and make the workload that `Asking` describes."""
-    lists_back: dict[str, Any] = {name: tuple(settings[name]) for name in ("questions", "require")}
-    asking = Asking(**{**settings, **lists_back})
-    backend = asking.make_backend()
-    async with opened(backend):
-        yield _InTurn(asking, backend)
+async def open_workload(**settings: Any) -> AsyncGenerator["_RoundRobin"]:
+    """Open the backend and yield the workload. The keyword arguments are those of `WorkloadSettings`."""
+    # JSON turns tuples into lists on the way to a worker.
+    tuples: dict[str, Any] = {name: tuple(settings[name]) for name in ("questions", "require")}
+    parsed = WorkloadSettings(**{**settings, **tuples})
+    backend = parsed.make_backend()
+    async with open_backend(backend):
+        yield _RoundRobin(parsed, backend)
 
 
-class _InTurn:
-    """Asks one question after the other, each with the requirements that belong to it."""
+class _RoundRobin:
+    """A workload that asks the questions in turn, each with its own requirements."""
 
-    def __init__(self, asking: Asking, backend: Backend) -> None:
-        self._workloads = [self._one(asking, question, backend) for question in asking.questions]
+    def __init__(self, settings: WorkloadSettings, backend: Backend) -> None:
+        self._workloads = [self._workload(settings, question, backend) for question in settings.questions]
 
-    def _one(self, asking: Asking, question: str, backend: Backend) -> StrategyWorkload:
-        # What a simulated server says only it can judge, if nobody else does.
-        own = backend.requirements if isinstance(backend, SimulatedBackend) and not asking.require else ()
+    def _workload(self, settings: WorkloadSettings, question: str, backend: Backend) -> StrategyWorkload:
+        # The text of a simulated server means nothing, so only its own requirements can tell valid from invalid.
+        own = backend.requirements if isinstance(backend, SimulatedBackend) and not settings.require else ()
         return strategy_workload(
-            asking.make_strategy(),
+            settings.make_strategy(),
             [question],
             None,
             backend,
-            [*own, *requirements_of(asking.require, question)],
-            options=asking.options,
+            [*own, *parse_requirements(settings.require, question)],
+            options=settings.options,
         )
 
     def draw(self, arrival: Arrival) -> Send | None:
-        """Take the next question."""
-        place = (arrival.user or 0) + arrival.number
-        return self._workloads[place % len(self._workloads)].draw(arrival)
+        """Draw a request for the next question."""
+        position = (arrival.user or 0) + arrival.number
+        return self._workloads[position % len(self._workloads)].draw(arrival)
 
 
-def asked_questions(given: Iterable[str] | None, file: Path | None) -> tuple[str, ...]:
-    """Return the questions that were given, or those in the file, or the one that the embedded model can answer."""
+def _read_questions(given: Iterable[str] | None, file: Path | None) -> tuple[str, ...]:
+    """Return the questions of the arguments, else of the file, else the default question."""
     questions = tuple(given or ())
     if questions and file is not None:
-        raise ValueError("questions and --questions contradict each other: give them on the line, or in the file")
+        raise ValueError(
+            "questions and --questions contradict each other: give the questions as arguments, or in the file"
+        )
     if file is None:
         return questions or (DEFAULT_QUESTION,)
     try:
@@ -142,14 +145,38 @@ def asked_questions(given: Iterable[str] | None, file: Path | None) -> tuple[str
         raise ValueError(f"--questions: can't read {shown(str(file))}: {error.strerror}") from None
     found = tuple(line for line in lines if line)
     if not found:
-        raise ValueError(f"--questions: there is no question in {shown(str(file))}: write one a line")
+        raise ValueError(f"--questions: {shown(str(file))} has no questions: write one per line")
     return found
 
 
-def workload_from(workload: str | None, flags: Mapping[str, Any], changed: Iterable[str]) -> Asking | ImportedWorkload:
-    """Return what to send: the code that was named, or what the flags about asking come to."""
+_DEFAULTS: Mapping[str, object] = {
+    "backend": "llama", "strategy": "rejection", "depth": 1, "breadth": 1, "require": (), "temperature": None,
+    "max_tokens": None, "send_env_key": False,
+}  # fmt: skip
+
+
+def select_workload(
+    workload: str | None, question: Sequence[str] | None, questions: Path | None, **flags: Any
+) -> WorkloadSettings | ImportedWorkload:
+    """Return the imported workload if one was named, else the settings from the flags."""
     if workload is None:
-        return Asking(**flags)
-    if useless := sorted(changed):
-        raise ValueError(f"--workload is your own code, which asks by itself: leave out {', '.join(useless)}")
+        return WorkloadSettings(questions=_read_questions(question, questions), **flags)
+    unused = [f"--{name.replace('_', '-')}" for name, value in flags.items() if value != _DEFAULTS[name]]
+    if question or questions:
+        unused.append("the questions")
+    if unused:
+        raise ValueError(f"--workload is your own code, which asks by itself: leave out {', '.join(sorted(unused))}")
     return ImportedWorkload(workload)
+
+
+def check_workers(workload: WorkloadSettings | ImportedWorkload, workers: int, *, virtual: bool) -> None:
+    """Raise ValueError if workers or virtual time can't be used with this backend."""
+    if workers > 1 and isinstance(workload, WorkloadSettings) and workload.in_process:
+        raise ValueError(
+            f"--workers {workers} would start {workers} servers of their own with --backend {workload.backend}: "
+            "use --workers 1, or a server that all of them can reach (--backend openai:MODEL@URL)"
+        )
+    if virtual and not (isinstance(workload, WorkloadSettings) and workload.simulated):
+        raise ValueError("--virtual needs --backend simulated: the time of a real server can't be skipped")
+    if virtual and workers > 1:
+        raise ValueError("--virtual and --workers contradict each other: virtual time needs a single process")

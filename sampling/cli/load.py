@@ -1,7 +1,7 @@
-"""`sampling load`: traffic by the clock, or from users who wait, and what became of it."""
+"""`sampling load`: send open-loop or closed-loop traffic and report on it."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,11 @@ import typer
 from sampling._arguments import shown
 from sampling._virtual_time import run_virtual
 from sampling.cli import _flags as flags
-from sampling.cli import _workload as asking
-from sampling.cli._load_progress import Sight, conduct, say, told
+from sampling.cli import _workload as workload_flags
+from sampling.cli._load_progress import ProgressUpdate, describe_tally, run_with_progress
 from sampling.cli._outputs import Out, Samples, check_outputs, write_outputs
-from sampling.cli._workload import Asking, asked_questions, workload_from
+from sampling.cli._status import print_status
+from sampling.cli._workload import WorkloadSettings, check_workers, select_workload
 from sampling.load import ClosedLoop, ImportedWorkload, LoadReport, LoadRun, OpenLoop, Profile, Slo, judge, read_trace
 from sampling.load.model._units import format_seconds, parse_count, parse_duration
 from sampling.load.report._table import load_table
@@ -26,13 +27,13 @@ from sampling.load.traffic._arrivals import instants
 __all__ = ["EXAMPLES", "HELP", "load"]
 
 HELP = """
-Send traffic, and report what became of it: latencies from the instant a request was due, errors, validity, cost.
+Send traffic and report latencies, errors, validity and cost.
 
-With --rate, requests leave by the clock, whatever the server does: that is how the world asks, and a stall shows.
-With --users, so many users each wait for an answer before they ask again: that is what a fixed number of callers get.
+With --rate (open loop), requests leave on schedule even if the server is slow, and latency counts from the scheduled
+time. With --users (closed loop), each user waits for an answer before sending the next request.
 
-Ctrl-C stops it, and what was gathered is reported and written all the same. The exit code is 0 if the SLO held (or,
-without --slo, if anything was answered), 1 otherwise, and 2 if a flag is wrong.
+Ctrl-C stops the run, and the results so far are reported and written. Exit code: 0 if the SLO held (without --slo, if
+any request was answered), 1 otherwise, 2 if a flag is wrong.
 """
 
 EXAMPLES = """
@@ -49,7 +50,7 @@ Examples:
 
 @attrs.frozen(kw_only=True)
 class _Traffic:
-    """The flags that say how much is sent, and when; None for one that was not given."""
+    """The traffic flags. None means that a flag was not given."""
 
     rate: str | None = None
     users: int | None = None
@@ -66,21 +67,23 @@ class _Traffic:
     drain: str = "60s"
 
     def profile(self) -> Profile:
-        """Return the traffic, or say which flags contradict each other and which to change."""
+        """Return the traffic profile, or raise ValueError if flags are missing or contradict each other."""
         given = [name for name in ("rate", "users", "trace") if getattr(self, name) is not None]
         if not given:
-            raise ValueError("say how much traffic: --rate 50 (by the clock), --users 20 (who wait), or --trace FILE")
+            raise ValueError("give the traffic: --rate 50 (open loop), --users 20 (closed loop), or --trace FILE")
         if len(given) > 1:
             raise ValueError(
-                f"{' and '.join(f'--{name}' for name in given)} contradict each other: a rate and a trace send by the "
-                "clock, users wait for their answers; keep one of them"
+                f"{' and '.join(f'--{name}' for name in given)} contradict each other: a rate and a trace are open "
+                "loops, users are a closed loop. Keep one of them"
             )
         if self.trace is None and self.duration is None and self.requests is None:
             raise ValueError(f"--{given[0]} needs an end: add --duration 30s, or --requests 1000")
         return self._closed(self.users) if self.users is not None else self._open(given[0])
 
     def _closed(self, users: int) -> ClosedLoop:
-        self._refuse(("to_rate", "arrivals", "burst", "max_in_flight"), "for --rate: users send when they are answered")
+        self._refuse(
+            ("to_rate", "arrivals", "burst", "max_in_flight"), "for --rate: users send when they have an answer"
+        )
         settings: dict[str, Any] = {"on_error": self.on_error} if self.on_error is not None else {}
         return ClosedLoop(
             users=users,
@@ -92,9 +95,9 @@ class _Traffic:
         )
 
     def _open(self, kind: str) -> OpenLoop:
-        self._refuse(("think_time", "on_error"), "for --users: a rate does not wait for anyone")
+        self._refuse(("think_time", "on_error"), "for --users: an open loop does not wait for answers")
         if kind == "trace":
-            self._refuse(("to_rate", "arrivals", "burst"), "for --rate: a trace has its own instants")
+            self._refuse(("to_rate", "arrivals", "burst"), "for --rate: a trace has its own send times")
         if self.burst is not None and self.arrivals != "burst":
             raise ValueError("--burst needs --arrivals burst")
         settings: dict[str, Any] = {
@@ -117,7 +120,7 @@ class _Traffic:
     def _refuse(self, names: Sequence[str], why: str) -> None:
         for name in names:
             if getattr(self, name) is not None:
-                raise ValueError(f"--{name.replace('_', '-')} is {why}; leave it out")
+                raise ValueError(f"--{name.replace('_', '-')} is {why}. Leave it out")
 
 
 def _seconds(name: str, text: str | None) -> float | None:
@@ -132,10 +135,10 @@ def _trace(path: Path) -> tuple[float, ...]:
 
 
 @attrs.frozen(kw_only=True)
-class _Job:
-    """A run as it was told, read and checked."""
+class _LoadJob:
+    """The settings of a run, parsed and checked."""
 
-    workload: Asking | ImportedWorkload
+    workload: WorkloadSettings | ImportedWorkload
     profile: Profile
     slo: Slo | None
     seed: int
@@ -143,55 +146,39 @@ class _Job:
     virtual: bool
 
     def run(self) -> LoadRun:
-        """Prepare the run."""
-        workload = self.workload.imported() if isinstance(self.workload, Asking) else self.workload
+        """Return the run, not yet started."""
+        workload = self.workload.imported() if isinstance(self.workload, WorkloadSettings) else self.workload
         return LoadRun(workload, self.profile, seed=self.seed, slo=self.slo, workers=self.workers)
 
 
-def check_workers(workload: Asking | ImportedWorkload, workers: int, *, virtual: bool) -> None:
-    """Refuse several processes that would each have a server of their own, and virtual time with a real server."""
-    if workers > 1 and isinstance(workload, Asking) and workload.made_here:
-        raise ValueError(
-            f"--workers {workers} would start {workers} servers of their own with --backend {workload.backend}: "
-            "use --workers 1, or a server that all of them can reach (--backend openai:MODEL@URL)"
-        )
-    if virtual and not (isinstance(workload, Asking) and workload.simulated):
-        raise ValueError("--virtual needs --backend simulated: the time of a real server can't be skipped")
-    if virtual and workers > 1:
-        raise ValueError(
-            "--virtual and --workers contradict each other: virtual time is that of one process; leave one out"
-        )
-
-
 def load(  # noqa: PLR0913 - each is a flag
-    question: asking.Question = None,
+    question: workload_flags.Question = None,
     *,
-    rate: Annotated[str | None, typer.Option(help="Requests per second, by the clock: 50, 0.5, 1.2k.")] = None,
-    users: Annotated[int | None, typer.Option(help="Users who each wait for an answer before they ask again.")] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="A file of instants in seconds, one a line: yesterday's traffic.")
+    rate: Annotated[str | None, typer.Option(help="Requests per second, open loop: 50, 0.5, 1.2k.")] = None,
+    users: Annotated[int | None, typer.Option(help="Number of users, closed loop.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="A file of send times in seconds, one per line.")] = None,
+    duration: Annotated[str | None, typer.Option(help="How long to send, without the warm-up: 30s, 5m, 1h.")] = None,
+    requests: Annotated[
+        int | None, typer.Option(help="Number of requests. With --duration, the first limit ends the run.")
     ] = None,
-    duration: Annotated[str | None, typer.Option(help="For how long, the warm-up not included: 30s, 5m, 1h.")] = None,
-    requests: Annotated[int | None, typer.Option(help="How many; with --duration, whichever ends first.")] = None,
-    to_rate: Annotated[str | None, typer.Option(help="Change the rate evenly to this one, over --duration.")] = None,
-    arrivals: Annotated[
-        str | None, typer.Option(help="How they are spread: constant (the default), poisson, burst.")
-    ] = None,
-    burst: Annotated[int | None, typer.Option(help="How many come at once, with --arrivals burst.")] = None,
+    to_rate: Annotated[str | None, typer.Option(help="Change the rate linearly to this one over --duration.")] = None,
+    arrivals: Annotated[str | None, typer.Option(help="Arrival process: constant (default), poisson, burst.")] = None,
+    burst: Annotated[int | None, typer.Option(help="Requests per burst, with --arrivals burst.")] = None,
     max_in_flight: Annotated[
         int | None,
-        typer.Option(help="Requests sent and not answered; more are dropped and counted. 256 by default."),
+        typer.Option(help="Limit of requests in flight. Further ones are dropped and counted. Default: 256."),
     ] = None,
-    think_time: Annotated[str | None, typer.Option(help="With --users: from an answer to the next question.")] = None,
+    think_time: Annotated[str | None, typer.Option(help="Pause of a user between answer and next request.")] = None,
     on_error: Annotated[
-        str | None, typer.Option(help="With --users: after a failure, continue (the default) or cancel.")
+        str | None, typer.Option(help="With --users, after a failure: continue (default) or cancel.")
     ] = None,
-    warmup: Annotated[str, typer.Option(help="Traffic before the measurement, which is not counted.")] = "0s",
+    warmup: Annotated[str, typer.Option(help="Traffic before the measurement, not counted.")] = "0s",
     drain: Annotated[str, typer.Option(help="How long to wait for the last answers.")] = "60s",
     slo: Annotated[
-        str | None, typer.Option(help="What must hold: p95=2s,ttft_p99=500ms,error=0.1%,validity=95%,backlog=20.")
+        str | None,
+        typer.Option(help="Limits that must hold: p95=2s,ttft_p99=500ms,error=0.1%,validity=95%,backlog=20."),
     ] = None,
-    questions: asking.Questions = None,
+    questions: workload_flags.Questions = None,
     backend: flags.BackendFlag = "llama",
     strategy: flags.Strategy = "rejection",
     depth: flags.Depth = 1,
@@ -200,18 +187,16 @@ def load(  # noqa: PLR0913 - each is a flag
     temperature: flags.Temperature = None,
     max_tokens: flags.MaxTokens = None,
     send_env_key: flags.SendEnvKey = False,
-    workload: asking.Workload = None,
-    seed: Annotated[int, typer.Option(help="The same seed makes the same traffic.")] = 0,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that send, where one can't keep up.")] = 1,
+    workload: workload_flags.Workload = None,
+    seed: Annotated[int, typer.Option(help="Seed of the traffic.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Number of processes that send.")] = 1,
     out: Out = None,
     samples: Samples = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent, and send nothing.")] = False,
-    virtual: Annotated[
-        bool, typer.Option("--virtual", help="With --backend simulated: in virtual time, an hour in seconds.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent, and send nothing.")] = False,
+    virtual: Annotated[bool, typer.Option("--virtual", help="Run in virtual time, with --backend simulated.")] = False,
 ) -> int:
-    """Send traffic and report; the flags are explained where they stand."""
-    with flags.bad_flags():
+    """Send traffic and report on it."""
+    with flags.usage_errors():
         profile = _Traffic(
             rate=rate,
             users=users,
@@ -227,8 +212,8 @@ def load(  # noqa: PLR0913 - each is a flag
             warmup=warmup,
             drain=drain,
         ).profile()
-        job = _Job(
-            workload=asked_or_imported(
+        job = _LoadJob(
+            workload=select_workload(
                 workload,
                 question,
                 questions,
@@ -252,42 +237,26 @@ def load(  # noqa: PLR0913 - each is a flag
     if dry_run:
         _show_plan(job, outputs)
         return 0
-    report = run_virtual(_unwatched, job, horizon_s=1e9) if virtual else anyio.run(_watched, job)
+    report = run_virtual(_run_silently, job, horizon_s=1e9) if virtual else anyio.run(_run_with_progress, job)
     sys.stdout.write(f"{load_table(report)}\n")
     write_outputs(report, outputs, samples=samples)
-    return _verdict(report)
+    return _exit_code(report)
 
 
-_DEFAULTS: Mapping[str, object] = {
-    "backend": "llama", "strategy": "rejection", "depth": 1, "breadth": 1, "require": (), "temperature": None,
-    "max_tokens": None, "send_env_key": False,
-}  # fmt: skip
-
-
-def asked_or_imported(
-    workload: str | None, question: Sequence[str] | None, questions: Path | None, **given: Any
-) -> Asking | ImportedWorkload:
-    """Return what to send, of the flags that `load` and `capacity` have in common."""
-    changed = [f"--{name.replace('_', '-')}" for name, value in given.items() if value != _DEFAULTS[name]]
-    if question or questions:
-        changed.append("the questions")
-    return workload_from(workload, {"questions": asked_questions(question, questions), **given}, changed)
-
-
-def _show_plan(job: _Job, outputs: Sequence[Path]) -> None:
+def _show_plan(job: _LoadJob, outputs: Sequence[Path]) -> None:
     profile = job.profile
     lines = [f"workload: {job.workload}"]
     if isinstance(profile, OpenLoop):
         arrivals = sum(1 for _ in instants(profile, job.seed))
-        lines.append(f"traffic: {arrivals:,} requests over {format_seconds(_total_s(profile))}, by the clock")
+        lines.append(f"traffic: {arrivals:,} requests over {format_seconds(_total_s(profile))}, open loop")
         most: int | None = arrivals
     else:
         ends = [f"{profile.requests:,} requests" if profile.requests is not None else ""]
         ends.append(format_seconds(profile.horizon_s) if profile.horizon_s is not None else "")
         lines.append(f"traffic: {profile.users:,} users, until {' or '.join(filter(None, ends))}")
         most = profile.requests
-    if isinstance(job.workload, Asking) and most is not None:
-        lines.append(f"to the backend: at most {most * job.workload.most_requests:,} requests, judges aside")
+    if isinstance(job.workload, WorkloadSettings) and most is not None:
+        lines.append(f"to the backend: at most {most * job.workload.max_requests:,} requests, without judges")
     lines.append(f"seed {job.seed}, {job.workers} workers, SLO {job.slo or 'none'}")
     lines += [f"would write {path}" for path in outputs]
     sys.stdout.write("\n".join(lines) + "\n")
@@ -297,30 +266,31 @@ def _total_s(profile: Profile) -> float:
     return profile.warmup_s + (profile.measured_s or 0.0)
 
 
-async def _unwatched(job: _Job) -> LoadReport:
+async def _run_silently(job: _LoadJob) -> LoadReport:
     return await job.run().run()
 
 
-async def _watched(job: _Job) -> LoadReport:
-    with flags.bad_flags():
+async def _run_with_progress(job: _LoadJob) -> LoadReport:
+    with flags.usage_errors():
         run = job.run()
-    say(f"sending: {job.workload}")
-    found = await conduct(run.run, look=partial(_look, run, _total_s(job.profile), _clock()), stop=run.stop)
-    return run.report() if found is None else found
+    print_status(f"sending: {job.workload}")
+    get_progress = partial(_progress, run, _total_s(job.profile), _stopwatch())
+    report = await run_with_progress(run.run, get_progress=get_progress, stop=run.stop)
+    return run.report() if report is None else report
 
 
-def _clock() -> Callable[[], float]:
+def _stopwatch() -> Callable[[], float]:
     start = anyio.current_time()
     return lambda: anyio.current_time() - start
 
 
-def _look(run: LoadRun, total_s: float, elapsed_s: Callable[[], float]) -> Sight:
-    counts = run.progress
-    return Sight(f"{elapsed_s():.0f} s: {told(counts)}", min(elapsed_s() / total_s, 1.0) if total_s else None)
+def _progress(run: LoadRun, total_s: float, elapsed_s: Callable[[], float]) -> ProgressUpdate:
+    text = f"{elapsed_s():.0f} s: {describe_tally(run.progress)}"
+    return ProgressUpdate(text, min(elapsed_s() / total_s, 1.0) if total_s else None)
 
 
-def _verdict(report: LoadReport) -> int:
-    """Say whether the SLO held; the exit code is what scripts go by."""
+def _exit_code(report: LoadReport) -> int:
+    """Print the verdict on the SLO and return the exit code."""
     if report.slo is None:
         return 0 if report.succeeded else 1
     judgement = judge(report, report.slo)

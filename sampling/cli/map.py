@@ -1,4 +1,4 @@
-"""`sampling map`: one strategy over a file of prompts, overnight if need be."""
+"""`sampling map`: run one strategy over a file of prompts."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -14,10 +14,11 @@ from sampling.backends.layers._retrying import Retrying
 from sampling.backends.llama.models.arithmetic import Question
 from sampling.budgets import Budget
 from sampling.cli import _flags as flags
-from sampling.cli._interrupts import Interrupts
-from sampling.cli._map_run import Job, check, run, say, show_worst_case
+from sampling.cli._map_run import MapJob, check, run, show_worst_case
 from sampling.cli._prompts import Prompts
-from sampling.cli._specs import backend_of, requirements_of, strategy_of
+from sampling.cli._signals import SignalHandler
+from sampling.cli._specs import parse_backend, parse_requirements, parse_strategy
+from sampling.cli._status import print_status
 from sampling.fanout import FanOutEngine
 from sampling.fanout.journal import Journal
 from sampling.messages import Context, Message, Options
@@ -28,17 +29,17 @@ from sampling.usage import Price
 __all__ = ["EXAMPLES", "HELP", "map_prompts"]
 
 HELP = """
-Ask every prompt of a file, and write one JSON line for each answer, in the order of the file.
+Ask every prompt of a file and write one JSON line per answer, in the order of the file.
 
-A line of the file is {"key": ..., "prompt": ...}, or just a JSON string; with --text it is the prompt as it stands.
-Every line is looked at before the first one is asked: a broken one is named, and nothing is spent.
+A line of the file is {"key": ..., "prompt": ...} or a JSON string. With --text, the line is the prompt. All lines are
+checked before the first request, so a bad line costs nothing.
 
-With --out, everything is also written down in a journal beside it, before and after it is asked. So the run may be
-stopped, killed or cut off from power: the same command with --resume asks only for what is not answered yet.
-Ctrl-C starts nothing new, and waits for what is in flight, up to --grace seconds; a second Ctrl-C cancels that.
+With --out, a journal beside it records every prompt before and after it is asked. After a stop, a crash or a power
+failure, run the same command with --resume to ask only the rest. Ctrl-C starts nothing new and waits up to --grace
+seconds for calls in flight. A second Ctrl-C cancels them.
 
-Exit code: 0 if every prompt has a valid answer, 1 if some have none or an error ended the run, 2 if a flag, the file or
-the journal is not as it should be (then nothing was spent), 130 after Ctrl-C, 143 after SIGTERM.
+Exit code: 0 if every prompt has a valid answer, 1 if some have none or an error ended the run, 2 if a flag, the file
+or the journal is wrong (nothing was spent), 130 after Ctrl-C, 143 after SIGTERM.
 """
 
 EXAMPLES = """
@@ -53,14 +54,14 @@ Examples:
 
 
 class OnFailure(StrEnum):
-    """What to do after a prompt without a valid answer."""
+    """The reaction to a prompt without a valid answer."""
 
     CONTINUE = "continue"
     HALT = "halt"
 
 
 class OnError(StrEnum):
-    """What to do after a prompt whose call raised."""
+    """The reaction to a prompt whose call raised."""
 
     RAISE = "raise"
     HALT = "halt"
@@ -68,73 +69,71 @@ class OnError(StrEnum):
 
 
 def map_prompts(  # noqa: PLR0913 - each is a flag
-    prompts: Annotated[Path, typer.Argument(help="The file of prompts; - for the standard input.")],
+    prompts: Annotated[Path, typer.Argument(help="The file of prompts, or - for stdin.")],
     *,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Where the answers go; else to standard output.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
-    journal: Annotated[
-        Path | None, typer.Option(help="Where to write the run down. By default beside --out, as OUT.journal.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file for answers. Default: stdout.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume a run that was stopped.")] = False,
+    journal: Annotated[Path | None, typer.Option(help="The journal file. Default: OUT.journal.")] = None,
     no_journal: Annotated[
-        bool, typer.Option("--no-journal", help="Write no journal: then there is no --resume.")
+        bool, typer.Option("--no-journal", help="Write no journal. The run can't be resumed.")
     ] = False,
     backend: flags.BackendFlag = "llama",
     strategy: flags.Strategy = "rejection",
     depth: flags.Depth = 1,
     breadth: flags.Breadth = 1,
     require: flags.Require = None,
-    system: Annotated[str | None, typer.Option(help="The system message that comes before every prompt.")] = None,
+    system: Annotated[str | None, typer.Option(help="The system message before every prompt.")] = None,
     temperature: flags.Temperature = None,
     max_tokens: flags.MaxTokens = None,
-    seed: Annotated[int | None, typer.Option(help="Makes chance repeatable, where the backend can.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed, if the backend supports it.")] = None,
     send_env_key: flags.SendEnvKey = False,
-    retries: Annotated[int, typer.Option(min=0, help="How often to send a request again that failed in passing.")] = 3,
+    retries: Annotated[int, typer.Option(min=0, help="How often to retry a request after a transient error.")] = 3,
     max_concurrency: Annotated[int, typer.Option("--max-concurrency", "-k", min=1, help="Prompts in flight.")] = 8,
     on_failure: Annotated[
-        OnFailure, typer.Option(help="After a prompt without a valid answer: go on, or halt there.")
+        OnFailure, typer.Option(help="After a prompt without a valid answer: continue or halt.")
     ] = OnFailure.CONTINUE,
     on_error: Annotated[
         OnError,
         typer.Option(
-            help="After a prompt whose call raised: 'raise' ends the run, and --resume asks that prompt again; "
-            "'halt' ends it, and keeps the error as the outcome; 'continue' keeps it, and goes on."
+            help="After a prompt whose call raised: 'raise' ends the run, and --resume asks that prompt again. "
+            "'halt' ends the run and records the error. 'continue' records the error and goes on."
         ),
     ] = OnError.RAISE,
-    budget_tokens: Annotated[int | None, typer.Option(min=0, help="Stop at so many tokens.")] = None,
-    budget_cost: Annotated[float | None, typer.Option(min=0, help="Stop at so much money; needs --price.")] = None,
-    budget_requests: Annotated[int | None, typer.Option(min=0, help="Stop at so many requests.")] = None,
+    budget_tokens: Annotated[int | None, typer.Option(min=0, help="Stop before this many tokens are exceeded.")] = None,
+    budget_cost: Annotated[
+        float | None, typer.Option(min=0, help="Stop before this cost is exceeded. Needs --price.")
+    ] = None,
+    budget_requests: Annotated[int | None, typer.Option(min=0, help="Stop after this many requests.")] = None,
     price: flags.PriceFlag = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the most that it can take: requests, tokens, cost. Ask nothing.")
+        bool, typer.Option("--dry-run", help="Show the maximum requests, tokens and cost. Send nothing.")
     ] = False,
-    text: Annotated[bool, typer.Option("--text", help="Every line is a prompt as it stands, not JSON.")] = False,
-    key_field: Annotated[str, typer.Option(help="The field of a line that has its key.")] = "key",
-    prompt_field: Annotated[str, typer.Option(help="The field of a line that has its prompt.")] = "prompt",
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Pass over broken lines, and report them.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Lines are plain prompts, not JSON.")] = False,
+    key_field: Annotated[str, typer.Option(help="The name of the key field.")] = "key",
+    prompt_field: Annotated[str, typer.Option(help="The name of the prompt field.")] = "prompt",
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip bad lines and report them.")] = False,
     accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="With --resume, although flags or prompts are not as they were.")
+        bool, typer.Option("--accept-changes", help="Resume even if flags or prompts have changed.")
     ] = False,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds for what is in flight to finish after Ctrl-C.")] = 30.0,
-    actors: Annotated[
-        int | None, typer.Option(min=1, help="Ask from that many processes of a Ray cluster, instead of from this one.")
-    ] = None,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that calls in flight have to finish after Ctrl-C.")
+    ] = 30.0,
+    actors: Annotated[int | None, typer.Option(min=1, help="Run on this many actors of a Ray cluster.")] = None,
     ray_address: Annotated[
-        str | None, typer.Option(help="The cluster's address; without it, RAY_ADDRESS, or a Ray of its own.")
+        str | None, typer.Option(help="The address of the cluster. Default: RAY_ADDRESS, else a local Ray.")
     ] = None,
 ) -> int:
-    """Ask every prompt of a file; the flags are explained where they stand."""
+    """Ask every prompt of a file."""
     with ExitStack() as stack:
-        with flags.bad_flags():
-            priced = flags.price_of(price)
-            _check_together(budget_cost, price, ray_address, actors)
+        with flags.usage_errors():
+            priced = flags.parse_price(price)
+            _check_dependencies(budget_cost, price, ray_address, actors)
             make_backend = partial(_backend, backend, send_env_key=send_env_key, retries=retries, price=priced)
-            job = Job(
+            job = MapJob(
                 prompts=stack.enter_context(
                     Prompts(prompts, text=text, key_field=key_field, prompt_field=prompt_field)
                 ),
-                strategy=strategy_of(strategy, depth=depth, breadth=breadth),
+                strategy=parse_strategy(strategy, depth=depth, breadth=breadth),
                 make_backend=make_backend,
                 requirements=_requirements(require or ()),
                 context=None if system is None else Context([Message("system", system)]),
@@ -151,30 +150,29 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
         if dry_run:
             show_worst_case(job, worst, priced, retries)
             return 0
-        return run(job, Interrupts(grace_s=grace, say=say))
+        return run(job, SignalHandler(grace_s=grace, print_line=print_status))
 
 
-# Reading what was told.
-
-
-def _check_together(budget_cost: float | None, price: str | None, ray_address: str | None, actors: int | None) -> None:
+def _check_dependencies(
+    budget_cost: float | None, price: str | None, ray_address: str | None, actors: int | None
+) -> None:
     if budget_cost is not None and price is None:
-        raise ValueError("--budget-cost needs --price IN/OUT, for servers do not say what they charge")
+        raise ValueError("--budget-cost needs --price IN/OUT, because servers do not report their prices")
     if ray_address is not None and actors is None:
         raise ValueError("--ray-address needs --actors, the number of processes to use there")
 
 
 def _requirements(specs: Sequence[str]) -> list[Requirement]:
-    """Make the requirements; the one that depends on the question takes it from the conversation."""
+    """Return the requirements. `arithmetic` reads the question from the conversation of each prompt."""
     requirements: list[Requirement] = []
     for spec in specs:
-        requirements += [_ARITHMETIC] if spec == "arithmetic" else requirements_of([spec], "")
+        requirements += [_ARITHMETIC] if spec == "arithmetic" else parse_requirements([spec], "")
     return requirements
 
 
 def _is_right(text: str, view: View) -> Validation:
     asked = next(message.content for message in view.context if message.role == "user")
-    # What comes after its first line was put there to repair an answer.
+    # A repair template adds its text after the first line.
     return Question.parse(asked.partition("\n")[0]).check(text)
 
 
@@ -182,7 +180,7 @@ _ARITHMETIC = Requirement("the last number is what the prompt asks for", _is_rig
 
 
 def _backend(spec: str, *, send_env_key: bool, retries: int, price: Price | None) -> Backend:
-    backend = backend_of(spec, send_env_key=send_env_key)
+    backend = parse_backend(spec, send_env_key=send_env_key)
     if retries:
         backend = Retrying(backend, attempts=retries + 1)
     return backend if price is None else Priced(backend, price)
@@ -195,7 +193,7 @@ def _budget(tokens: int | None, cost: float | None, requests: int | None) -> Bud
 
 
 def _ray(address: str | None, actors: int, make_backend: "partial[Backend]") -> FanOutEngine:
-    from sampling.fanout.ray import RayEngine  # noqa: PLC0415 - an extra: only those who ask for it need it
+    from sampling.fanout.ray import RayEngine  # noqa: PLC0415 - an extra, needed for --actors only
 
     return RayEngine(address, actors=actors, backend_factory=make_backend)
 
@@ -203,15 +201,15 @@ def _ray(address: str | None, actors: int, make_backend: "partial[Backend]") -> 
 def _journal(
     out: Path | None, path: Path | None, *, no_journal: bool, resume: bool, accept_changes: bool
 ) -> Journal | None:
-    """Find the journal, and see that neither it nor the answers of another run are overwritten by mistake."""
+    """Return the journal. Raise ValueError if the run would overwrite files of another run."""
     if no_journal and (path is not None or resume):
         raise ValueError(f"--no-journal and {'--resume' if resume else '--journal'} exclude each other")
     if path is None and out is not None and not no_journal:
         path = out.with_name(f"{out.name}.journal")
     if path is None and resume:
-        raise ValueError("--resume needs the --out, or the --journal, of the run to go on with")
+        raise ValueError("--resume needs the --out, or the --journal, of the run to resume")
     if not resume:
-        for there in (path, out):
-            if there is not None and there.exists():
-                raise ValueError(f"{there} is there already: go on with it by --resume, or delete it, or name another")
+        for existing in (path, out):
+            if existing is not None and existing.exists():
+                raise ValueError(f"{existing} already exists: add --resume, delete it, or choose another name")
     return None if path is None else Journal(path, on_change="continue" if accept_changes else "refuse")

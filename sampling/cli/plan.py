@@ -1,4 +1,4 @@
-"""`sampling plan`: which depth × breadth meets an SLO, and what it will cost."""
+"""`sampling plan`: find the cheapest depth × breadth that meets an SLO."""
 
 import sys
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ import attrs
 import typer
 
 from sampling._arguments import shown
-from sampling.cli._flags import PriceFlag, bad_flags, price_of
-from sampling.cli._load_progress import say
+from sampling.cli._flags import PriceFlag, parse_price, usage_errors
 from sampling.cli._outputs import Out, check_outputs, write_outputs
+from sampling.cli._status import print_status
 from sampling.load import LoadReport, Option, ServerModel, Slo, calibrate, read_report
 from sampling.load import plan as make_plan
 from sampling.load.model._units import parse_count, parse_duration, parse_share
@@ -19,11 +19,11 @@ from sampling.load.model._units import parse_count, parse_duration, parse_share
 __all__ = ["EXAMPLES", "HELP", "plan"]
 
 HELP = """
-Say which depth × breadth meets an SLO at the least cost, by simulation.
+Find the cheapest depth × breadth that meets an SLO, by simulation.
 
-Depth takes time, breadth takes slots: on a server that is nearly full, breadth makes everyone wait. So each pair is
-simulated, with its queue, on a server as you describe it, or like one that you measured (--like). The exit code is 0 if
-some pair meets the SLO, 1 if none does, and 2 if a flag is wrong.
+Depth takes time and breadth takes slots, so on a busy server more breadth makes every call wait. Each pair is simulated
+with its queue, on a server that you describe or measured (--like). Exit code: 0 if any pair meets the SLO, 1 if none
+does, 2 if a flag is wrong.
 """
 
 EXAMPLES = """
@@ -38,8 +38,8 @@ Examples:
 
 
 @attrs.frozen(kw_only=True)
-class _Described:
-    """The flags that describe a server; None for one that was not given."""
+class _ServerFlags:
+    """The flags that describe a server. None means that a flag was not given."""
 
     like: tuple[Path, ...] = ()
     pass_rate: str | None = None
@@ -49,23 +49,23 @@ class _Described:
     slots: int | None = None
 
     def server(self) -> ServerModel:
-        """Return the server, measured or described."""
-        return self._measured() if self.like else self._supposed()
+        """Return the server model, measured or described."""
+        return self._measured() if self.like else self._described()
 
     def _measured(self) -> ServerModel:
         for name in ("ttft", "per_token", "tokens"):
             if getattr(self, name) is not None:
                 flag = f"--{name.replace('_', '-')}"
                 raise ValueError(
-                    f"{flag} and --like contradict each other: a measured server has its own; leave {flag} out"
+                    f"{flag} and --like contradict each other: a measured server has its own. Leave {flag} out"
                 )
-        calibration = calibrate([_run_in(path) for path in self.like], slots=self.slots)
+        calibration = calibrate([_read_run(path) for path in self.like], slots=self.slots)
         for note in calibration.notes:
-            say(f"note: {note}")
+            print_status(f"note: {note}")
         server = calibration.server
         return server if self.pass_rate is None else attrs.evolve(server, pass_probability=self._pass_rate())
 
-    def _supposed(self) -> ServerModel:
+    def _described(self) -> ServerModel:
         missing = [
             f"--{name.replace('_', '-')}" for name in ("pass_rate", "ttft", "per_token") if getattr(self, name) is None
         ]
@@ -88,17 +88,17 @@ class _Described:
         return share
 
 
-def _run_in(path: Path) -> LoadReport:
+def _read_run(path: Path) -> LoadReport:
     report = read_report(path)
     if not isinstance(report, LoadReport):
         raise ValueError(  # noqa: TRY004 - the file is wrong, not the type of an argument
-            f"--like: {path.name} is no load run: give one of `sampling load --samples --out {path.name}`"
+            f"--like: {path.name} is not a load run: give one from `sampling load --samples --out {path.name}`"
         )
     return report
 
 
-def _several(flag: str, text: str) -> tuple[int, ...]:
-    """Read `1,2,4` or `1..4`."""
+def _parse_numbers(flag: str, text: str) -> tuple[int, ...]:
+    """Parse `1,2,4` or `1..4`."""
     low, dots, high = text.partition("..")
     try:
         numbers = tuple(range(int(low), int(high) + 1)) if dots else tuple(int(part) for part in text.split(","))
@@ -111,44 +111,40 @@ def _several(flag: str, text: str) -> tuple[int, ...]:
 
 def plan(  # noqa: PLR0913 - each is a flag
     *,
-    rate: Annotated[str, typer.Option(help="Calls per second, arriving by chance.")],
-    slo: Annotated[str, typer.Option(help="What must hold: p95=4s,validity=95%.")],
-    pass_rate: Annotated[str | None, typer.Option(help="How likely one attempt is valid: 60% or 0.6.")] = None,
-    ttft: Annotated[
-        str | None, typer.Option(help="Time to the first token of a request that has a slot: 300ms.")
-    ] = None,
-    per_token: Annotated[str | None, typer.Option(help="Time for each further token: 20ms.")] = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="How long an answer is. 64 by default.")] = None,
-    slots: Annotated[
-        int | None, typer.Option(min=1, help="Requests that the server works on at once. 8 by default.")
-    ] = None,
+    rate: Annotated[str, typer.Option(help="Calls per second, as a Poisson process.")],
+    slo: Annotated[str, typer.Option(help="Limits that must hold: p95=4s,validity=95%.")],
+    pass_rate: Annotated[str | None, typer.Option(help="Share of attempts that are valid: 60% or 0.6.")] = None,
+    ttft: Annotated[str | None, typer.Option(help="Time to first token of a request that has a slot: 300ms.")] = None,
+    per_token: Annotated[str | None, typer.Option(help="Time per further token: 20ms.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens per answer. Default: 64.")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="Requests that the server runs at once. Default: 8.")] = None,
     like: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="A server like the one in this report (--out x.json --samples); best give two, slow and busy."
-        ),
+        typer.Option(help="Take the server from a load report with --samples. Best give two, of low and high load."),
     ] = None,
     prompt_tokens: Annotated[
-        int | None, typer.Option(min=0, help="How long a prompt is, for its price. 64 by default.")
+        int | None, typer.Option(min=0, help="Tokens per prompt, for its price. Default: 64.")
     ] = None,
     price: PriceFlag = None,
     depths: Annotated[str, typer.Option(help="Depths to try: 1..4 or 1,2,8.")] = "1..4",
     breadths: Annotated[str, typer.Option(help="Breadths to try: 1..4 or 1,2,8.")] = "1..4",
-    requests: Annotated[int, typer.Option(help="Calls to simulate of each pair.")] = 1_000,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same plan.")] = 0,
+    requests: Annotated[int, typer.Option(help="Calls to simulate for each pair.")] = 1_000,
+    seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 0,
     out: Out = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the server and what would be simulated.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the server and the pairs, and simulate nothing.")
+    ] = False,
 ) -> int:
-    """Plan; the flags are explained where they stand."""
-    with bad_flags():
-        described = _Described(
+    """Simulate every pair and print the plan."""
+    with usage_errors():
+        server_flags = _ServerFlags(
             like=tuple(like or ()), pass_rate=pass_rate, ttft=ttft, per_token=per_token, tokens=tokens, slots=slots
         )
-        server = described.server()
+        server = server_flags.server()
         if prompt_tokens is not None:
             server = attrs.evolve(server, input_tokens=prompt_tokens)
-        limits, priced, per_s = Slo.parse(slo), price_of(price), parse_count("--rate", rate)
-        pairs = _several("--depths", depths), _several("--breadths", breadths)
+        limits, priced, per_s = Slo.parse(slo), parse_price(price), parse_count("--rate", rate)
+        pairs = _parse_numbers("--depths", depths), _parse_numbers("--breadths", breadths)
         outputs = check_outputs(out, endings=(".json", ".csv"))
         if dry_run:
             return _show_plan(server, pairs, requests, outputs)
@@ -161,15 +157,15 @@ def plan(  # noqa: PLR0913 - each is a flag
             breadths=pairs[1],
             requests=requests,
             seed=seed,
-            on_option=_tell,
+            on_option=_show_progress,
         )
     sys.stdout.write(f"{made.render()}\n")
     write_outputs(made, outputs)
     return made.exit_code
 
 
-def _tell(option: Option) -> None:
-    """Say how far it is, where somebody looks."""
+def _show_progress(option: Option) -> None:
+    """Show the current option, on a terminal only."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r{option}: {option.judgement.verdict}\033[K")
         sys.stderr.flush()

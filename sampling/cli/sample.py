@@ -1,4 +1,4 @@
-"""`sampling sample`: ask one question, and get an answer that was checked."""
+"""`sampling sample`: ask one question and print a checked answer."""
 
 import sys
 from typing import Annotated, Any
@@ -7,7 +7,7 @@ import anyio
 import typer
 
 from sampling.cli import _flags as flags
-from sampling.cli._specs import backend_of, opened, requirements_of, strategy_of
+from sampling.cli._specs import open_backend, parse_backend, parse_requirements, parse_strategy
 from sampling.messages import Options
 from sampling.protocols import Backend
 from sampling.requirements import Requirement
@@ -20,8 +20,8 @@ __all__ = ["EXAMPLES", "HELP", "sample"]
 HELP = """
 Ask one question and print the answer.
 
-The answer goes to the standard output; how it came about goes to the standard error. The exit code is 0 for a valid
-answer, 1 for one that is not, and 2 if a flag is wrong.
+The answer goes to stdout, and a summary of the call to stderr. Exit code: 0 for a valid answer, 1 for an invalid one,
+2 if a flag is wrong.
 """
 
 EXAMPLES = """
@@ -35,7 +35,7 @@ Examples:
 
 
 def sample(  # noqa: PLR0913 - each is a flag
-    question: Annotated[str, typer.Argument(help="What to ask.")],
+    question: Annotated[str, typer.Argument(help="The question.")],
     *,
     backend: flags.BackendFlag = "llama",
     strategy: flags.Strategy = "rejection",
@@ -44,17 +44,17 @@ def sample(  # noqa: PLR0913 - each is a flag
     require: flags.Require = None,
     temperature: flags.Temperature = None,
     max_tokens: flags.MaxTokens = None,
-    seed: Annotated[int | None, typer.Option(help="Makes chance repeatable, where the backend can.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed, if the backend supports it.")] = None,
     send_env_key: flags.SendEnvKey = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Show every attempt, and what failed.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show every attempt and what failed.")] = False,
 ) -> int:
-    """Ask one question and print the answer; the flags are explained where they stand."""
-    with flags.bad_flags():
-        asked = backend_of(backend, send_env_key=send_env_key)
-        chosen = strategy_of(strategy, depth=depth, breadth=breadth)
-        requirements = requirements_of(require or (), question)
+    """Ask one question and print the answer."""
+    with flags.usage_errors():
+        parsed_backend = parse_backend(backend, send_env_key=send_env_key)
+        parsed_strategy = parse_strategy(strategy, depth=depth, breadth=breadth)
+        requirements = parse_requirements(require or (), question)
         options = Options(temperature=temperature, max_tokens=max_tokens, seed=seed)
-    result = anyio.run(_ask, question, asked, chosen, requirements, options)
+    result = anyio.run(_ask, question, parsed_backend, parsed_strategy, requirements, options)
     sys.stdout.write(f"{result.text}\n" if result.text is not None else "")
     sys.stderr.write(f"{result.explain() if explain else result}\n")
     return 0 if result.success else 1
@@ -67,6 +67,6 @@ async def _ask(
     requirements: list[Requirement],
     options: Options,
 ) -> SamplingResult[Any]:
-    async with opened(backend):
+    async with open_backend(backend):
         with progress() as hooks:
             return await strategy.sample(question, None, backend, requirements, options=options, hooks=hooks)

@@ -1,5 +1,5 @@
 """
-What must hold after every call, whatever happened in it.
+Check the invariants of a call, after any outcome.
 
     watch = Watch(backend)
     try:
@@ -7,7 +7,7 @@ What must hold after every call, whatever happened in it.
     finally:
         watch.check()
 
-The numbers are those of the project's list of invariants; each check says in its message what was broken.
+The invariants and their numbers are listed in docs/reference/guarantees.md.
 """
 
 from collections import Counter, defaultdict
@@ -38,16 +38,33 @@ __all__ = ["InvariantBroken", "Watch"]
 
 
 class InvariantBroken(AssertionError):
-    """A call did something that no call may do."""
+    """A call broke an invariant. The message states the invariant, its number and what happened."""
+
+
+_INVARIANTS = {
+    "I1": "every attempt that starts also finishes, and is recorded once",
+    "I2": "every answer of the backend is recorded",
+    "I3": "a call succeeds exactly if it has a valid slice, and no winner is lost",
+    "I4": "the best slice is one of the slices, and valid if the call succeeded",
+    "I5": "every error of an attempt is on the result",
+    "I6": "no task or request outlives the call",
+    "I7": "at most concurrency_budget attempts run at once",
+    "I8": "ids are unique, and follow from subsample and attempt",
+    "I9": "events come in order, and LoopFinished comes exactly once",
+    "I10": "usage adds up, and no budget is exceeded",
+    "I12": "only a deadline stops a call with the reason 'deadline'",
+}
 
 
 def _must(condition: object, invariant: str, message: str) -> None:
     if not condition:
-        raise InvariantBroken(f"{invariant}: {message}")
+        raise InvariantBroken(
+            f"{invariant}: {message}. The invariant is: {_INVARIANTS[invariant]}. See docs/reference/guarantees.md"
+        )
 
 
 class Watch:
-    """Watches one call of `sample()`: what the backend saw, which events came, and how it ended."""
+    """Records the requests, events and outcome of one call of `sample()`."""
 
     def __init__(self, backend: BackendLike) -> None:
         self._generate = generate_of(backend)
@@ -55,15 +72,15 @@ class Watch:
         self.result: SamplingResult[Any] | None = None
         self.error: BaseException | None = None
         self.returned: Counter[str] = Counter()
-        """How many answers the backend gave, by iteration_id."""
+        """The number of answers of the backend, by iteration_id."""
         self._in_flight: Counter[str] = Counter()
         self.most_in_flight = 0
-        """How many attempts were waiting for the backend at once, at most."""
+        """The most attempts that waited for the backend at once."""
         self._left_running: list[int] = []
         self._budget: Budget | None = None
 
     async def generate(self, request: Request) -> Generation | str:
-        """Pass a request on to the backend, and keep count."""
+        """Forward a request to the backend and count it."""
         self._in_flight[request.iteration_id] += 1
         self.most_in_flight = max(self.most_in_flight, len(+self._in_flight))
         try:
@@ -95,7 +112,7 @@ class Watch:
         return self.result
 
     def check(self) -> None:
-        """Raise `InvariantBroken` if anything does not hold."""
+        """Raise `InvariantBroken` if an invariant does not hold."""
         if not self.events.events:
             return  # cancelled before it began
         self._check_attempts()
@@ -204,12 +221,12 @@ class Watch:
 
 
 def _children(task_id: int) -> set[int]:
-    """Return the tasks that were started by this one, so that other calls at the same time do not count."""
+    """Return the child tasks of a task. Tasks of concurrent calls do not count."""
     return {task.id for task in anyio.get_running_tasks() if task.parent_id == task_id}
 
 
 def _in_turn(events: list[Event]) -> bool:
-    """Tell whether one subsample's events go started, finished, repaired, started, … with ids that grow."""
+    """Return True if the events of a subsample are in order, with ascending iterations."""
     running: IterationEvent | None = None
     last: IterationEvent | None = None
     for event in events:

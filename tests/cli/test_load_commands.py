@@ -39,7 +39,7 @@ def server():
 # What goes wrong, in one line.
 
 CONTRADICTIONS = [
-    (["load"], "say how much traffic: --rate 50 (by the clock), --users 20 (who wait), or --trace FILE"),
+    (["load"], "give the traffic: --rate 50 (open loop), --users 20 (closed loop), or --trace FILE"),
     (["load", "--rate", "5", "--users", "2"], "--rate and --users contradict each other"),
     (["load", "--rate", "5", "--trace", "t.csv"], "--rate and --trace contradict each other"),
     (["load", "--rate", "5"], "--rate needs an end: add --duration 30s, or --requests 1000"),
@@ -328,7 +328,7 @@ def test_a_real_server_is_loaded_by_real_processes(workers, server, tmp_path):
 
 @pytest.mark.parametrize("name", ["load", "capacity"])
 def test_ctrl_c_still_writes_what_was_gathered(name, server, tmp_path):
-    """R4, R8: a real SIGINT; the report is whole, says that it was interrupted, and no traceback is printed."""
+    """R4, R8: a real SIGINT; the report is whole, says that it was interrupted, and no traceback is print_row."""
     out = tmp_path / "r.json"
     backend = ("--backend", f"openai:any@{server.url}", "-o", out, "-o", tmp_path / "r.html")
     arguments = {
@@ -347,7 +347,7 @@ def test_ctrl_c_still_writes_what_was_gathered(name, server, tmp_path):
             assert process.poll() is None, process.communicate()
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=60)
-    assert "SIGINT: stopping; what was gathered is kept" in stderr
+    assert "SIGINT: stopping. Results so far are kept" in stderr
     assert "Traceback" not in stderr
     found = read_report(out)
     assert isinstance(found, LoadReport | CapacityAnswer)

@@ -32,7 +32,7 @@ def server():
 
 
 def asked(request) -> str:
-    """What the user said, the first time."""
+    """What the user lines, the first time."""
     return next(message["content"] for message in request.json()["messages"] if message["role"] == "user")
 
 
@@ -200,7 +200,7 @@ def test_a_killed_run_goes_on_where_it_was(server, prompts, tmp_path):
 
 
 def test_ctrl_c_lets_what_is_in_flight_finish_and_says_how_to_go_on(server, prompts, tmp_path):
-    """Row 60: nothing new starts; exit code 130; the command that is printed asks for the rest, and for no more."""
+    """Row 60: nothing new starts; exit code 130; the command that is print_row asks for the rest, and for no more."""
     server.reply = lambda request: echo(request, interval_s=0.5)
     out = tmp_path / "answers.jsonl"
     process = started(command(server, prompts(12), "--out", out, "-k", "4"))
@@ -282,7 +282,7 @@ def test_a_dry_run_without_a_limit_says_that_there_is_none(prompts, capsys):
     assert 0 == run(["map", str(prompts(1)), "--backend", "openai:any", "--price", "1/2", "--dry-run"])
     out = capsys.readouterr().out
     assert 2 == out.count("no limit")
-    assert "set it to have a limit" in out
+    assert "set --max-tokens" in out
 
 
 # What is refused, before anything is asked.
@@ -292,7 +292,7 @@ def test_a_dry_run_without_a_limit_says_that_there_is_none(prompts, capsys):
     ("line", "problem"),
     [
         ('{"prompt": "x"', "not JSON: Expecting ',' delimiter"),
-        ('{"promt": "x"}', 'no field "prompt"; there is "promt"'),
+        ('{"promt": "x"}', 'no field "prompt"; found "promt"'),
         ('{"prompt": 3}', 'the field "prompt" must be a string, and is a number'),
         ('{"prompt": " "}', 'the field "prompt" is empty'),
         ('{"prompt": "x", "key": [1]}', 'the field "key" must be a string or a whole number, and is an array'),
@@ -323,7 +323,7 @@ def test_a_broken_line_is_named_by_its_number(server, prompts, tmp_path, capsys,
     out, err = capsys.readouterr()
     assert ["k0", "k1", "5"] == [json.loads(row)["key"] for row in out.splitlines()]
     assert f"{path}, line 3: " in err
-    assert "skipped: 1; 3 are good" in err
+    assert "skipped 1 bad line(s), 3 prompts left" in err
 
 
 def test_what_is_no_text_is_named_by_its_line(tmp_path, capsys):
@@ -347,7 +347,7 @@ def test_what_is_no_text_is_named_by_its_line(tmp_path, capsys):
         (["{prompts}", "--max-concurrency", "0"], "--max-concurrency"),
         (["{prompts}", "--ray-address", "auto"], "--ray-address needs --actors"),
         (["{prompts}", "--require", "rejex:x"], "--require"),
-        (["{prompts}", "--out", "{prompts}"], "is there already"),
+        (["{prompts}", "--out", "{prompts}"], "already exists"),
     ],
 )
 def test_a_wrong_flag_is_exit_code_2_and_says_what_is_right(prompts, capsys, arguments, complaint):
@@ -361,7 +361,7 @@ def test_a_file_without_a_prompt_is_refused(tmp_path, capsys):
     """It is more likely a wrong file than nothing to do."""
     (tmp_path / "empty").write_text("\n\n")
     assert 2 == run(["map", str(tmp_path / "empty"), "--backend", "simulated"])
-    assert "there is no prompt in" in capsys.readouterr().err
+    assert "no prompts in" in capsys.readouterr().err
 
 
 def test_answers_that_are_there_are_not_overwritten(server, prompts, tmp_path, capsys):
@@ -373,7 +373,7 @@ def test_answers_that_are_there_are_not_overwritten(server, prompts, tmp_path, c
 
     assert 2 == run(arguments)
 
-    assert "is there already: go on with it by --resume" in capsys.readouterr().err
+    assert "already exists: add --resume" in capsys.readouterr().err
     assert (before, 2) == (out.read_bytes(), len(server.requests))
 
 
@@ -446,16 +446,16 @@ def test_a_run_that_is_going_on_is_not_disturbed(server, prompts, tmp_path):
 
 def test_progress_in_a_log_is_a_plain_line_now_and_then():
     """Done, failed, tokens, cost, rate and time left; what came from the journal is no sign of how fast it goes."""
-    said: list[str] = []
-    progress = PlainProgress(10, said.append, every_s=0.0)
+    lines: list[str] = []
+    progress = PlainProgress(10, lines.append, every_s=0.0)
     [hook] = progress.hooks()
     for index, status in enumerate(["succeeded", "succeeded", "failed", "errored"]):
         outcome = ItemOutcome(index, str(index), status, usage=Usage(900, 100, 0.25))
         hook.function(ItemFinished(sampling_id="", parent_id=None, run_id="", outcome=outcome, recorded=index < 2))
 
-    assert 4 == len(said)
-    assert said[-1].startswith("4 of 10 done, 1 failed, 1 errored, 4,000 tokens, cost 1, ")
-    assert progress.line(10.0).endswith("0.2 a second, about 30 s left")
+    assert 4 == len(lines)
+    assert lines[-1].startswith("4 of 10 done, 1 failed, 1 errored, 4,000 tokens, cost 1, ")
+    assert progress.line(10.0).endswith("0.2 per second, about 30 s left")
     assert progress.line(1000.0).endswith("about 50 min left")
 
 

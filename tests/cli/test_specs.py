@@ -17,7 +17,7 @@ from sampling import (
 from sampling.backends.llama import LlamaBackend
 from sampling.backends.openai import OpenAIBackend
 from sampling.backends.simulated import SimulatedBackend
-from sampling.cli._specs import REQUIREMENTS, STRATEGIES, backend_of, requirements_of, strategy_of
+from sampling.cli._specs import REQUIREMENTS, STRATEGIES, parse_backend, parse_requirements, parse_strategy
 
 QUESTION = "What is 47 + 38?"
 
@@ -29,7 +29,7 @@ def test_llama_is_the_embedded_model_unless_a_file_is_named(tmp_path):
     """`llama`, and `llama:FILE.gguf`."""
     other = tmp_path / "other.gguf"
     other.write_bytes(b"GGUF")
-    embedded, named = backend_of("llama"), backend_of(f"llama:{other}")
+    embedded, named = parse_backend("llama"), parse_backend(f"llama:{other}")
     assert isinstance(embedded, LlamaBackend)
     assert isinstance(named, LlamaBackend)
     assert ("arithmetic", "other") == (embedded.model, named.model)
@@ -38,7 +38,7 @@ def test_llama_is_the_embedded_model_unless_a_file_is_named(tmp_path):
 def test_openai_names_a_model_and_may_name_a_url(monkeypatch):
     """`openai:MODEL@URL`; a model's name may have slashes and colons in it."""
     monkeypatch.setenv("OPENAI_API_KEY", "not-a-key")
-    plain, local = backend_of("openai:gpt-5-mini"), backend_of("openai:org/qwen3:4b@http://127.0.0.1:8000/v1")
+    plain, local = parse_backend("openai:gpt-5-mini"), parse_backend("openai:org/qwen3:4b@http://127.0.0.1:8000/v1")
     assert isinstance(plain, OpenAIBackend)
     assert isinstance(local, OpenAIBackend)
     assert ("gpt-5-mini", "https://api.openai.com/v1") == (plain.model, plain.base_url)
@@ -49,13 +49,13 @@ def test_the_key_of_the_environment_goes_to_a_url_only_if_told(monkeypatch):
     """A URL that someone else made up must not get it."""
     monkeypatch.setenv("OPENAI_API_KEY", "not-a-key")
     spec = "openai:qwen3@http://127.0.0.1:8000/v1"
-    assert "key withheld" in repr(backend_of(spec))
-    assert "key from the environment" in repr(backend_of(spec, send_env_key=True))
+    assert "key withheld" in repr(parse_backend(spec))
+    assert "key from the environment" in repr(parse_backend(spec, send_env_key=True))
 
 
 def test_a_simulated_server_passes_as_often_as_the_spec_says():
     """`simulated` always, `simulated:0.3` in 30 of 100."""
-    always, seldom = backend_of("simulated"), backend_of("simulated:0.3")
+    always, seldom = parse_backend("simulated"), parse_backend("simulated:0.3")
     assert isinstance(always, SimulatedBackend)
     assert isinstance(seldom, SimulatedBackend)
     assert ([1.0], [0.3]) == (list(always.pass_probability.values()), list(seldom.pass_probability.values()))
@@ -75,7 +75,7 @@ def test_a_simulated_server_passes_as_often_as_the_spec_says():
 def test_a_backend_that_cannot_be_read_is_named(spec, message):
     """The error says what can."""
     with pytest.raises(ValueError, match=message):
-        backend_of(spec)
+        parse_backend(spec)
 
 
 # Strategies.
@@ -96,14 +96,14 @@ def test_a_backend_that_cannot_be_read_is_named(spec, message):
 )
 def test_a_strategy_has_the_depth_and_breadth_of_the_flags(name, kind):
     """One line each; how to write another is in the documentation."""
-    strategy = strategy_of(name, depth=3, breadth=5)
+    strategy = parse_strategy(name, depth=3, breadth=5)
     assert type(strategy) is kind
     assert (3, 5) == (strategy.loop_budget, strategy.concurrency_budget)
 
 
 def test_escalation_asks_once_and_then_deep_and_wide():
     """The flags are those of its second tier."""
-    strategy = strategy_of("escalation", depth=3, breadth=5)
+    strategy = parse_strategy("escalation", depth=3, breadth=5)
     assert isinstance(strategy, EscalationStrategy)
     budgets = [(tier.strategy.loop_budget, tier.strategy.concurrency_budget) for tier in strategy.tiers]
     assert [(1, 1), (3, 5)] == budgets
@@ -112,7 +112,7 @@ def test_escalation_asks_once_and_then_deep_and_wide():
 def test_a_strategy_that_there_is_not_is_named():
     """The error lists those that there are."""
     with pytest.raises(ValueError, match=r"--strategy must be one of rejection, multi-turn, .* got 'rejektion'"):
-        strategy_of("rejektion")
+        parse_strategy("rejektion")
 
 
 def test_every_strategy_says_what_it_does():
@@ -140,7 +140,7 @@ def test_every_strategy_says_what_it_does():
 )
 def test_a_requirement_checks_what_it_says(spec, good, bad):
     """What stands after the colon is its own business, colons included."""
-    (requirement,) = requirements_of([spec], QUESTION)
+    (requirement,) = parse_requirements([spec], QUESTION)
     assert [True, False] == [requirement.read_verdict(requirement.check(text)).passed for text in (good, bad)]
 
 
@@ -148,14 +148,14 @@ def test_a_schema_comes_from_a_file(tmp_path):
     """`schema:FILE.json`."""
     path = tmp_path / "schema.json"
     path.write_text(json.dumps({"type": "object", "required": ["gate"]}))
-    (requirement,) = requirements_of([f"schema:{path}"], QUESTION)
+    (requirement,) = parse_requirements([f"schema:{path}"], QUESTION)
     texts = ('{"gate": "A1"}', '{"door": 1}')
     assert [True, False] == [requirement.read_verdict(requirement.check(text)).passed for text in texts]
 
 
 def test_a_sentence_is_for_a_model_to_judge():
     """Whatever has a space in it and no name before it."""
-    (requirement,) = requirements_of(["is polite: really"], QUESTION)
+    (requirement,) = parse_requirements(["is polite: really"], QUESTION)
     assert ("is polite: really", True) == (requirement.description, requirement.judged)
 
 
@@ -172,13 +172,13 @@ def test_a_sentence_is_for_a_model_to_judge():
 def test_a_requirement_that_cannot_be_read_is_named(spec, message):
     """The error names the requirement, shows the value and says what is allowed."""
     with pytest.raises(ValueError, match=message):
-        requirements_of([spec], QUESTION)
+        parse_requirements([spec], QUESTION)
 
 
 def test_arithmetic_needs_a_question_that_it_can_read():
     """It works out the answer from the question."""
     with pytest.raises(ValueError, match="--require arithmetic: text must be a question such as"):
-        requirements_of(["arithmetic"], "How are you?")
+        parse_requirements(["arithmetic"], "How are you?")
 
 
 def test_every_requirement_says_how_it_is_written():

@@ -26,7 +26,7 @@ from sampling.backends.llama.models.arithmetic import (
     held_out,
     share_of_right_steps,
 )
-from sampling.cli._demo_strategies import AS_IT_IS, Answer
+from sampling.cli._demo_strategies import UNTRUNCATED, DemoAnswer
 
 ROOT = Path(__file__).resolve().parents[3]
 REFERENCE = json.loads((ROOT / "tests" / "backends" / "embedded_model.json").read_text(encoding="utf-8"))
@@ -105,14 +105,16 @@ def test_llama_cpp_computes_what_pytorch_did(server, case):
 def answers():
     """Ask held-out questions: once, and until they are right, with what was wrong as the next turn."""
 
-    async def ask_all(count: int) -> tuple[list[Answer], list[list[bool]]]:
+    async def ask_all(count: int) -> tuple[list[DemoAnswer], list[list[bool]]]:
         once, repaired = [], []
         async with LlamaBackend() as backend:
             for question in held_out(count, seed=5):
-                result = await RejectionSamplingStrategy().sample(question.text, None, backend, options=AS_IT_IS)
-                once.append(Answer.of(result, question))
+                result = await RejectionSamplingStrategy().sample(question.text, None, backend, options=UNTRUNCATED)
+                once.append(DemoAnswer.of(result, question))
                 repairing = MultiTurnStrategy(loop_budget=2)
-                result = await repairing.sample(question.text, None, backend, [question.requirement], options=AS_IT_IS)
+                result = await repairing.sample(
+                    question.text, None, backend, [question.requirement], options=UNTRUNCATED
+                )
                 repaired.append([one.valid for one in result.slices])
         return once, repaired
 

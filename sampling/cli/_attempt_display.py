@@ -1,6 +1,6 @@
-"""One call, watched: the text of each subsample as it grows, and how it ends."""
+"""Show the attempts of one call on the terminal while they are generated."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import anyio
@@ -15,7 +15,7 @@ from sampling.messages import Generation, Request
 from sampling.protocols import StreamingBackend
 from sampling.results import Outcome, Slice
 
-__all__ = ["Stage"]
+__all__ = ["AttemptDisplay"]
 
 _STYLES: dict[Outcome | None, tuple[str, str]] = {
     None: ("…", ""),
@@ -28,8 +28,8 @@ _ENDINGS: dict[Outcome, str] = {"cancelled": "cut off", "valid": "right", "error
 
 
 @attrs.define
-class _Line:
-    """One attempt, as it is shown."""
+class _AttemptLine:
+    """The line that shows one attempt."""
 
     number: int
     text: str = ""
@@ -42,21 +42,21 @@ class _Line:
         return line.append(f"   {self.remark}", "dim") if self.remark else line
 
 
-class Stage:
+class AttemptDisplay:
     """
-    Where the subsamples of one call appear.
+    A live display of the attempts of one call.
 
-    On a terminal, all of them at once, growing; elsewhere a line for each attempt when it has ended.
+    On a terminal, all attempts are shown at once and grow. Elsewhere, each attempt is printed when it ends.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._lines: dict[tuple[int, int], _Line] = {}
+        self._lines: dict[tuple[int, int], _AttemptLine] = {}
         self._live: Live | None = None
 
     @contextmanager
-    def lit(self) -> Generator[Hooks]:
-        """Show what happens, from the start of the block to its end; give the hooks to the call."""
+    def show(self) -> Generator[Hooks]:
+        """Show attempts inside the block. Pass the hooks to the call."""
         hooks = Hooks()
         hooks.on(IterationStarted)(self._start)
         hooks.on(IterationFinished)(self._finish)
@@ -66,16 +66,16 @@ class Stage:
         with Live(console=self._console, get_renderable=self._render, refresh_per_second=20) as self._live:
             yield hooks
 
-    def watched(self, backend: StreamingBackend, *, tokens_per_s: float) -> "_Watched":
-        """Wrap a backend so that its text appears here, at a pace at which people can read."""
-        return _Watched(backend, self, 1 / tokens_per_s)
+    def wrap_backend(self, backend: StreamingBackend, *, tokens_per_s: float) -> "_PacedBackend":
+        """Return a backend whose text is shown here, at a readable pace."""
+        return _PacedBackend(backend, self, 1 / tokens_per_s)
 
-    def grow(self, subsample: int, attempt: int, piece: str) -> None:
-        """Add a piece to the text of an attempt."""
+    def append(self, subsample: int, attempt: int, piece: str) -> None:
+        """Append a piece to the text of an attempt."""
         self._lines[subsample, attempt].text += piece
 
     def _start(self, event: IterationStarted) -> None:
-        self._lines[event.subsample, event.attempt] = _Line(event.subsample)
+        self._lines[event.subsample, event.attempt] = _AttemptLine(event.subsample)
 
     def _finish(self, event: IterationFinished) -> None:
         line = self._lines[event.subsample, event.attempt]
@@ -84,29 +84,28 @@ class Stage:
             self._console.print(line)
 
     def _render(self) -> Group:
-        # A copy, for it is drawn in another thread than the one that the call runs in.
-        return Group(*self._in_order(dict(self._lines)))
-
-    @staticmethod
-    def _in_order(lines: dict[tuple[int, int], _Line]) -> Iterator[_Line]:
-        for place in sorted(lines):
-            yield lines[place]
+        # Copy the lines, because rich draws in a thread of its own while the call adds more.
+        return Group(*(line for _, line in sorted(dict(self._lines).items())))
 
 
 def _remark(one: Slice[object]) -> str:
     if one.outcome == "invalid":
-        # The first sentence says what is wrong; what follows is for the model.
+        # The first sentence says what is wrong. The rest is advice for the model.
         return "; ".join(complaint.partition(". ")[0] for complaint in one.complaints)
     return _ENDINGS[one.outcome]
 
 
-class _Watched(Layer):
-    """Shows the text of every answer, more slowly than it comes: a tiny model is done before you can look."""
+class _PacedBackend(Layer):
+    """
+    A backend that replays every answer slowly.
 
-    def __init__(self, inner: StreamingBackend, stage: Stage, token_s: float) -> None:
+    A tiny model finishes before anyone can read along.
+    """
+
+    def __init__(self, inner: StreamingBackend, display: AttemptDisplay, token_s: float) -> None:
         super().__init__(inner)
         self._streaming = inner
-        self._stage = stage
+        self._display = display
         self._token_s = token_s
 
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
@@ -114,7 +113,7 @@ class _Watched(Layer):
         generation = await self._streaming.stream(request, pieces.append)
         for piece in pieces:
             await anyio.sleep(self._token_s)
-            self._stage.grow(request.subsample, request.attempt, piece)
+            self._display.append(request.subsample, request.attempt, piece)
             if receive is not None:
                 receive(piece)
         return generation

@@ -1,4 +1,4 @@
-"""Where answers go: one JSON line an item, in the order of the items."""
+"""Write the answers of `sampling map` as JSON lines."""
 
 import json
 import os
@@ -11,14 +11,14 @@ from typing import Any, TextIO, TypeAlias
 
 from sampling.fanout.items import ItemOutcome
 
-__all__ = ["Write", "printed", "replacing", "row_of"]
+__all__ = ["RowWriter", "outcome_row", "print_row", "replace_file"]
 
-Write: TypeAlias = Callable[[dict[str, Any]], None]
-"""Writes one row."""
+RowWriter: TypeAlias = Callable[[dict[str, Any]], None]
+"""A function that writes one row."""
 
 
-def row_of(outcome: ItemOutcome[Any]) -> dict[str, Any]:
-    """Return an outcome as plain values: the same columns that a journal's rows have."""
+def outcome_row(outcome: ItemOutcome[Any]) -> dict[str, Any]:
+    """Return an outcome as a row with the columns of a journal export."""
     result, error = outcome.result, outcome.error
     attempts = () if result is None else result.attempts
     return {
@@ -41,33 +41,29 @@ def row_of(outcome: ItemOutcome[Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def replacing(path: Path) -> Generator[Write]:
+def replace_file(path: Path) -> Generator[RowWriter]:
     """
-    Give what writes rows beside a file, and put them in its place when the block is left, unless by an exception.
+    Write rows to a temporary file, then move it to `path` when the block ends.
 
-    Whoever looks sees the file as it was, or as it is now, and never a half of it.
+    The file is replaced atomically, so readers never see half of it. An exception leaves the old file as it was.
     """
-    unfinished = path.with_name(f"{path.name}.part")
+    temporary = path.with_name(f"{path.name}.part")
     try:
-        with unfinished.open("w", encoding="ascii", newline="\n") as file:
-            yield partial(_write, file)
+        with temporary.open("w", encoding="ascii", newline="\n") as file:
+            yield partial(_write_row, file)
             file.flush()
             os.fsync(file.fileno())
-        unfinished.replace(path)
+        temporary.replace(path)
     finally:
-        unfinished.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def _write(file: TextIO, row: dict[str, Any]) -> None:
-    file.write(_line(row))
-
-
-def printed(row: dict[str, Any]) -> None:
-    """Print a row at once."""
-    _write(sys.stdout, row)
+def print_row(row: dict[str, Any]) -> None:
+    """Print a row to stdout and flush it."""
+    _write_row(sys.stdout, row)
     sys.stdout.flush()
 
 
-def _line(row: dict[str, Any]) -> str:
-    """Return a row as a line of ASCII JSON: nothing in it steers a terminal."""
-    return f"{json.dumps(row, allow_nan=False)}\n"
+def _write_row(file: TextIO, row: dict[str, Any]) -> None:
+    # ASCII only: model text must not send control sequences to a terminal.
+    file.write(f"{json.dumps(row, allow_nan=False)}\n")

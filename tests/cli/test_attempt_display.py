@@ -1,4 +1,4 @@
-"""One call, watched: what is on the screen."""
+"""The live display of one call."""
 
 import io
 
@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from sampling import Generation, RejectionSamplingStrategy, Request
-from sampling.cli._lanes import Stage
+from sampling.cli._attempt_display import AttemptDisplay
 
 
 class Counting:
@@ -27,12 +27,12 @@ def screen(run, request) -> str:
     """What is shown of a call of four, of which the second is right."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=request.param, width=100, color_system=None)
-    stage = Stage(console)
+    display = AttemptDisplay(console)
 
     async def call() -> None:
         strategy = RejectionSamplingStrategy(concurrency_budget=4)
-        backend = stage.watched(Counting(), tokens_per_s=10)
-        with stage.lit() as hooks:
+        backend = display.wrap_backend(Counting(), tokens_per_s=10)
+        with display.show() as hooks:
             await strategy.sample("Count!", None, backend, [lambda text: "1" in text], hooks=hooks)
 
     run(call)
