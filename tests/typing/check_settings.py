@@ -3,7 +3,7 @@ Keyword arguments of strategies as type checkers see them. Mypy and pyright chec
 
 Each ignore comment marks an expected error: both checkers complain if there is none.
 """
-# pyright: enableTypeIgnoreComments=false, reportUnnecessaryTypeIgnoreComment=true
+# pyright: reportUnnecessaryTypeIgnoreComment=true
 
 from sampling import (
     BaseSamplingStrategy,
@@ -45,17 +45,17 @@ def every_strategy_takes_the_settings_of_the_base() -> list[BaseSamplingStrategy
 
 def a_keyword_that_no_strategy_takes_is_an_error() -> list[BaseSamplingStrategy]:
     return [
-        RejectionSamplingStrategy(depth=3),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-        RepairTemplateStrategy(depth=3),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-        MultiTurnStrategy(depth=3),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-        MajorityVotingStrategy(depth=3),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-        MBRStrategy(depth=3),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-        BestOfNStrategy(depth=3),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-        EscalationStrategy([], depth=3),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-        BudgetForcingStrategy(depth=3),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-        HedgedSamplingStrategy(depth=3),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+        RejectionSamplingStrategy(depth=3),  # type: ignore[call-arg]
+        RepairTemplateStrategy(depth=3),  # type: ignore[call-arg]
+        MultiTurnStrategy(depth=3),  # type: ignore[call-arg]
+        MajorityVotingStrategy(depth=3),  # type: ignore[call-arg]
+        MBRStrategy(depth=3),  # type: ignore[call-arg]
+        BestOfNStrategy(depth=3),  # type: ignore[call-arg]
+        EscalationStrategy([], depth=3),  # type: ignore[call-arg]
+        BudgetForcingStrategy(depth=3),  # type: ignore[call-arg]
+        HedgedSamplingStrategy(depth=3),  # type: ignore[call-arg]
     ]
 
 
 def a_value_of_the_wrong_type_is_an_error() -> BaseSamplingStrategy:
-    return MultiTurnStrategy(loop_budget="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    return MultiTurnStrategy(loop_budget="3")  # type: ignore[arg-type]
