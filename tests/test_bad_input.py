@@ -325,7 +325,7 @@ CHECKS: list[tuple[Any, ...]] = [
     (making(checks.number, whole="yes"), TypeError, "whole must be", "'yes' (str)", "True or False"),
     (making(checks.json, fenced=1), TypeError, "fenced must be", "1 (int)", "True or False"),
     (making(checks.json_schema, "{}"), TypeError, "schema must be", "'{}' (str)", "a JSON schema (a dict)"),
-    (making(checks.json_schema, {"type": 5}), ValueError, "schema must be", "at /type", "a JSON schema"),
+    (making(checks.json_schema, {"type": 5}), ValueError, "schema must be", "at /type", "a valid JSON schema"),
     (
         making(checks.json_schema, {"$ref": "a.json"}),
         ValueError,
@@ -373,7 +373,7 @@ HISTORIES: list[tuple[Any, ...]] = [
         for strategy in (MultiTurnStrategy, RepairTemplateStrategy)
         for row in (
             (making(strategy, history=0), ValueError, "keep must be", "got 0", ">= 1"),
-            (making(strategy, history="last"), ValueError, "keep must be", "'last'", "'all', 'best' or how many"),
+            (making(strategy, history="last"), ValueError, "keep must be", "'last'", "'all', 'best' or the number"),
             (making(strategy, history=True), TypeError, "history must be", "True (bool)", "a History, 'all', 'best'"),
             (making(strategy, history=[1]), TypeError, "history must be", "[1] (list)", "a History, 'all', 'best'"),
             (subclass(strategy, history=1.5), TypeError, "history must be", "1.5 (float)", "a History, 'all', 'best'"),

@@ -1,12 +1,11 @@
 """
-Requirements that are ready made.
+Ready-made requirements.
 
     from sampling import checks
     await strategy.sample("…", ctx, backend, [checks.length(max_words=50), checks.judge("is polite")])
 
-Each of these returns a `Requirement`. When it fails, it says where, what is wrong and what would be right,
-in words that a repair can pass on to the model. Those that can tell early that a text will never pass
-have a partial check, so that a backend that streams is stopped at once.
+Each function returns a `Requirement`. The reason of a failure names the place, the problem and the fix,
+in words for the model. Some have a partial check too: it cuts a stream off as soon as the text can't pass any more.
 """
 
 from sampling._similarity import rouge_l

@@ -1,4 +1,4 @@
-"""JSON schemas: nothing is fetched, nothing runs without end, and what is wrong is said with its place."""
+"""JSON schema validation that fetches nothing and limits the time of patterns."""
 
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ _LONGEST_MESSAGE = 200
 
 
 class Schema:
-    """A JSON schema that was checked, and checks values."""
+    """A validated JSON schema."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         try:
@@ -23,7 +23,7 @@ class Schema:
             registry: Any = importlib.import_module("referencing").Registry
         except ImportError as error:
             raise MissingExtra("json_schema()", "jsonschema", "jsonschema") from error
-        _refuse_what_has_no_bound(schema)
+        _reject_unbounded(schema)
         kind = self._kind_of(schema)
         bounded = self._jsonschema.validators.extend(
             kind,
@@ -33,20 +33,20 @@ class Schema:
                 "additionalProperties": self._has_no_other_properties,
             },
         )
-        # A registry of its own, and empty: the default one would fetch what it does not know.
+        # Use an empty registry, because the default one fetches unknown references.
         self._validator = bounded(dict(schema), registry=registry())
 
     def _kind_of(self, schema: Mapping[str, Any]) -> Any:
-        """Return the draft that a schema is written for, if it is a schema at all."""
+        """Return the validator class for the draft of a schema. Raise ValueError if it is no valid schema."""
         kind = self._jsonschema.validators.validator_for(schema, default=self._jsonschema.Draft202012Validator)
         try:
             kind.check_schema(schema)
         except self._jsonschema.SchemaError as error:
-            what = f"at {pointer(error.absolute_path)}: {_cut(error.message)}"
-            raise ValueError(f"schema must be a JSON schema, got one that is not, {what}") from None
+            problem = f"at {pointer(error.absolute_path)}: {_cut(error.message)}"
+            raise ValueError(f"schema must be a valid JSON schema, got an invalid one, {problem}") from None
         return kind
 
-    # Keywords with patterns in them, with a timeout; the standard library's `re`, which they use, can't be stopped.
+    # Replacements for the keywords with patterns. The originals use the standard library's `re`, which has no timeout.
 
     def _fits_pattern(self, _validator: Any, pattern: str, instance: object, _schema: Any) -> Iterator[Exception]:
         if isinstance(instance, str) and not _found(pattern, instance):
@@ -78,13 +78,13 @@ class Schema:
             yield self._jsonschema.ValidationError(f"Additional properties are not allowed ({names} {were} unexpected)")
 
     def problems(self, value: object) -> list[str]:
-        """Return what is wrong with a value: where, what, and what is allowed there."""
+        """Return the problems of a value, each with its place and the allowed values."""
         errors = sorted(self._validator.iter_errors(value), key=_place)
         return [self._problem(error) for error in errors]
 
     def _problem(self, error: Any) -> str:
         if error.context:
-            # What none of several schemas allows is told by the one that came nearest.
+            # For anyOf and the like, report the error of the subschema that matches best.
             error = self._jsonschema.exceptions.best_match([error])
         where = pointer(error.absolute_path)
         if error.validator == "type":
@@ -110,8 +110,8 @@ def _properties(instance: object) -> "Iterable[tuple[str, Any]]":
     return cast("Mapping[str, Any]", instance).items() if isinstance(instance, Mapping) else ()
 
 
-def _refuse_what_has_no_bound(schema: object) -> None:
-    """Refuse what would be fetched from elsewhere, and patterns that could run without end."""
+def _reject_unbounded(schema: object) -> None:
+    """Raise ValueError for references to other documents, and for patterns that would run without a timeout."""
     waiting = [schema]
     keywords: set[str] = set()
     while waiting:
@@ -126,9 +126,9 @@ def _refuse_what_has_no_bound(schema: object) -> None:
             waiting.extend(mapping.values())
         elif isinstance(node, list):
             waiting.extend(cast("list[object]", node))
-    # Wherever the two stand: what is evaluated is looked for through allOf, $ref and the like.
+    # Anywhere in the schema, because unevaluatedProperties follows allOf, $ref and the like.
     if {"unevaluatedProperties", "patternProperties"} <= keywords:
         raise ValueError(
-            "schema must not have both unevaluatedProperties and patternProperties, whose patterns could not be "
-            "stopped there: use additionalProperties"
+            "schema must not have both unevaluatedProperties and patternProperties, because those patterns would run "
+            "without a timeout: use additionalProperties"
         )

@@ -1,4 +1,4 @@
-"""Answers that are Python: that it parses, and that it runs."""
+"""Requirements for Python code: it parses, or it runs."""
 
 import ast
 import os
@@ -26,22 +26,23 @@ from sampling.requirements import Requirement, Validation, Verdict
 __all__ = ["python_parses", "python_runs"]
 
 MAX_SOURCE_CHARS = 50_000
-"""How long code may be: Python's own parser can't be stopped."""
+"""Maximum length of code, because Python's parser has no timeout."""
 
 _SCRIPT = Path(__file__).with_name("_run_python.py")
 _MAX_FILE_BYTES = 1_000_000
-_LONGEST_TOLD = 1_000
-_WAITING_S = 600.0
-"""How long code may wait for a free processor: that is not its own fault."""
+_MAX_QUOTED_CHARS = 1_000
+_QUEUE_TIMEOUT_S = 600.0
+"""Maximum time to wait for a free processor. It does not count against the timeout of the code."""
 
 _processors: RunVar[anyio.CapacityLimiter] = RunVar("sampling_python_processes")
 
 
 def python_parses() -> Requirement:
     """
-    Require that the answer is Python that parses: the first ``` block of it, or all of it if there is none.
+    Require that the answer is Python that parses.
 
-    Nothing is run. `Action("…", checks.unfenced)` makes the code alone the value of the result.
+    It checks the first ``` block, or the whole answer if there is none. Nothing is run.
+    `Action("…", checks.unfenced)` makes the code alone the value of the result.
     """
     return Requirement("is Python that parses", _parses)
 
@@ -58,7 +59,7 @@ def _syntax_problem(code: str) -> str | None:
         return f"the code is longer than {MAX_SOURCE_CHARS:,} characters: make it shorter"
     try:
         with warnings.catch_warnings():
-            # An invalid escape in a string is a warning to whoever wrote the code, not to this program.
+            # A SyntaxWarning, such as for an invalid escape, is about the model's code, not about this program.
             warnings.simplefilter("ignore")
             ast.parse(code)
     except SyntaxError as error:
@@ -78,30 +79,31 @@ def python_runs(
     python: str = sys.executable,
 ) -> Requirement:
     """
-    Require that the answer is Python that runs to its end: the first ``` block of it, or all of it if there is none.
+    Require that the answer is Python that runs to the end.
 
-    It runs in a process of its own, in an empty directory, with an empty environment and Python's isolated mode,
-    limited in time, memory, file size, open files and processes; whatever is left of it afterwards is killed.
-    This contains accidents: loops without end, memory that is never enough, files all over the place.
-    It is no sandbox: code that means harm can read what you can read, and talk to the network.
-    Where that is a worry, run all of this in a container or a virtual machine.
+    It runs the first ``` block, or the whole answer if there is none, in a separate process:
+    in an empty directory, with an empty environment and Python's isolated mode,
+    with limits on time, memory, file size, open files and processes. Leftover processes are killed.
+    This contains accidents, such as endless loops, memory leaks and stray files.
+    It is not a sandbox: malicious code can read your files and use the network.
+    If that is a risk, run your program in a container or a virtual machine.
 
     Args:
         tests: Python that runs after the answer, in the same module, such as `assert add(1, 2) == 3`.
-            Then the answer is a module and not a script: what is under `if __name__ == "__main__"` does not run.
+            Then the answer is a module, not a script: code under `if __name__ == "__main__"` does not run.
 
-        expected_output: What it must print, blanks around it aside; None if that does not matter.
+        expected_output: The text that it must print, without surrounding whitespace. None accepts any output.
 
-        timeout_s: How long it may take by the clock. Its processor time is limited to a little more.
+        timeout_s: Maximum wall-clock time. The limit on processor time is a little higher.
 
-        memory_mb: How much memory it may take; a system that can't limit that does not.
+        memory_mb: Maximum memory. Ignored on systems that can't limit it, such as macOS.
 
-        python: Which Python to run it with.
+        python: The Python interpreter to run it with.
 
     It needs a POSIX system.
     """
     if os.name != "posix":
-        raise NotImplementedError("python_runs() needs a POSIX system: elsewhere, a process can't be limited")
+        raise NotImplementedError("python_runs() needs a POSIX system, because others can't limit a process")
     check_str("tests", tests)
     if expected_output is not None:
         check_str("expected_output", expected_output)
@@ -118,12 +120,12 @@ def python_runs(
     description = "is Python that passes its tests" if tests else "is Python that runs"
     if expected_output is not None:
         description += " and prints what it should"
-    return Requirement(description, runner.check, timeout_s=seconds + _WAITING_S)
+    return Requirement(description, runner.check, timeout_s=seconds + _QUEUE_TIMEOUT_S)
 
 
 @attrs.frozen(kw_only=True)
 class _Runner:
-    """Runs code in a process of its own."""
+    """Run code in a separate process."""
 
     tests: str
     expected_output: str | None
@@ -132,7 +134,7 @@ class _Runner:
     python: str
 
     async def check(self, text: str) -> Validation:
-        """Run the code of an answer as soon as a processor is free."""
+        """Run the code of an answer when a processor is free."""
         code = unfenced(text)
         problem = _syntax_problem(code)
         if problem is not None:
@@ -154,15 +156,15 @@ class _Runner:
                 with anyio.move_on_after(self.timeout_s) as in_time:
                     await process.wait()
             finally:
-                _kill_all_of(process)
+                _kill_group(process)
         if in_time.cancelled_caught:
             return Validation(False, f"the code took longer than {self.timeout_s:g} s: make it faster, or make it end")
         return await anyio.to_thread.run_sync(self._verdict, directory, token, process.returncode)
 
     async def _start(self, directory: Path, token: Path) -> Process:
-        # A second more than by the clock, which then says what is wrong.
+        # One second more than the wall-clock timeout, so that the timeout comes first: it has the better reason.
         limits = (ceil(self.timeout_s) + 1, self.memory_bytes, _MAX_FILE_BYTES, token)
-        # Output goes into files: a pipe would be kept open by whatever the code leaves running.
+        # Write output to files: leftover child processes would keep a pipe open.
         with (directory / "stdout").open("wb") as stdout, (directory / "stderr").open("wb") as stderr:
             return await anyio.open_process(
                 [self.python, "-I", "-B", "-X", "utf8", str(_SCRIPT), *map(str, limits)],
@@ -176,7 +178,7 @@ class _Runner:
 
     def _verdict(self, directory: Path, token: Path, returncode: int | None) -> Validation:
         if returncode != 0:
-            said = _read(directory / "stderr").strip()[-_LONGEST_TOLD:]
+            said = _read(directory / "stderr").strip()[-_MAX_QUOTED_CHARS:]
             return Validation(False, f"the code failed: {said or _ending(returncode)}")
         if not token.exists():
             return Validation(False, "the code ended the process itself, before it and its tests had run to their end")
@@ -185,7 +187,7 @@ class _Runner:
         printed, wanted = _read(directory / "stdout").strip(), self.expected_output.strip()
         return Validation(
             printed == wanted,
-            f"the code prints {printed[:_LONGEST_TOLD]!r}, and should print {wanted[:_LONGEST_TOLD]!r}",
+            f"the code prints {printed[:_MAX_QUOTED_CHARS]!r}, and should print {wanted[:_MAX_QUOTED_CHARS]!r}",
         )
 
 
@@ -202,8 +204,8 @@ def _read(path: Path) -> str:
         return file.read(_MAX_FILE_BYTES).decode("utf-8", "replace")
 
 
-def _kill_all_of(process: Process) -> None:
-    """Kill a process and whatever it started, as far as that has not left its group."""
+def _kill_group(process: Process) -> None:
+    """Kill a process and its process group."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 

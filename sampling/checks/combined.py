@@ -1,4 +1,4 @@
-"""Requirements made of requirements."""
+"""Combinations of requirements."""
 
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from typing import Any, TypeAlias
@@ -12,14 +12,14 @@ from sampling.requirements import Requirement, RequirementLike, Validation, Verd
 __all__ = ["all_of", "any_of", "not_", "weighted"]
 
 _CHECK_TIMEOUT_S = 60.0
-"""How long an async check inside of another may take, if it does not say: as long as a strategy's default."""
+"""Default timeout of an async check inside a combination. The same as the default of a strategy."""
 
 Decide: TypeAlias = Callable[[Sequence[Validation | None]], Validation | None]
-"""Says what the parts mean together; None while it depends on those that are not known yet."""
+"""A function that combines the results of the parts. None means that it needs the missing ones."""
 
 
 def all_of(*requirements: RequirementLike, description: str | None = None) -> Requirement:
-    """Require all of these; the models among them are asked only if what is code passed."""
+    """Require all of these. Judged ones run only if all code checks passed."""
     parts = _parts("all_of()", requirements)
 
     def decide(known: Sequence[Validation | None]) -> Validation | None:
@@ -37,7 +37,7 @@ def all_of(*requirements: RequirementLike, description: str | None = None) -> Re
 
 
 def any_of(*requirements: RequirementLike, description: str | None = None) -> Requirement:
-    """Require at least one of these; the models among them are asked only if no code check passed."""
+    """Require at least one of these. Judged ones run only if no code check passed."""
     parts = _parts("any_of()", requirements)
     how = f"at least one of these must be true: {_joined('; or ', parts)}"
 
@@ -48,8 +48,8 @@ def any_of(*requirements: RequirementLike, description: str | None = None) -> Re
         return Validation(False, _with_reasons(how, failed), error=first_error(failed)) if None not in known else None
 
     def may_pass(text: str) -> Verdict:
-        said = [may_still_pass(part, text) for part in parts]
-        hopeless = [one for one in said if one is not None and not one.passed]
+        results = [may_still_pass(part, text) for part in parts]
+        hopeless = [one for one in results if one is not None and not one.passed]
         return len(hopeless) < len(parts), _with_reasons(how, hopeless)
 
     watched = all(part.partial is not None for part in parts)
@@ -57,7 +57,7 @@ def any_of(*requirements: RequirementLike, description: str | None = None) -> Re
 
 
 def not_(requirement: RequirementLike, description: str | None = None) -> Requirement:
-    """Require that something is not true. What can't be decided, because its check broke, does not pass either."""
+    """Require the opposite of a requirement. A check that raises does not pass either."""
     part = as_requirement("the argument of not_()", requirement)
 
     def decide(known: Sequence[Validation | None]) -> Validation | None:
@@ -73,10 +73,10 @@ def weighted(
     weights: Iterable[tuple[RequirementLike, float]], *, at_least: float = 0.5, description: str | None = None
 ) -> Requirement:
     """
-    Require that enough of these are met: each counts by its weight, and `at_least` is the share that passes.
+    Require a weighted share of these: `at_least` of the total weight.
 
-    One that was scored from 0 to 1 counts by its score. What they came to is the score of the whole.
-    The models among them are asked only if it depends on them.
+    A requirement with a score from 0 to 1 counts by its score. The share is the score of the whole.
+    Judged requirements run only if the outcome depends on them.
     """
     pairs = [_pair(pair) for pair in check_items("weights", weights, "a list of (requirement, weight)")]
     parts = _parts("weighted()", [requirement for requirement, _ in pairs])
@@ -89,7 +89,7 @@ def weighted(
     def decide(known: Sequence[Validation | None]) -> Validation | None:
         sure = sum(weight * _merit(one) for one, weight in zip(known, scale, strict=True) if one is not None) / whole
         possible = sure + sum(weight for one, weight in zip(known, scale, strict=True) if one is None) / whole
-        # Weights such as 0.1 add up to a hair less than they should.
+        # Sums of floats such as 0.1 may be slightly too small.
         if None in known and sure + 1e-9 < needed <= possible + 1e-9:
             return None
         failed = [one for one in known if one is not None and not one.passed]
@@ -130,7 +130,7 @@ def _with_reasons(what: str, failed: Sequence[Validation]) -> str:
     return f"{what} ({'; '.join(reasons)})" if reasons else what
 
 
-# Asking the parts: first what is code, then, if it still depends on them, the models.
+# Check the parts: code first, then judged ones if the outcome depends on them.
 
 
 def _combined(
@@ -142,12 +142,14 @@ def _combined(
 
 @attrs.frozen
 class _Combination:
+    """Several requirements and the function that combines their results."""
+
     parts: tuple[Requirement, ...]
     decide: Decide
 
     def check(self, text: str, view: View) -> Validation | Awaitable[Validation]:
-        """Answer at once if all parts do; only what has to wait is awaited."""
-        code = self._ask(text, view, judged=False)
+        """Return the result at once if no part has to be awaited."""
+        code = self._check_parts(text, view, judged=False)
         if not isinstance(code, Checking):
             verdict = self.decide(self._known(code, ()))
             if verdict is not None:
@@ -155,23 +157,23 @@ class _Combination:
         return _Waiting(self, code, text, view)
 
     async def wait(self, asked: tuple[Validation, ...] | Checking, text: str, view: View) -> Validation:
-        """Wait for what is code, and then for the models if it still depends on them."""
+        """Wait for the code checks, then for judged ones if the outcome depends on them."""
         code = await _finished(asked, _CHECK_TIMEOUT_S)
         verdict = self.decide(self._known(code, ()))
         if verdict is None:
-            judged = await _finished(self._ask(text, view, judged=True), None)
+            judged = await _finished(self._check_parts(text, view, judged=True), None)
             verdict = self.decide(self._known(code, judged))
         if verdict is None:
-            raise RuntimeError("requirements that were all asked left it open; please report this as a bug")
+            raise RuntimeError("no decision although all requirements were checked, please report this as a bug")
         return verdict
 
-    def _ask(self, text: str, view: View, *, judged: bool) -> tuple[Validation, ...] | Checking:
+    def _check_parts(self, text: str, view: View, *, judged: bool) -> tuple[Validation, ...] | Checking:
         return check([part for part in self.parts if part.judged is judged], text, view)
 
     def _known(self, code: Iterable[Validation], judged: Iterable[Validation]) -> list[Validation | None]:
-        """Put what was said into the order of the parts; None for what was not asked."""
-        said = {id(one.requirement): one for one in (*code, *judged)}
-        return [said.get(id(part)) for part in self.parts]
+        """Return the results in the order of the parts, with None for those not checked."""
+        results = {id(one.requirement): one for one in (*code, *judged)}
+        return [results.get(id(part)) for part in self.parts]
 
 
 async def _finished(asked: tuple[Validation, ...] | Checking, timeout_s: float | None) -> tuple[Validation, ...]:
@@ -181,9 +183,9 @@ async def _finished(asked: tuple[Validation, ...] | Checking, timeout_s: float |
 @attrs.frozen
 class _Waiting:
     """
-    A combination whose parts have to be waited for.
+    An awaitable for a combination with async parts.
 
-    Not a coroutine: closing one that was never awaited would leave those of its parts, which exist already, behind.
+    It is not a coroutine, because closing one that was never awaited would not close those of the parts.
     """
 
     combination: _Combination
@@ -195,6 +197,6 @@ class _Waiting:
         return self.combination.wait(self.asked, self.text, self.view).__await__()
 
     def close(self) -> None:
-        """End what will never be awaited."""
+        """Close the coroutines of the parts, which will never be awaited."""
         if isinstance(self.asked, Checking):
             self.asked.close()

@@ -1,4 +1,4 @@
-"""Answers that a model judges."""
+"""Requirements that a model judges."""
 
 from sampling._arguments import check_instance, check_number, check_str
 from sampling._engine.judge import Judge, Scored, YesOrNo
@@ -19,24 +19,24 @@ def judge(
     timeout_s: float | None = None,
 ) -> Requirement:
     """
-    Require what a model decides, such as "is polite".
+    Require something that a model judges, such as "is polite".
+
+    The judge runs after all code checks of the attempt passed. An unclear reply never passes.
 
     Args:
-        description: What must be true of the answer.
+        description: A statement that must be true of the answer.
 
-        backend: Who judges; None for the backend of the call. Either way, what it costs counts against the budget
-            and is on the slice.
+        backend: The backend of the judge. None uses the backend of the call.
+            Either way, its usage counts against the budget and is on the slice.
 
-        at_least: None for yes or no; else the judge gives a number from 0 to `out_of`, and this many points pass.
-            The score of the validation is the share of the points. 0 lets everything pass, and only scores.
+        at_least: The points needed to pass, from 0 to `out_of`. None makes it a yes or no question.
+            The score of the validation is the share of the points. 0 passes everything and only scores.
 
-        out_of: The most points that there are.
+        out_of: The maximum number of points.
 
-        options: How the judge generates; None for the model of the call, and all else as its backend has it.
+        options: The options of the judge. None uses the model of the call and the defaults of the backend.
 
-        timeout_s: How long it may take; None for as long as its backend may.
-
-    It is asked after all code checks of the attempt passed. What it can't be understood to say is never a pass.
+        timeout_s: Maximum time. None leaves it to the backend.
     """
     check_str("description", description, empty=False)
     if backend is not None:

@@ -1,4 +1,4 @@
-"""Answers that match a regular expression."""
+"""Requirements for regular expressions."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from sampling.requirements import Requirement, Verdict
 __all__ = ["compiled", "matches"]
 
 _MAX_PARTIAL_CHARS = 4_096
-"""Up to which length a growing text is looked at: every piece means matching from the start again."""
+"""Maximum length for partial matching, because every piece is matched from the start again."""
 
 
 def compiled(what: str, pattern: str) -> Any:
-    """Compile a pattern with the `regex` module; the standard library's `re` can't be stopped."""
+    """Compile a pattern with the `regex` module, because the standard library's `re` has no timeout."""
     try:
-        import regex  # noqa: PLC0415 - an extra: only those who match need it
+        import regex  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise MissingExtra(what, "regex", "regex") from error
     try:
@@ -28,10 +28,11 @@ def matches(pattern: str, description: str | None = None, *, timeout_s: float = 
     """
     Require that the whole answer matches a regular expression.
 
-    `description` says in plain words what the pattern stands for, such as "a date like 2030-12-31".
+    `description` explains the pattern in plain words, such as "a date like 2030-12-31".
+    A match that takes longer than `timeout_s` fails the attempt.
 
-    It needs the extra `regex`: the standard library's `re` can't be stopped, and holds the interpreter while it runs,
-    so that one bad pattern stalls the whole process. A match that takes longer than `timeout_s` fails the attempt.
+    It needs the extra `regex`. The standard library's `re` has no timeout and holds the GIL,
+    so one bad pattern would stall the whole process.
     """
     expression = compiled("matches()", check_str("pattern", pattern))
     if description is not None:

@@ -1,4 +1,4 @@
-"""Answers that are JSON: any, by a schema, or for a class."""
+"""Requirements for JSON: any JSON, a JSON schema, or a class."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -17,15 +17,15 @@ __all__ = ["json", "json_schema", "model"]
 
 
 def json(*, fenced: bool = False) -> Requirement:
-    """Require that the answer is JSON, and nothing else; `fenced` allows a ``` block, and looks only into it."""
+    """Require that the answer is JSON and nothing else. `fenced=True` reads the first ``` block."""
     return _json_requirement("is JSON", read_json, fenced=fenced)
 
 
 def model(shape: Any, *, fenced: bool = False) -> Requirement:
     """
-    Require that the answer is JSON that a pydantic model, an attrs class or a dataclass can be made of.
+    Require JSON for a pydantic model, an attrs class or a dataclass.
 
-    To get such an object as the value of the result, give the class to the action instead: `Action("…", Flight)`.
+    To get the object as the value of the result, give the class to the action instead: `Action("…", Flight)`.
     It needs the extra `pydantic`.
     """
     if not is_shape(shape):
@@ -38,8 +38,8 @@ def json_schema(schema: Mapping[str, Any], description: str | None = None, *, fe
     """
     Require that the answer is JSON that fits a JSON schema.
 
-    A `$ref` may point into the schema itself only: nothing is ever fetched.
-    It needs the extra `jsonschema`, which brings `regex`, so that a pattern in the schema can't stall the process.
+    A `$ref` may point only into the schema itself. Nothing is ever fetched.
+    It needs the extra `jsonschema`, which includes `regex`, so that a pattern can't stall the process.
     """
     if not isinstance(schema, Mapping):
         raise wrong_type("schema", schema, "a JSON schema (a dict)")
@@ -58,7 +58,7 @@ def json_schema(schema: Mapping[str, Any], description: str | None = None, *, fe
 
 
 def _json_requirement(description: str, read: Callable[[str], object], *, fenced: bool) -> Requirement:
-    """Make a requirement of a function that raises a ValueError if the text is not what it should be."""
+    """Build a requirement from a function that raises ValueError for a bad text."""
     check_bool("fenced", fenced)
 
     def is_right(text: str) -> Verdict:
@@ -71,17 +71,17 @@ def _json_requirement(description: str, read: Callable[[str], object], *, fenced
     return Requirement(description, is_right, partial=None if fenced else may_become_json)
 
 
-# Texts that may still become JSON.
+# Partial JSON.
 
 _MAX_PREFIX_CHARS = 512
-"""Up to which length a growing text is looked at: what is not JSON is mostly not so from the first word on."""
+"""Maximum length for the partial check, because text that is not JSON usually shows it in the first word."""
 
 _UNFINISHED_VALUE = re.compile(r"-?\d{0,300}|t|tr|tru|f|fa|fal|fals|n|nu|nul")
 _UNFINISHED_NUMBER = re.compile(r"\.?\d{0,300}(?:[eE][+-]?\d{0,300})?")
 
 
 def may_become_json(text: str) -> Verdict:
-    """Tell whether a text that still grows may end as JSON: whether the first thing wrong with it is that it ends."""
+    """Return True if a growing text may become JSON, which means that its first error is the missing rest."""
     if len(text) > _MAX_PREFIX_CHARS or text.count("[") + text.count("{") > _MAX_PREFIX_CHARS // 8:
         return True
     start = text.strip()
@@ -103,5 +103,5 @@ def _is_cut_off(text: str, error: JSONDecodeError) -> bool:
         return len(rest) < 6
     if error.msg == "Expecting value":
         return _UNFINISHED_VALUE.fullmatch(rest) is not None
-    # A number that was read up to here may go on: "1" and then ".5".
+    # A number may continue: "1" and then ".5".
     return text[error.pos - 1 : error.pos].isdigit() and _UNFINISHED_NUMBER.fullmatch(rest) is not None

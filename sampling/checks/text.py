@@ -1,4 +1,4 @@
-"""Answers that are one of a few, of a certain length, a number, or like another text."""
+"""Requirements for choices, lengths, numbers and similarity."""
 
 import math
 import re
@@ -15,7 +15,7 @@ __all__ = ["length", "number", "one_of", "similar_to"]
 
 
 def one_of(*choices: str, ignore_case: bool = False) -> Requirement:
-    """Require that the answer is one of these texts, whatever blanks are around it."""
+    """Require one of these texts. Surrounding whitespace does not count."""
     if not choices:
         raise ValueError("choices must not be empty, got ()")
     for choice in choices:
@@ -30,7 +30,7 @@ def one_of(*choices: str, ignore_case: bool = False) -> Requirement:
         return folded(answer) in allowed, f"{brief(answer)} is not allowed: {how}"
 
     def may_become_one(text: str) -> Verdict:
-        # Blanks at the end may belong to a choice of two words, or be the end.
+        # Trailing whitespace may belong to a choice of two words, or follow a complete one.
         start = folded(text.lstrip())
         passes = any(choice.startswith(start) or choice == start.rstrip() for choice in allowed)
         return passes, f"{brief(text.strip())} is not allowed: {how}"
@@ -63,7 +63,7 @@ def _name(unit: str, count: int | None) -> str:
 
 @attrs.frozen
 class _Bounds:
-    """How many there may be of one thing."""
+    """The allowed number of characters, words or lines."""
 
     unit: str
     least: int | None
@@ -100,7 +100,7 @@ def length(
     min_lines: int | None = None,
     max_lines: int | None = None,
 ) -> Requirement:
-    """Require so many characters, words or lines; blanks around the answer are not counted."""
+    """Require a number of characters, words or lines, without surrounding whitespace."""
     bounds = [
         _bounds("chars", min_chars, max_chars),
         _bounds("words", min_words, max_words),
@@ -138,12 +138,12 @@ def _told(complaints: Sequence[str | None]) -> Verdict:
 
 # Numbers.
 
-# No input makes it look at a character twice. Digits in groups of three, as in 1,000, are read too.
+# Written so that it never backtracks. It accepts digits in groups of three, as in 1,000.
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d{1,300})(?:\.\d{1,300})?(?:[eE][+-]?\d{1,3})?")
 
 
 def number(*, at_least: float | None = None, at_most: float | None = None, whole: bool = False) -> Requirement:
-    """Require that the answer is a number, and nothing else, within these bounds; `whole` allows no fraction."""
+    """Require a number within these bounds and nothing else. `whole=True` allows no fraction."""
     low = -math.inf if at_least is None else check_number("at_least", at_least)
     high = math.inf if at_most is None else check_number("at_most", at_most)
     if low > high:
@@ -168,10 +168,11 @@ def number(*, at_least: float | None = None, at_most: float | None = None, whole
 
 def similar_to(reference: str, *, at_least: float = 0.7, similarity: Similarity = rouge_l) -> Requirement:
     """
-    Require that the answer is like a text, by any function that says how alike two texts are.
+    Require that the answer is similar to a reference text.
 
-    The default, `rouge_l`, counts words in the same order. How alike they were is the score.
-    The reason does not quote the reference: a model that is told it need only repeat it.
+    `similarity` is any function of two texts. The default, `rouge_l`, counts words in the same order.
+    The similarity is the score of the validation.
+    The reason does not quote the reference, because the model could just repeat it.
     """
     check_str("reference", reference, empty=False)
     threshold = check_number("at_least", at_least)

@@ -1,4 +1,4 @@
-"""The strategies: pure decisions, one file an idea."""
+"""Strategies: pure decisions about what to ask and which answer to keep."""
 
 from sampling.strategies.best_of_n import BestOfNStrategy
 from sampling.strategies.budget_forcing import BudgetForcingStrategy, Thinking

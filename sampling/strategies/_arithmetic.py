@@ -1,4 +1,4 @@
-"""Work out arithmetic that a model wrote: exactly, with bounds on everything, and without running any of it."""
+"""Evaluate arithmetic that a model wrote: exactly, within bounds, and without `eval`."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,7 @@ _MAX_CHARS = 1_000
 _MAX_DEPTH = 50
 _MAX_POWER = 64
 _MAX_BITS = 4_096
-"""How long a numerator or denominator may get: beyond, no two answers of a model are the same by calculation."""
+"""Maximum size of a numerator or denominator. Real answers are far smaller."""
 
 _TOKEN = re.compile(r"\s*(?:(\d++(?:\.\d++)?|\.\d++)|(\*\*|[-+*/^()%]))")
 _NOTATION = (("\\left", ""), ("\\right", ""), ("\\cdot", "*"), ("\\times", "*"), ("\\div", "/"), ("×", "*"), ("·", "*"))
@@ -24,20 +24,20 @@ _PRODUCTS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {"*": mul, "/":
 
 
 class NotArithmetic(ValueError):
-    """What stands there is no arithmetic, or more of it than anyone would write as an answer."""
+    """The text is not arithmetic, or exceeds the bounds."""
 
 
 def evaluate(text: str) -> Fraction:
     r"""
     Return the exact value of an expression of numbers, + - * / ^ % and brackets.
 
-    The common notation of LaTeX is understood too: \frac{1}{2}, \cdot, \times. Anything else raises `NotArithmetic`.
+    Common LaTeX notation works too: \frac{1}{2}, \cdot, \times. Anything else raises `NotArithmetic`.
     """
     if len(text) > _MAX_CHARS:
         raise NotArithmetic(f"longer than {_MAX_CHARS} characters")
-    reader = _Reader(_tokens(_in_plain_notation(text)))
-    value = reader.read_sum()
-    reader.expect_end()
+    parser = _Parser(_tokens(_in_plain_notation(text)))
+    value = parser.read_sum()
+    parser.expect_end()
     return value
 
 
@@ -46,7 +46,7 @@ def _in_plain_notation(text: str) -> str:
         text = text.replace(notation, plain)
     text = _THOUSANDS.sub("", text)
     for _ in range(_MAX_DEPTH):
-        # From the inside out: each round takes the fractions that have no braces inside.
+        # Each round replaces the innermost fractions, which have no braces inside.
         text, replaced = _FRACTION.subn(r"((\1)/(\2))", text)
         if not replaced or len(text) > 10 * _MAX_CHARS:
             break
@@ -59,14 +59,14 @@ def _tokens(text: str) -> list[str]:
     while position < end:
         match = _TOKEN.match(text, position)
         if match is None:
-            raise NotArithmetic(f"no arithmetic at character {position}")
+            raise NotArithmetic(f"unexpected character at position {position}")
         tokens.append(match[1] or match[2])
         position = match.end()
     return tokens
 
 
-class _Reader:
-    """Reads tokens from the left: a sum of products of powers of numbers and brackets."""
+class _Parser:
+    """A recursive descent parser: sums of products of powers of numbers and brackets."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
@@ -82,7 +82,7 @@ class _Reader:
 
     def expect_end(self) -> None:
         if self._next < len(self._tokens):
-            raise NotArithmetic("something stands after the expression")
+            raise NotArithmetic("unexpected text after the expression")
 
     def read_sum(self) -> Fraction:
         value = self._read_product()
@@ -95,7 +95,7 @@ class _Reader:
         while operator := self._take(*_PRODUCTS):
             factor = self._read_signed()
             if operator == "/" and not factor:
-                raise NotArithmetic("a division by zero")
+                raise NotArithmetic("division by zero")
             value = _bounded(_PRODUCTS[operator](value, factor))
         return value
 
@@ -114,7 +114,7 @@ class _Reader:
         exponent = self._read_signed()
         self._depth -= 1
         if exponent.denominator != 1 or abs(exponent) > _MAX_POWER or (not base and exponent < 0):
-            raise NotArithmetic("a power that is not worked out")
+            raise NotArithmetic("unsupported exponent")
         return _bounded(base ** int(exponent))
 
     def _read_atom(self) -> Fraction:
@@ -123,7 +123,7 @@ class _Reader:
             value = self.read_sum()
             self._depth -= 1
             if self._take(")") is None:
-                raise NotArithmetic("a bracket is not closed")
+                raise NotArithmetic("missing closing bracket")
         else:
             value = self._read_number()
         while self._take("%"):
@@ -132,7 +132,7 @@ class _Reader:
 
     def _read_number(self) -> Fraction:
         if self._next >= len(self._tokens) or not self._tokens[self._next][-1].isdecimal():
-            raise NotArithmetic("a number is missing")
+            raise NotArithmetic("missing number")
         self._next += 1
         return _bounded(Fraction(self._tokens[self._next - 1]))
 

@@ -1,4 +1,4 @@
-"""Which draws are still open: subsamples that have not come to a valid answer, and may."""
+"""The draws that are still open: subsamples that may still give a valid answer."""
 
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
@@ -13,11 +13,11 @@ __all__ = ["OpenDraws"]
 
 @attrs.frozen
 class OpenDraws:
-    """The subsamples that may still add a valid answer, started or not."""
+    """The subsamples that may still give a valid answer, started or not."""
 
     count: int
     earliest: int
-    """The lowest iteration that such an answer may have; 0 if none is open."""
+    """The lowest iteration that an open draw may have, or 0 if none is open."""
 
     closed: AbstractSet[int]
     """All other subsamples."""
@@ -30,7 +30,7 @@ class OpenDraws:
         concurrency_budget: int,
         ended: AbstractSet[int] = frozenset(),
     ) -> "OpenDraws":
-        """Tell what is open after these slices; `ended` are subsamples that are known to be over for other reasons."""
+        """Return the open draws after these slices. `ended` holds subsamples that ended for other reasons."""
         closed = {one.subsample for one in slices if one.valid or one.attempt + 1 == loop_budget} | ended
         lowest = next((subsample for subsample in range(concurrency_budget) if subsample not in closed), None)
         return cls(concurrency_budget - len(closed), 0 if lowest is None else lowest * loop_budget + 1, closed)

@@ -1,4 +1,4 @@
-"""How failed requirements are put to a model."""
+"""Templates that tell a model why its answer failed."""
 
 import re
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ _ESCAPED_FIELD = re.compile(r"\{\{(action|answer|reasons)\}\}")
 
 
 def check_template(template: object, *fields: str) -> str:
-    """Return a template that has all of these fields in it."""
+    """Return the template if it contains all of these fields."""
     text = check_str("template", template, empty=False)
     for field in fields:
         if field not in text:
@@ -23,18 +23,22 @@ def check_template(template: object, *fields: str) -> str:
 
 
 def fill(template: str, failed: Slice[Any], *, action: str = "") -> str:
-    """Put the reasons of one failure, its answer and the action into a template, as far as it has places for them."""
+    """Fill a template with the reasons, the answer and the action of one failed slice."""
     return fill_fields(template, reasons=failed.complaints, action=action, answer=failed.text or "")
 
 
 def fill_fields(template: str, *, reasons: Iterable[str], action: str, answer: str) -> str:
-    """Fill a template in one pass: a reason may quote the model's braces, and they are not looked at."""
+    """
+    Fill all fields of a template in one pass.
+
+    One pass is needed because a reason may quote braces that the model wrote.
+    """
     listed = "\n".join([f"- {reason}" for reason in reasons])
     return _as_format(template).format(reasons=listed, action=action, answer=answer)
 
 
 @lru_cache(maxsize=256)
 def _as_format(template: str) -> str:
-    """Return a template as `str.format` reads it: braces that are not around a field stand for themselves."""
+    """Convert a template to `str.format` syntax, with all braces escaped that are not around a field."""
     escaped = template.replace("{", "{{").replace("}", "}}")
     return _ESCAPED_FIELD.sub(r"{\1}", escaped)

@@ -1,15 +1,14 @@
 """
-Counting votes, and telling when counting can stop. Plain arithmetic on whole numbers: nothing here waits or guesses.
+Count votes and decide when a vote is over.
 
-When is a vote over? With `votes` for the leader, and `still_open` draws that may yet vote, a rival changes the outcome
-if it gets `y` of them and the leader `x`, so that it ends ahead (or level, where it would win a tie).
+A rival changes the outcome if the open draws put it ahead of the leader, or level where it would win a tie.
+If it could not do so even with all open draws, the outcome is certain.
 
-That it *can't* is plain: not even all of them would do. That it *hardly will* needs a belief about the draws to come.
-Before the first draw, every division of the probability among the answers is held equally likely
-(a uniform prior over the answers seen, and one more for all that were not). After the draws, that belief is a Dirichlet
-distribution, and the draws to come follow Pólya's urn: each answer is drawn in proportion to its votes plus one.
-The chance of each way in which they may fall is then a quotient of binomials, and is summed up exactly.
-For several rivals the chances are added, which can only overestimate them. So is counting all unseen answers as one.
+Anything less than certain needs a prior. Before the first draw, every distribution over the answers is equally likely:
+a uniform prior over the answers seen, plus one that stands for all unseen answers. After the draws, the posterior is
+a Dirichlet distribution, and the open draws follow Pólya's urn: each answer has a probability in proportion to its
+votes plus one. The probability of each outcome is a quotient of binomials, so the sum is exact.
+For several rivals the probabilities are added. That, and counting all unseen answers as one, can only overestimate.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -27,32 +26,32 @@ __all__ = ["Poll", "Rival", "Standing", "chance_of_change", "count_votes", "draw
 T = TypeVar("T")
 
 Rival: TypeAlias = tuple[int, bool]
-"""The votes of a rival, and whether it would win a tie with the leader."""
+"""The votes of a rival, and True if it would win a tie with the leader."""
 
-_FURTHEST_LOOK_AHEAD = 128
-"""With more draws to come than this, only certainty counts: the sum has a term for every pair of them."""
+_MAX_LOOKAHEAD = 128
+"""With more open draws, only a certain outcome ends a vote, because the sum has a term for every pair of them."""
 
 
 @attrs.frozen
 class Standing(Generic[T]):
-    """One answer, and how it stands."""
+    """An answer and its votes."""
 
     votes: int
     first: Slice[T]
-    """Its vote with the lowest iteration: it wins ties for its answer, and stands for it on the result."""
+    """The vote with the lowest iteration. It breaks ties, and is the answer on the result."""
 
 
 @attrs.frozen
 class Poll(Generic[T]):
-    """The votes so far, the leader first: most votes, and of equals the one with the lowest iteration."""
+    """The votes so far, by number of votes, then by lowest iteration."""
 
     standings: Sequence[Standing[T]]
 
     def is_over(self, still_open: int, earliest_open: int, certainty: float) -> bool:
         """
-        Say whether the outcome stands, with this certainty, whatever the open draws say.
+        Return True if the open draws can't change the outcome, with this certainty.
 
-        `earliest_open` is the lowest iteration that an open draw may have: it would win ties for its answer.
+        `earliest_open` is the lowest iteration that an open draw may have. It decides ties.
         """
         if not still_open:
             return True
@@ -65,13 +64,13 @@ class Poll(Generic[T]):
         return _is_settled(leader.votes, (*rivals, (0, newcomer_wins_ties)), still_open, certainty)
 
     def draws_needed(self, still_open: int, certainty: float) -> int:
-        """Return how many of the open draws it takes at least to end the vote."""
+        """Return the least number of open draws that can end the vote."""
         leader, *others = [standing.votes for standing in self.standings] or [0]
         return draws_needed(leader, tuple(others), still_open, certainty)
 
 
 def count_votes(slices: Iterable[Slice[T]], key_of: Callable[[Slice[T]], Hashable | None]) -> Poll[T]:
-    """Count the votes; a slice whose key is None does not vote."""
+    """Count the votes. A slice whose key is None does not vote."""
     standings: dict[Hashable, Standing[T]] = {}
     for one in slices:
         key = key_of(one)
@@ -93,9 +92,9 @@ def _iteration(one: Slice[Any]) -> int:
 @lru_cache(maxsize=4096)
 def draws_needed(leader: int, others: tuple[int, ...], still_open: int, certainty: float) -> int:
     """
-    Return how many of the open draws it takes at least to end a vote.
+    Return the least number of open draws that can end a vote.
 
-    It takes the fewest if all of them go to the leader, and if the leader wins every tie.
+    This is the best case: all of them vote for the leader, and the leader wins every tie.
     """
     rivals = tuple([(votes, False) for votes in (*others, 0)])
     few, enough = 0, still_open
@@ -116,27 +115,27 @@ def _is_settled(leader: int, rivals: tuple[Rival, ...], still_open: int, certain
 @lru_cache(maxsize=4096)
 def chance_of_change(leader: int, rivals: tuple[Rival, ...], still_open: int) -> float:
     """
-    Return how likely it is, at most, that the open draws change who leads.
+    Return an upper bound on the probability that the open draws change the leader.
 
-    It is 0 only if they can't. The last rival has no votes, and stands for all answers that were not seen yet.
+    It is 0 only if they can't. The last rival has no votes and stands for all unseen answers.
     """
     contenders = [rival for rival in rivals if _margin(leader, rival) <= still_open]
     if not contenders:
         return 0.0
-    if still_open > _FURTHEST_LOOK_AHEAD or leader == 0:
+    if still_open > _MAX_LOOKAHEAD or leader == 0:
         return 1.0
     others = sum(votes + 1 for votes, _ in rivals)
     return min(1.0, sum(_chance_to_overtake(leader, rival, others - rival[0] - 1, still_open) for rival in contenders))
 
 
 def _margin(leader: int, rival: Rival) -> int:
-    """Return by how many votes, of those to come, a rival must do better than the leader."""
+    """Return the lead in open draws that a rival needs to overtake the leader."""
     votes, wins_ties = rival
     return leader - votes + (0 if wins_ties else 1)
 
 
 def _chance_to_overtake(leader: int, rival: Rival, others: int, still_open: int) -> float:
-    """Sum, over all ways in which the draws may fall, the chances of those that bring this rival to the front."""
+    """Return the probability that the open draws put this rival ahead."""
     votes, _ = rival
     margin = _margin(leader, rival)
     ways = 0
@@ -148,5 +147,5 @@ def _chance_to_overtake(leader: int, rival: Rival, others: int, still_open: int)
             comb(votes + y, y) * comb(leader + contested - y, contested - y) for y in range(least, contested + 1)
         )
         ways += ahead * (comb(others + for_others - 1, for_others) if for_others else 1)
-    # However unlikely, it is possible: only what can't be is 0.
+    # It is possible, so never round it down to 0, which means impossible.
     return max(ways / comb(leader + votes + others + 1 + still_open, still_open), float_info.min)

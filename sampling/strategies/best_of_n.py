@@ -1,4 +1,4 @@
-"""Draw several, keep the one with the highest score."""
+"""Draw several answers and keep the one with the highest score."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
@@ -16,30 +16,33 @@ __all__ = ["BestOfNStrategy", "Score"]
 T = TypeVar("T")
 
 Score: TypeAlias = Callable[[str], float | Awaitable[float]] | Callable[[str, View], float | Awaitable[float]]
-"""How good an answer is, higher is better: `score(text)` or `score(text, view)`, sync or async."""
+"""A function that rates an answer, higher is better: `score(text)` or `score(text, view)`, sync or async."""
 
 
 class BestOfNStrategy(BaseSamplingStrategy):
     """
-    Draw `concurrency_budget` answers, and keep the valid one with the highest score.
+    Draw `concurrency_budget` answers and keep the valid one with the highest score.
 
+    Use it when you have a score: a reward model, a judge, or a test that counts.
     The score comes from a function or a reward model (`score(text)` or `score(text, view)`, sync or async),
-    from a model that judges how well a sentence is met ("is easy to read"), or from a requirement that gives one.
-    It is asked for answers that passed all code checks, as part of their validation: so it is on the slice,
-    and what it costs counts against the budget.
-    Without one, the scores of the requirements count, all together.
-    An answer whose score can't be had is invalid, with the error on the result. A tie goes to the lowest iteration.
+    from a sentence that a model rates ("is easy to read"), or from a requirement with a score.
+    Without one, the scores of all requirements are added up.
 
-    Each subsample is one draw, and has `loop_budget` attempts to come to a valid answer.
-    All draws are made, unless one has a score that is `enough`: then the others are cancelled.
-    What breadth costs, and all the rest, is said at `BaseSamplingStrategy`.
+    Scoring is part of the validation, after all code checks passed.
+    So the score is on the slice, and its cost counts against the budget.
+    If scoring raises an error, the answer is invalid, and the error is on the result.
+    The lowest iteration wins a tie.
+
+    Each subsample is one draw with `loop_budget` attempts. The call makes all draws,
+    unless one scores at least `enough`: then the others are cancelled.
+    See `BaseSamplingStrategy` for the cost of breadth.
     """
 
     concurrency_budget: int = 4
-    """How many are drawn."""
+    """Number of draws."""
 
     enough: float | None = None
-    """The score that ends the call; None draws them all."""
+    """A score that ends the call. None makes all draws."""
 
     _scoring: Requirement | None = None
 
@@ -50,7 +53,7 @@ class BestOfNStrategy(BaseSamplingStrategy):
         enough: float | None = None,
         **settings: Unpack[StrategySettings],
     ) -> None:
-        """Take how good an answer is, what is good enough, and what the base takes; None keeps the default."""
+        """Set the score and the settings of `BaseSamplingStrategy`. None keeps a default."""
         self._take(enough=enough)
         super().__init__(**settings)
         if score is not None:
@@ -63,30 +66,32 @@ class BestOfNStrategy(BaseSamplingStrategy):
             check_number("enough", self.enough)
 
     def done(self, slices: Sequence[Slice[T]]) -> bool:
-        """Stop when an answer is good enough."""
+        """Stop when the newest answer is valid and scores at least `enough`."""
         newest = slices[-1]
         return self.enough is not None and newest.valid and self.score_of(newest) >= self.enough
 
     def select(self, slices: Sequence[Slice[T]]) -> Slice[T]:
-        """Choose the highest score; of equals, the lowest iteration."""
+        """Return the slice with the highest score. The lowest iteration wins a tie."""
         return max(slices, key=lambda one: (self.score_of(one), -one.iteration))
 
     def score_of(self, one: Slice[Any]) -> float:
-        """Return the score of a slice; minus infinity if there should be one and is none."""
+        """Return the score of a slice, or minus infinity if it was not scored."""
         if self._scoring is None:
             return one.score
-        return next((v.score for v in one.validations if v.requirement is self._scoring and v.score is not None), _NONE)
+        return next(
+            (v.score for v in one.validations if v.requirement is self._scoring and v.score is not None), _NO_SCORE
+        )
 
 
-_NONE = float("-inf")
-_POINTS = 10
+_NO_SCORE = float("-inf")
+_MAX_POINTS = 10
 
 
 def _as_scoring(score: object) -> Requirement:
     if isinstance(score, Requirement):
         return score
     if isinstance(score, str):
-        judge = Judge(check_str("score", score, empty=False), Scored(at_least=0, out_of=_POINTS))
+        judge = Judge(check_str("score", score, empty=False), Scored(at_least=0, out_of=_MAX_POINTS))
         return Requirement(score, check=judge, judged=True)
     if not callable(score):
         raise wrong_type("score", score, "a callable that takes the text, a sentence, or a Requirement with a score")
@@ -100,5 +105,5 @@ def _as_scoring(score: object) -> Requirement:
             raise BadVerdict(f"score must return a number, got {shown(value)}")
         return Validation(True, score=value)
 
-    # Judged, so that nothing is paid for the score of an answer that failed already.
+    # Judged requirements run last, so an answer that failed a code check costs no scoring.
     return Requirement(described.description, check=give_score, judged=True)

@@ -1,4 +1,4 @@
-"""Keep a model thinking until its thinking budget is spent, and no longer."""
+"""Make a model think until its thinking budget is spent, and no longer."""
 
 from collections.abc import Mapping
 from typing import Any, Unpack
@@ -19,25 +19,26 @@ __all__ = ["BudgetForcingStrategy", "Thinking"]
 
 @attrs.frozen(kw_only=True)
 class Thinking:
-    """How long a model thinks, and the words around its thoughts."""
+    """The thinking budget, and the text around the thoughts."""
 
     tokens: int = 1024
-    """How many tokens of thought there are: it is made to go on until they are spent, and stopped when they are."""
+    """The thinking budget. Thinking continues until it is spent, and stops then."""
 
     most_waits: int = 4
-    """How often it is made to go on: a model that has nothing more to say would repeat itself."""
+    """How often to extend the thoughts at most. A model with nothing to add would repeat itself."""
 
     opening: str = "<think>\n"
     closing: str = "\n</think>\n\n"
-    """What ends the thoughts. The model's own end of thinking is recognised by it, and replaced by `wait`."""
+    """Marks the end of the thoughts. Where the model writes it too early, `wait` replaces it."""
 
     wait: str = "\nWait,"
-    """Put in place of the end of its thoughts, for the model to go on from."""
+    """Replaces the end of the thoughts, so that the model continues from there."""
 
     continuing: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
     """
-    Options that make a server go on with the last message instead of answering it, where it needs telling:
-    for vLLM, {"continue_final_message": True, "add_generation_prompt": False}. llama.cpp needs none.
+    Options that make a server continue the last message instead of answering it.
+
+    For vLLM: {"continue_final_message": True, "add_generation_prompt": False}. llama.cpp needs none.
     """
 
     def __attrs_post_init__(self) -> None:
@@ -51,22 +52,23 @@ class Thinking:
 
 class BudgetForcingStrategy(BaseSamplingStrategy):
     """
-    Have the model think for as long as its thinking budget lasts, then answer.
+    Make the model think until its thinking budget is spent, then answer.
 
-    A model that wants to stop thinking early gets `Wait,` put into its mouth, and goes on; one that would think
-    for ever is cut off, and answers with what it has. This works with every backend that can go on with a text:
-    the thoughts so far are sent as the last message, an assistant's, and the backend continues it.
+    Use it when a reasoning model stops thinking too early, or too late.
+    Thoughts that end early are extended with `Wait,`. Thoughts that exceed the budget are cut off.
+    It works with every backend that can continue a text:
+    the thoughts so far are sent as the last message, with the role "assistant".
 
-    One attempt takes several requests; all of them are counted, and what they use is on its slice.
-    The answer alone is the text. The thoughts are in `generation.reasoning`, and no part of the conversation.
-    The caller's options are what the answer is generated with, unchanged; thinking has a limit of its own.
-    What breadth costs, and all the rest, is said at `BaseSamplingStrategy`.
+    One attempt takes several requests. All of them count against the budget, and their usage is on the slice.
+    The text is the answer alone. The thoughts are in `generation.reasoning`, not in the conversation.
+    The answer is generated with the caller's options, unchanged. Thinking has its own token limit.
+    See `BaseSamplingStrategy` for the cost of breadth.
     """
 
     thinking: Thinking = Thinking()
 
     def __init__(self, thinking: Thinking | int | None = None, **settings: Unpack[StrategySettings]) -> None:
-        """Take how to think, or just for how many tokens, and what the base takes; None keeps the default."""
+        """Set the thinking, or only its tokens, and the settings of `BaseSamplingStrategy`."""
         if isinstance(thinking, Thinking):
             self.thinking = thinking
         elif thinking is not None:
@@ -78,12 +80,12 @@ class BudgetForcingStrategy(BaseSamplingStrategy):
         check_instance("thinking", self.thinking, Thinking, "a Thinking, or an int of tokens")
 
     def wrap_backend(self, backend: BackendLike) -> BackendLike:
-        """Put a layer that forces the thinking around the backend of the call."""
+        """Wrap the backend of the call in a layer that forces the thinking."""
         return _ForcedThinking(backend, self.thinking)
 
 
 class _ForcedThinking(Layer):
-    """A layer that has a backend think before it answers."""
+    """A layer that makes the model think before it answers."""
 
     def __init__(self, backend: BackendLike, thinking: Thinking) -> None:
         super().__init__(backend)
@@ -92,11 +94,12 @@ class _ForcedThinking(Layer):
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
         thoughts = _Thoughts(self._thinking, request)
         while (piece := thoughts.next_request()) is not None:
-            thoughts.add(await self._go_on(piece, thoughts, None))
-        answer = await self._go_on(thoughts.answering_request(), thoughts, receive)
+            thoughts.add(await self._continue(piece, thoughts, None))
+        answer = await self._continue(thoughts.answering_request(), thoughts, receive)
         return attrs.evolve(answer, usage=thoughts.used + answer.usage, reasoning=thoughts.text)
 
-    async def _go_on(self, request: Request, thoughts: "_Thoughts", receive: Receive | None) -> Generation:
+    async def _continue(self, request: Request, thoughts: "_Thoughts", receive: Receive | None) -> Generation:
+        # The engine has counted the first request of the attempt.
         if thoughts.requests:
             count_request()
         thoughts.requests += 1
@@ -105,7 +108,7 @@ class _ForcedThinking(Layer):
 
 
 class _Thoughts:
-    """The thoughts of one attempt while they grow: what to ask next, and what was used for them."""
+    """The thoughts of one attempt while they grow, and their usage."""
 
     def __init__(self, thinking: Thinking, request: Request) -> None:
         self._thinking = thinking
@@ -120,11 +123,11 @@ class _Thoughts:
 
     @property
     def text(self) -> str:
-        """All thoughts so far."""
+        """The thoughts so far."""
         return self._text.strip()
 
     def next_request(self) -> Request | None:
-        """Return what to ask for more thoughts; None if there shall be no more."""
+        """Return the request for more thoughts, or None if the thinking is over."""
         if self._left <= 0:
             return None
         if self._wants_to_stop:
@@ -132,19 +135,19 @@ class _Thoughts:
                 return None
             self._waits_left -= 1
             self._text += self._thinking.wait
-        # What the caller wants of an answer, such as a schema or stop words, is not wanted of thoughts.
+        # The caller's schema and stop words are for the answer, not for the thoughts.
         options = attrs.evolve(self._request.options, max_tokens=self._left, stop=(self._end,), schema=None)
         return self._continuing(self._thinking.opening + self._text, options)
 
     def answering_request(self) -> Request:
-        """Return what to ask for the answer."""
+        """Return the request for the answer."""
         return self._continuing(
             self._thinking.opening + self._text.rstrip() + self._thinking.closing, self._request.options
         )
 
     def add(self, piece: Generation) -> None:
-        """Take what was thought."""
-        # A backend that knows no stop words has gone on to the answer: that comes later.
+        """Append generated thoughts and record their usage."""
+        # A backend that ignores stop words has already begun the answer. Drop it: a later request generates it.
         self._text += piece.text.partition(self._end)[0]
         self._left -= piece.usage.output_tokens or max(1, estimate_tokens(len(piece.text)))
         self._wants_to_stop = piece.finish_reason != "length"

@@ -1,4 +1,4 @@
-"""Make the subsamples of a call differ, so that breadth explores instead of repeating itself."""
+"""Vary the options and prompts of subsamples, so that breadth explores."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -19,20 +19,20 @@ _SEEDS = 2**31
 @attrs.frozen
 class Diverse:
     """
-    A variation for any strategy: `RejectionSamplingStrategy(variation=Diverse(temperatures=(0.2, 0.7, 1.0)), …)`.
+    A variation for any strategy, by the number of the subsample.
 
-    Subsample `s` gets item `s` of each sequence, and each starts over when it is used up:
-    what a subsample gets depends on its number, and on nothing else. What is not given stays as the caller has it.
-    The caller's options are never changed: these are put over them.
+    Pass it as `variation`: `RejectionSamplingStrategy(variation=Diverse(temperatures=(0.2, 0.7, 1.0)), …)`.
+    Subsample `s` gets item `s` of each sequence, and each sequence wraps around.
+    An empty sequence keeps the caller's value. The caller's options object is never changed.
     """
 
     temperatures: Sequence[float] = attrs.field(default=(), kw_only=True)
     models: Sequence[str] = attrs.field(default=(), kw_only=True)
     seeds: Sequence[int] = attrs.field(default=(), kw_only=True)
-    """A further attempt in the same subsample gets a seed of its own: with the same one, it would repeat the answer."""
+    """Later attempts of a subsample get seeds derived from these, because the same seed would repeat the answer."""
 
     prompts: Sequence[str] = attrs.field(default=(), kw_only=True)
-    """System messages, one for each subsample; an empty one adds none."""
+    """System messages, one for each subsample. An empty one adds nothing."""
 
     def __attrs_post_init__(self) -> None:
         for temperature in check_items("temperatures", self.temperatures, "a sequence of numbers, such as (0.2, 1.0)"):
@@ -45,35 +45,35 @@ class Diverse:
             check_str("an item of prompts", prompt)
 
     def __call__(self, plan: Attempt[T], subsample: int, attempt: int) -> Attempt[T]:
-        """Return what is tried where `plan` is due. Varying what was varied before changes nothing."""
+        """Return the varied attempt. Applying it twice changes nothing more."""
         own = Options(
-            temperature=_turn(self.temperatures, subsample),
-            model=_turn(self.models, subsample),
+            temperature=_item_for(self.temperatures, subsample),
+            model=_item_for(self.models, subsample),
             seed=self._seed(subsample, attempt),
         )
         options = own if plan.options is None else plan.options.overlaid(own)
-        return Attempt(plan.action, _prompted(plan.context, _turn(self.prompts, subsample)), options)
+        return Attempt(plan.action, _with_system_prompt(plan.context, _item_for(self.prompts, subsample)), options)
 
     def _seed(self, subsample: int, attempt: int) -> int | None:
-        seed = _turn(self.seeds, subsample)
+        seed = _item_for(self.seeds, subsample)
         return seed if seed is None or not attempt else (seed + attempt * _STRIDE) % _SEEDS
 
 
 Item = TypeVar("Item")
 
 
-def _turn(items: Sequence[Item], subsample: int) -> Item | None:
+def _item_for(items: Sequence[Item], subsample: int) -> Item | None:
     return items[subsample % len(items)] if items else None
 
 
-def _prompted(context: Context, prompt: str | None) -> Context:
-    """Put the prompt at the front, once: into the system message that is there, or as one of its own."""
+def _with_system_prompt(context: Context, prompt: str | None) -> Context:
+    """Append the prompt to the system message, or add one. Do nothing if it is there already."""
     if not prompt:
         return context
     messages = context.messages
     if not messages or messages[0].role != "system":
         return Context([Message("system", prompt), *messages])
-    there = messages[0].content
-    if there == prompt or there.endswith(f"\n\n{prompt}"):
+    existing = messages[0].content
+    if existing == prompt or existing.endswith(f"\n\n{prompt}"):
         return context
-    return Context([Message("system", f"{there}\n\n{prompt}"), *messages[1:]])
+    return Context([Message("system", f"{existing}\n\n{prompt}"), *messages[1:]])

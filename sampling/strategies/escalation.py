@@ -1,4 +1,4 @@
-"""From cheap to strong."""
+"""Ask cheap models first, and stronger ones only where those fail."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypeVar, Unpack, cast
@@ -20,16 +20,16 @@ T = TypeVar("T")
 
 @attrs.frozen
 class Tier:
-    """Who is asked on one step of an escalation, and how."""
+    """One step of an escalation: a backend, a strategy and options."""
 
     backend: BackendLike | None = None
-    """Who answers; None for the backend of the call."""
+    """The backend of this tier. None uses the backend of the call."""
 
     strategy: BaseSamplingStrategy | None = None
-    """How to ask; None for a conversation (`MultiTurnStrategy`) with the budgets of the escalation."""
+    """The strategy of this tier. None uses a `MultiTurnStrategy` with the budgets of the escalation."""
 
     options: Options | None = None
-    """Put over the options of the call, on this tier only."""
+    """Override the options of the call on this tier."""
 
     def __attrs_post_init__(self) -> None:
         if self.backend is not None:
@@ -42,27 +42,27 @@ class Tier:
 
 class EscalationStrategy(BaseSamplingStrategy):
     """
-    Ask the first tier, and the next one only if that gave no valid answer.
+    Try the tiers in order, until one gives a valid answer.
 
-    Each tier is a call of its own inside this one, with a backend, a strategy and options of its own where it has them.
-    It ends when its answer is valid, when its budgets are used up, and, subsample by subsample,
-    when `patience` attempts in a row were no better than the best before them: no more requirements met,
-    and no higher score. Then the next tier is asked to improve on the best attempt so far: it sees the question,
-    that answer, and why it was not accepted.
+    Use it when a cheap model is often good enough.
+    Each tier is a nested call with its own backend, strategy and options.
+    It ends when an answer is valid or its budgets are used up. A subsample of it also ends
+    when `patience` attempts in a row did not improve: no more requirements met, and no higher score.
+    The next tier gets the question, the best answer so far, and the reasons why that failed.
 
-    One budget and one deadline govern all tiers. Every attempt of every tier is on the result, and hooks of this
-    strategy and of the call see all of them; events of a tier carry this call's id as their `parent_id`.
-    `loop_budget` and `concurrency_budget` are those of each tier that has no strategy of its own.
-    A tier whose attempts all failed with errors is passed over, unless the error is fatal: a bad key ends the call.
+    All tiers share one budget and one deadline. Every attempt of every tier is on the result.
+    The hooks of this strategy and of the call see all of them, with the id of this call as `parent_id`.
+    `loop_budget` and `concurrency_budget` apply to each tier that has no strategy of its own.
+    A tier whose attempts all raised errors is skipped. A fatal error, such as a bad key, ends the call.
 
-    What breadth costs, and all the rest, is said at `BaseSamplingStrategy`.
+    See `BaseSamplingStrategy` for the cost of breadth.
     """
 
     patience: int = 2
-    """After how many attempts without progress a subsample gives up; with `loop_budget` or more, never."""
+    """Attempts without progress after which a subsample ends. Never, if it is `loop_budget` or more."""
 
     carry: bool = True
-    """Whether a tier is shown the best attempt of those before it, and why that failed."""
+    """If True, show each tier the best earlier attempt and the reasons why it failed."""
 
     template: str = "This is not acceptable yet, for these reasons:\n{reasons}\nPlease give the whole answer again."
 
@@ -76,16 +76,18 @@ class EscalationStrategy(BaseSamplingStrategy):
         **settings: Unpack[StrategySettings],
     ) -> None:
         """
-        Take the tiers, cheapest first, and what the base takes.
+        Set the tiers, cheapest first.
 
         Args:
-            tiers: A `Tier` each, or just its backend.
+            tiers: `Tier` objects or backends.
 
-            patience: After how many attempts without progress a subsample gives up.
+            patience: Attempts without progress after which a subsample ends.
 
-            carry: Whether a tier is shown the best attempt so far.
+            carry: If True, show each tier the best attempt so far.
 
-            template: How it is told what is wrong with that, with {reasons} in it.
+            template: The feedback on that attempt. Must contain {reasons}.
+
+            settings: The settings of `BaseSamplingStrategy`.
         """
         self.tiers = tuple(_as_tier(tier) for tier in check_items("tiers", tiers, "a list of tiers or backends"))
         self._take(patience=patience, carry=carry, template=template)
@@ -100,12 +102,12 @@ class EscalationStrategy(BaseSamplingStrategy):
         check_template(self.template, "{reasons}")
 
     def next_stage(self, first: Attempt[T], results: Sequence[SamplingResult[T]]) -> Stage[T] | None:
-        """Go one tier up while there is no valid answer and there is a tier left."""
+        """Return the next tier, or None after a valid answer or the last tier."""
         if len(results) == len(self.tiers) or (results and results[-1].success):
             return None
         tier = self.tiers[len(results)]
         return Stage(
-            strategy=tier.strategy or self._conversation(),
+            strategy=tier.strategy or self._default_strategy(),
             first=self._carried(first, results),
             backend=tier.backend,
             options=tier.options,
@@ -113,7 +115,11 @@ class EscalationStrategy(BaseSamplingStrategy):
         )
 
     def select_from_failure(self, slices: Sequence[Slice[T]]) -> Slice[T]:
-        """Choose by merit; of equals, the last, which comes from the strongest tier and was told the most."""
+        """
+        Return the slice with the most merit.
+
+        The last one wins a tie, because it comes from the strongest tier and the model had the most feedback.
+        """
         return max(reversed(slices), key=lambda one: (one.passed, one.score))
 
     def _carried(self, first: Attempt[T], results: Sequence[SamplingResult[T]]) -> Attempt[T]:
@@ -121,16 +127,16 @@ class EscalationStrategy(BaseSamplingStrategy):
         if not self.carry or not slices:
             return first
         best = self.select_from_failure(slices)
-        # Not the whole conversation that led to it: a stronger tier's tokens cost more, and it can do without.
+        # Leave out the conversation that led to it: tokens of a stronger tier cost more.
         answered = first.context.add(Message("user", first.action.text), Message("assistant", best.text or ""))
         return Attempt(first.action.with_text(fill(self.template, best)), answered, first.options)
 
     def _makes_progress(self, history: Sequence[Slice[T]]) -> bool:
-        # The first of the best: an equal that came later is no progress.
+        # Take the first of equals: reaching the same merit again is no progress.
         best = max(range(len(history)), key=lambda place: (history[place].passed, history[place].score, -place))
         return len(history) - 1 - best < self.patience
 
-    def _conversation(self) -> MultiTurnStrategy:
+    def _default_strategy(self) -> MultiTurnStrategy:
         return MultiTurnStrategy(
             template=self.template,
             loop_budget=self.loop_budget,

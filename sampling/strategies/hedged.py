@@ -1,4 +1,4 @@
-"""Breadth that starts late."""
+"""Start more subsamples only when an attempt is slow or has failed."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar, Unpack
@@ -13,39 +13,41 @@ __all__ = ["HedgedSamplingStrategy"]
 
 T = TypeVar("T")
 
-_EARLY = 0.8
-"""How much of a gap the first hedge comes early: one attempt is slow more often than two, so this one gains most."""
+_FIRST_HEDGE_SHIFT = 0.8
+"""Share of an interval by which the first hedge starts early. It gains most: two slow attempts are rarer than one."""
 
-_NOW_S = 1e-9
-"""Less than this is no time to wait for: a clock that counts in floats may never get past it."""
+_MIN_WAIT_S = 1e-9
+"""Shorter waits count as none, because adding them to a float clock may not change it."""
 
 
 class HedgedSamplingStrategy(BaseSamplingStrategy):
     """
-    Ask once, and once more only where that is slow or has failed, up to `concurrency_budget` subsamples.
+    Start one subsample, and more only when an attempt is slow or has failed.
 
-    A new subsample starts when the oldest attempt that runs is slow, and at once when an attempt was invalid or failed.
-    How slow is slow, is learned: the starts are spread over the time within which a share of attempts ends, `quantile`,
-    the first of them early. A subsample goes on after an invalid attempt as in every strategy, up to `loop_budget`.
+    Use it when you have a latency target and full breadth costs too many requests.
+    A hedge, which is one more subsample, starts when the oldest running attempt is slow,
+    and at once when an attempt is invalid or fails. There are at most `concurrency_budget` subsamples.
+    Each one repairs invalid answers as in every strategy, up to `loop_budget`.
 
-    How long attempts take is learned by this object, over all calls that it makes, from the last `window` attempts;
-    before it has seen any it goes by `typical_s`. So keep one object for one kind of call, and use it again.
+    The strategy learns latencies from the latest `window` attempts of all its calls.
+    It spreads the hedges over the time within which the share `quantile` of attempts completes.
+    Before the first observation it assumes a median of `typical_s`. So keep one object for each kind of call.
 
-    What it saves is requests, and so prompt tokens, against full breadth; what it costs is that hedges start late.
+    Compared with full breadth it saves requests and prompt tokens, and takes longer.
     With `deterministic=True` nothing may depend on timing, so all subsamples start at once.
-    What breadth costs, and all the rest, is said at `BaseSamplingStrategy`.
+    See `BaseSamplingStrategy` for the cost of breadth.
     """
 
     concurrency_budget: int = 4
 
     quantile: float = 0.65
-    """The share of attempts that end before the last hedge starts: lower it to hedge earlier, with more requests."""
+    """Share of attempts that complete before the last hedge starts. Lower it to hedge earlier, with more requests."""
 
     typical_s: float = 2.0
-    """How long an attempt is taken to need, in the median, before any was seen."""
+    """Assumed median latency before the first observation."""
 
     window: int = 256
-    """How many attempts are remembered."""
+    """Number of latest attempts to learn from."""
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class HedgedSamplingStrategy(BaseSamplingStrategy):
         window: int | None = None,
         **settings: Unpack[StrategySettings],
     ) -> None:
-        """Set how early to hedge and what to learn from, and what the base takes."""
+        """Set the hedging and the settings of `BaseSamplingStrategy`. None keeps a default."""
         self._take(quantile=quantile, typical_s=typical_s, window=window)
         super().__init__(**settings)
         self._latencies = Latencies(self.typical_s, self.window)
@@ -68,21 +70,21 @@ class HedgedSamplingStrategy(BaseSamplingStrategy):
         check_int("window", self.window, least=1)
 
     def next_subsample_in_s(self, progress: Progress[T]) -> float:
-        """Start one more where one has failed, or nothing runs; else when the oldest attempt has become slow."""
+        """Return 0 after a failure or when nothing runs, else the time until the oldest attempt is slow."""
         if self.deterministic or not progress.running or _failures(progress.attempts) >= progress.started:
             return 0.0
         oldest_s = min([attempt.started_s for attempt in progress.running])
         wait_s = oldest_s + self._hedge_after_s(progress) - progress.now_s
-        return wait_s if wait_s > _NOW_S else 0.0
+        return wait_s if wait_s > _MIN_WAIT_S else 0.0
 
     def _hedge_after_s(self, progress: Progress[Any]) -> float:
-        """Return how old an attempt gets before one more is started, with as many as there are."""
+        """Return the age of the oldest attempt at which the next hedge starts."""
         hedges = progress.concurrency_budget - 1
-        share = (progress.started - _EARLY) / (hedges - _EARLY)
+        share = (progress.started - _FIRST_HEDGE_SHIFT) / (hedges - _FIRST_HEDGE_SHIFT)
         return share * self._latencies.quantile(self.quantile)
 
     def learn(self, attempts: Sequence[Slice[T]]) -> None:
-        """Remember how long these took."""
+        """Record the latencies of these attempts."""
         self._latencies.add(attempts)
 
 

@@ -1,4 +1,4 @@
-"""Which of the earlier attempts a repair tells the model of."""
+"""The earlier attempts that a repair shows to the model."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeAlias, TypeVar
@@ -12,33 +12,34 @@ __all__ = ["History", "HistoryLike", "as_history", "estimated_tokens"]
 
 T = TypeVar("T")
 
-CHARS_A_TOKEN = 4
-"""About how many characters of English make a token."""
+CHARS_PER_TOKEN = 4
+"""Average length of a token in English text."""
 
 
 def estimated_tokens(text: str) -> int:
-    """Guess how many tokens a text is: a quarter of its characters, rounded up."""
-    return -(-len(text) // CHARS_A_TOKEN)
+    """Estimate the tokens of a text: a quarter of its characters, rounded up."""
+    return -(-len(text) // CHARS_PER_TOKEN)
 
 
 @attrs.frozen
 class History:
     """
-    Which failed attempts of a subsample a repair tells the model of.
+    A rule for which failed attempts a repair shows to the model.
 
-    `keep` is "all", "best" (the one that met most requirements, the latest of equals), or how many of the last.
-    With `max_tokens`, the oldest are left out until the next prompt has no more than that;
-    what was asked first, and why the newest one failed, is always told.
+    `keep` is "all", "best", or the number of latest attempts.
+    "best" is the attempt that met the most requirements, and the latest of them on a tie.
+    With `max_tokens`, the oldest are dropped until the next prompt fits.
+    The first question, and the reasons why the newest attempt failed, are always sent.
     """
 
     keep: Literal["all", "best"] | int = "all"
     max_tokens: int | None = attrs.field(default=None, kw_only=True)
     count_tokens: Callable[[str], int] = attrs.field(default=estimated_tokens, kw_only=True)
-    """Counts the tokens of a text; by default it is a guess."""
+    """Count the tokens of a text. The default estimates from the number of characters."""
 
     def __attrs_post_init__(self) -> None:
         if isinstance(self.keep, str) and self.keep not in {"all", "best"}:
-            raise ValueError(f"keep must be 'all', 'best' or how many of the last, got {self.keep!r}")
+            raise ValueError(f"keep must be 'all', 'best' or the number of latest attempts, got {self.keep!r}")
         if not isinstance(self.keep, str):
             check_int("keep", self.keep, least=1)
         if self.max_tokens is not None:
@@ -48,11 +49,11 @@ class History:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether nothing is ever left out."""
+        """True if no attempt is ever dropped."""
         return self.keep == "all" and self.max_tokens is None
 
     def kept(self, history: Sequence[Slice[T]]) -> Sequence[Slice[T]]:
-        """Return what to tell of, oldest first, whatever it takes."""
+        """Return the attempts to show, oldest first, without regard to `max_tokens`."""
         if self.keep == "all":
             return history
         if self.keep == "best":
@@ -62,7 +63,7 @@ class History:
     def within(
         self, candidates: Sequence[Slice[T]], texts: Callable[[Slice[T]], Iterable[str]], always: Iterable[str]
     ) -> Sequence[Slice[T]]:
-        """Return as many of the newest as there is room for beside what is sent `always`, oldest first."""
+        """Return the newest candidates that fit beside the `always` texts, oldest first."""
         if self.max_tokens is None:
             return candidates
         room = self.max_tokens - self._tokens(always)
@@ -79,13 +80,13 @@ class History:
 
 
 HistoryLike: TypeAlias = History | Literal["all", "best"] | int
-"""What may stand for a history: itself, or what it keeps."""
+"""A `History`, or a value for its `keep`."""
 
 
 def as_history(history: HistoryLike) -> History:
-    """Make a history of what the caller gave."""
+    """Convert an argument to a `History`."""
     if isinstance(history, History):
         return history
     if isinstance(history, bool) or not isinstance(history, str | int):
-        raise wrong_type("history", history, "a History, 'all', 'best' or how many of the last attempts to keep")
+        raise wrong_type("history", history, "a History, 'all', 'best' or the number of latest attempts to keep")
     return History(history)

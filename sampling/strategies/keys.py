@@ -1,8 +1,8 @@
 """
-When two answers say the same: functions that give both the same key.
+Keys for `MajorityVotingStrategy`: equal answers get equal keys.
 
-Each takes the value of an answer (its text, where the action has no parser) and returns something hashable,
-or None for an answer that says nothing. They look at a bounded part of a text, and never run any of it.
+Each function takes the value of an answer, or its text if the action has no parser, and returns something hashable.
+None means that the answer does not vote. They read a bounded part of a text and never execute it.
 """
 
 import re
@@ -20,10 +20,10 @@ from sampling.strategies._arithmetic import NotArithmetic, evaluate
 __all__ = ["Key", "exact", "expression", "json_field", "number"]
 
 Key: TypeAlias = Callable[[Any], Hashable | None]
-"""What makes two answers the same; None where an answer does not say anything."""
+"""A function that maps the value of an answer to a hashable key, or to None to abstain."""
 
 _MAX_CHARS = 100_000
-"""How much of an answer is looked at, from its end: that is where the answer stands."""
+"""Only the end of a longer text is read, because the final answer is there."""
 
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.\d++)?(?:[eE][-+]?\d{1,3}+)?|[-+]?\.\d++")
 _MAX_DIGITS = 300
@@ -32,7 +32,7 @@ _PUNCTUATION = ".!?,;:\"'`*"
 
 
 def exact(value: Any) -> Hashable | None:
-    """Take texts as the same if they differ only in case, spacing, width of characters or punctuation around them."""
+    """Compare texts without case, spacing, character width and surrounding punctuation."""
     if not isinstance(value, str):
         return _hashable(value)
     text = unicodedata.normalize("NFKC", value[-_MAX_CHARS:]).casefold()
@@ -40,7 +40,7 @@ def exact(value: Any) -> Hashable | None:
 
 
 def number(value: Any) -> Hashable | None:
-    """Take answers as the same if the last number in them is the same: 1,000 is 1000.0 is 1e3."""
+    """Compare answers by the last number in them: 1,000 equals 1000.0 and 1e3."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _as_fraction(str(value))
     if not isinstance(value, str):
@@ -53,10 +53,10 @@ def number(value: Any) -> Hashable | None:
 
 def expression(value: Any) -> Hashable | None:
     r"""
-    Take answers as the same if they work out to the same number: 2 * (3 + 4) is 14, and 1/3 is \frac{2}{6}.
+    Compare answers by the value of an expression: 2 * (3 + 4) equals 14, and 1/3 equals \frac{2}{6}.
 
-    What counts stands in the last `\boxed{…}`, else after the last equals sign, else in the last line.
-    It is worked out exactly, by a parser that knows arithmetic and nothing else. Anything else is compared as text.
+    The expression is in the last `\boxed{…}`, else after the last equals sign, else in the last line.
+    A parser for plain arithmetic evaluates it exactly. Anything else is compared as text.
     """
     if not isinstance(value, str):
         return number(value)
@@ -69,7 +69,7 @@ def expression(value: Any) -> Hashable | None:
 
 def json_field(path: str) -> Key:
     """
-    Take answers as the same if a field of their JSON is the same: `json_field("answer")`, `json_field("items.0.name")`.
+    Compare answers by a field of their JSON: `json_field("answer")`, `json_field("items.0.name")`.
 
     The JSON is the whole answer, or the first fenced block in it. An answer without the field does not vote.
     """
@@ -95,7 +95,7 @@ def _as_fraction(digits: str) -> Fraction | None:
     try:
         return Fraction(digits)
     except ValueError:
-        # An infinity, or not a number.
+        # It was "inf" or "nan".
         return None
 
 
@@ -129,12 +129,12 @@ def _inside(data: Any, step: str) -> Any:
     if isinstance(data, list | tuple):
         items = cast("Sequence[Any]", data)
         return items[int(step)] if step.isdecimal() and len(step) < 10 and int(step) < len(items) else None
-    # What the action's parser made may be an object of any class.
+    # The action's parser may have returned an object of any class.
     return None if data is None or step.startswith("_") else getattr(cast("object", data), step, None)
 
 
 def _hashable(value: Any) -> Hashable:
-    """Return something hashable that is equal where the values are; 1 and True stay apart."""
+    """Return a hashable key that is equal for equal values, except that 1 and True differ."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Draw many, keep the one that is most like all the others."""
+"""Draw several answers and keep the one most similar to the others."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,31 +20,31 @@ T = TypeVar("T")
 
 class MBRStrategy(BaseSamplingStrategy):
     """
-    Draw `concurrency_budget` answers, and keep the one that is most like all the others: minimum Bayes risk.
+    Draw `concurrency_budget` answers and keep the one most similar to the others: minimum Bayes risk.
 
-    It is for answers that no two draws word in the same way: a summary, a translation, a piece of code.
-    `similarity(a, b)` is any function of two texts; ROUGE-L by default, or an `EmbeddingSimilarity`.
-    Valid answers outrank invalid ones. A draw that fails takes no part, and spoils nothing.
-    A tie goes to the lowest iteration.
+    Use it when no two draws have the same wording: for a summary, a translation, or code.
+    `similarity(a, b)` is any function of two texts, or an `EmbeddingSimilarity`. The default is ROUGE-L.
+    Valid answers outrank invalid ones. A failed draw is left out, and the others still count.
+    The lowest iteration wins a tie.
 
-    A draw that is still open may turn out to be more like all the others than any so far, so nearly always
-    all are made. But if so many are word for word the same that nothing can be closer to the rest, the call ends.
-
-    Each subsample is one draw, and has `loop_budget` attempts to come to a valid answer.
-    What breadth costs, and all the rest, is said at `BaseSamplingStrategy`.
+    Each subsample is one draw with `loop_budget` attempts. The call nearly always makes all draws,
+    because an open draw may be more similar to the others than any so far.
+    It ends early if so many answers are identical that no other can be closer to the rest.
+    See `BaseSamplingStrategy` for the cost of breadth.
     """
 
     concurrency_budget: int = 5
-    """How many are drawn."""
+    """Number of draws."""
 
     similarity: Similarity | EmbeddingSimilarity = staticmethod(rouge_l)
 
     relaxation: float | None = None
     """
-    How far d = 1 - similarity is from a metric: an r for which d(a, c) - d(b, c) <= r * d(a, b), always.
+    A factor r such that d(a, c) - d(b, c) <= r * d(a, b) always holds for d = 1 - similarity.
 
-    When same answers are more than r times as many as all the others can be, nothing can be closer to the rest than
-    they are. It is 1 for a metric, and 4 for ROUGE-L. None if there is none, or it is not known: then all are drawn.
+    If identical answers outnumber all others, open draws included, by more than r to 1, no answer can be
+    closer to the rest, and the call ends. It is 1 for a metric and 4 for ROUGE-L.
+    None means that no such factor is known: then all draws are made.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class MBRStrategy(BaseSamplingStrategy):
         relaxation: float | None = None,
         **settings: Unpack[StrategySettings],
     ) -> None:
-        """Take how alike two texts are, and what the base takes; None keeps the default."""
+        """Set the similarity and the settings of `BaseSamplingStrategy`. None keeps a default."""
         self._take(similarity=similarity, relaxation=relaxation)
         if self.similarity is rouge_l and self.relaxation is None:
-            self.relaxation = _OF_ROUGE_L
+            self.relaxation = _ROUGE_L_RELAXATION
         super().__init__(**settings)
         if isinstance(self.similarity, EmbeddingSimilarity):
             self.requirements = (*self.requirements, self.similarity.requirement)
@@ -70,22 +70,23 @@ class MBRStrategy(BaseSamplingStrategy):
             check_number("relaxation", self.relaxation, least=1)
 
     def settled(self, progress: Progress[T]) -> bool:
-        """Stop when so many are the same that they stay closest to all, whatever the others say."""
+        """Stop when so many answers are identical that open draws can't change the winner."""
         if self.relaxation is None:
             return False
         valid = [one for one in progress.slices if one.valid]
+        # In a deterministic call nothing may depend on when a draw failed.
         ended = frozenset[int]() if self.deterministic else progress.ended
         still_open = OpenDraws.after(progress.slices, progress.loop_budget, progress.concurrency_budget, ended).count
         most = max((standing.votes for standing in count_votes(valid, _text_of).standings), default=0)
         return most > self.relaxation * (len(valid) - most + still_open)
 
     def select(self, slices: Sequence[Slice[T]]) -> Slice[T]:
-        """Choose the slice that is most like all the others; of equals, the lowest iteration."""
+        """Return the slice most similar to the others. The lowest iteration wins a tie."""
         by_iteration = sorted(slices, key=lambda one: one.iteration)
-        return max(by_iteration, key=_Likeness(by_iteration, self._compare))
+        return max(by_iteration, key=_TotalSimilarity(by_iteration, self._compare))
 
     def select_from_failure(self, slices: Sequence[Slice[T]]) -> Slice[T]:
-        """Choose by merit; of those of equal merit, the one that is most like all the others."""
+        """Return the slice with the most merit. The one most similar to its equals wins a tie."""
         best = max((one.passed, one.score) for one in slices)
         return self.select([one for one in slices if (one.passed, one.score) == best])
 
@@ -96,7 +97,7 @@ class MBRStrategy(BaseSamplingStrategy):
         return similarity(_text_of(one), _text_of(other))
 
 
-_OF_ROUGE_L = 4.0
+_ROUGE_L_RELAXATION = 4.0
 """
 ROUGE-L is F = 2 * common / (m + n), and 1 - F is no metric. But d = 2 * (m + n - 2 * common) / (2 * (m + n - common))
 is one (the Steinhaus transform of the distance by insertions and deletions), and 1 - F = d / (2 - d).
@@ -104,29 +105,29 @@ From the triangle inequality of d follows (1 - F(a, c)) - (1 - F(b, c)) <= 4 * (
 """
 
 
-class _Likeness:
-    """How much a slice is like all the others together. What is compared once is not compared again."""
+class _TotalSimilarity:
+    """The sum of the similarities of a slice to all others. Each pair of texts is compared once."""
 
     def __init__(self, slices: Sequence[Slice[Any]], compare: Callable[[Slice[Any], Slice[Any]], float]) -> None:
         self._slices = slices
         self._compare = compare
-        self._known: dict[tuple[str, str], float] = {}
+        self._cached: dict[tuple[str, str], float] = {}
 
     def __call__(self, one: Slice[Any]) -> float:
         return math.fsum([self._of(one, other) for other in self._slices if other is not one])
 
     def _of(self, one: Slice[Any], other: Slice[Any]) -> float:
         pair = _text_of(one), _text_of(other)
-        known = self._known.get(pair)
-        if known is None:
-            known = self._known[pair] = _number(self._compare(one, other))
-        return known
+        cached = self._cached.get(pair)
+        if cached is None:
+            cached = self._cached[pair] = _checked(self._compare(one, other))
+        return cached
 
 
-def _number(likeness: object) -> float:
-    if isinstance(likeness, bool) or not isinstance(likeness, int | float) or not math.isfinite(likeness):
-        raise TypeError(f"similarity must return a finite number, got {shown(likeness)}")
-    return likeness
+def _checked(similarity: object) -> float:
+    if isinstance(similarity, bool) or not isinstance(similarity, int | float) or not math.isfinite(similarity):
+        raise TypeError(f"similarity must return a finite number, got {shown(similarity)}")
+    return similarity
 
 
 def _text_of(one: Slice[Any]) -> str:

@@ -1,4 +1,4 @@
-"""Answer the model in the same conversation."""
+"""Reply to the model in the same conversation with the reasons why its answer failed."""
 
 from collections.abc import Sequence
 from typing import TypeVar, Unpack
@@ -16,25 +16,31 @@ T = TypeVar("T")
 
 class MultiTurnStrategy(BaseSamplingStrategy):
     """
-    Tell the model, as the next turn of the same conversation, why its answer was not accepted.
+    Reply with the reasons of the failure, in the same conversation.
 
-    Each turn sends the whole conversation again, so the prompt grows with depth, unless `history` leaves turns out.
-    What breadth costs, and all the rest, is said at `BaseSamplingStrategy`.
+    Use it when checks give reasons that a model can act on, and it should see its earlier answers.
+    Each turn sends the whole conversation again, so the prompt grows with depth, unless `history` drops turns.
+    See `BaseSamplingStrategy` for the cost of breadth.
     """
 
     template: str = "This is not acceptable yet, for these reasons:\n{reasons}\nPlease give the whole answer again."
 
     history: History = History()
-    """Which of the earlier turns are sent again."""
+    """The earlier turns to send again."""
 
     def __init__(
         self, *, template: str | None = None, history: HistoryLike | None = None, **settings: Unpack[StrategySettings]
     ) -> None:
         """
-        Take the template of a turn, which turns to keep, and what the base takes.
+        Set the template and the history.
 
-        The template has {reasons} in it. The history is "all", "best", how many of the last turns, or a `History`,
-        which can have a limit in tokens too. The first question always stays.
+        Args:
+            template: Must contain {reasons}.
+
+            history: "all", "best", the number of latest turns, or a `History`, which can limit the tokens.
+                The first question always stays.
+
+            settings: The settings of `BaseSamplingStrategy`.
         """
         super().__init__(**settings)
         self._take(template=template)
@@ -42,7 +48,7 @@ class MultiTurnStrategy(BaseSamplingStrategy):
         check_template(self.template, "{reasons}")
 
     def repair(self, history: Sequence[Slice[T]]) -> Attempt[T]:
-        """Put the reasons of the checks that failed as a user's message after the answer."""
+        """Add a user message with the reasons of the failed checks."""
         if not self.history.keeps_all:
             return self._shortened(first_tried(history), self.history.kept(history))
         last = history[-1]
@@ -50,23 +56,27 @@ class MultiTurnStrategy(BaseSamplingStrategy):
         return Attempt(last.action.with_text(fill(self.template, last)), last.context, options)
 
     def _shortened(self, first: Attempt[T], kept: Sequence[Slice[T]]) -> Attempt[T]:
-        """Go on as if nothing but these turns, or as many of them as there is room for, had followed the question."""
+        """Continue a conversation that has only the kept turns, as many as fit."""
         newest = kept[-1]
-        complaint = fill(self.template, newest)
+        feedback = fill(self.template, newest)
 
-        def said(turn: Slice[T]) -> list[str]:
+        def texts_of(turn: Slice[T]) -> list[str]:
             answer = turn.text or ""
             return [answer] if turn is newest else [answer, fill(self.template, turn)]
 
-        asked = [message.content for message in first.messages]
-        turns = self.history.within(kept, said, [*asked, complaint])
+        prompt = [message.content for message in first.messages]
+        turns = self.history.within(kept, texts_of, [*prompt, feedback])
         if not turns:
-            # Not even the newest answer has room: what was wrong with it is told with the question.
-            return Attempt(first.action.with_text(f"{first.action.text}\n\n{complaint}"), first.context, first.options)
-        in_turn = [first.action.text, *(text for turn in turns for text in said(turn))]
-        messages = [Message("assistant" if number % 2 else "user", text) for number, text in enumerate(in_turn)]
-        return Attempt(first.action.with_text(complaint), first.context.add(*messages), first.options)
+            # Not even the newest answer fits. The model must still learn why it failed.
+            return Attempt(first.action.with_text(f"{first.action.text}\n\n{feedback}"), first.context, first.options)
+        texts = [first.action.text, *(text for turn in turns for text in texts_of(turn))]
+        messages = [Message("assistant" if index % 2 else "user", text) for index, text in enumerate(texts)]
+        return Attempt(first.action.with_text(feedback), first.context.add(*messages), first.options)
 
     def select_from_failure(self, slices: Sequence[Slice[T]]) -> Slice[T]:
-        """Choose by merit; of equals, the deepest turn of the lowest subsample, which has been told the most."""
+        """
+        Return the slice with the most merit.
+
+        The deepest turn of the lowest subsample wins a tie, because the model had the most feedback there.
+        """
         return max(slices, key=lambda one: (one.passed, one.score, -one.subsample, one.attempt))

@@ -1,4 +1,4 @@
-"""Ask again, unchanged."""
+"""Sample again, with the same prompt, until an answer is valid."""
 
 from sampling.strategy import BaseSamplingStrategy
 
@@ -7,8 +7,10 @@ __all__ = ["RejectionSamplingStrategy"]
 
 class RejectionSamplingStrategy(BaseSamplingStrategy):
     """
-    Ask the same thing again until an answer is valid.
+    Send the same prompt again until an answer is valid.
 
-    If none is, the best failure is the one that met most requirements, and of equals the earliest.
-    What breadth costs, and all the rest, is said at `BaseSamplingStrategy`.
+    Use it when a check is reliable, and its reasons would not help the model.
+    Every attempt costs the same: the prompt does not grow.
+    If no answer is valid, the result is the one that met the most requirements. The earliest wins a tie.
+    See `BaseSamplingStrategy` for the cost of breadth.
     """

@@ -1,4 +1,4 @@
-"""Restate the action with what failed."""
+"""Restate the action together with the reasons why an answer failed."""
 
 from collections.abc import Sequence
 from typing import TypeVar, Unpack
@@ -16,25 +16,30 @@ T = TypeVar("T")
 
 class RepairTemplateStrategy(BaseSamplingStrategy):
     """
-    Ask the original question again, in the original conversation, together with why the last answer failed.
+    Repeat the original question, with the reasons why the last answer failed.
 
-    The conversation does not grow, so the price of an attempt stays the same however deep it goes.
-    What breadth costs, and all the rest, is said at `BaseSamplingStrategy`.
+    Use it when checks give reasons that a model can act on, and prompts must stay short.
+    The conversation does not grow, so every attempt costs about the same, however deep the call goes.
+    See `BaseSamplingStrategy` for the cost of breadth.
     """
 
     template: str = "{action}\n\nAn earlier answer was not accepted, for these reasons:\n{reasons}"
 
     history: History = History(1)
-    """The reasons of which earlier answers are told."""
+    """The earlier answers whose reasons go into the prompt."""
 
     def __init__(
         self, *, template: str | None = None, history: HistoryLike | None = None, **settings: Unpack[StrategySettings]
     ) -> None:
         """
-        Take the template to restate with, which earlier answers to tell of, and what the base takes.
+        Set the template and the history.
 
-        The template has {action} and {reasons} in it, and may have {answer}, for the newest answer that is told of.
-        The history is how many of the last answers, "all", "best", or a `History`, which can have a limit in tokens.
+        Args:
+            template: Must contain {action} and {reasons}. It may contain {answer}, the newest failed answer.
+
+            history: The number of latest answers, "all", "best", or a `History`, which can limit the tokens.
+
+            settings: The settings of `BaseSamplingStrategy`.
         """
         super().__init__(**settings)
         self._take(template=template)
@@ -46,12 +51,12 @@ class RepairTemplateStrategy(BaseSamplingStrategy):
         original = first_tried(history)
         *older, newest = self.history.kept(history)
         always = [*(message.content for message in original.context), self._restated(original, [newest])]
-        told = self.history.within(older, lambda one: [f"\n- {reason}" for reason in one.complaints], always)
-        restated = self._restated(original, [*told, newest])
+        fitting = self.history.within(older, lambda one: [f"\n- {reason}" for reason in one.complaints], always)
+        restated = self._restated(original, [*fitting, newest])
         return Attempt(original.action.with_text(restated), original.context, original.options)
 
-    def _restated(self, original: Attempt[T], told: Sequence[Slice[T]]) -> str:
-        # The same complaint about two answers is told once.
-        reasons = dict.fromkeys(reason for one in told for reason in one.complaints)
-        answer = told[-1].text or ""
+    def _restated(self, original: Attempt[T], failed: Sequence[Slice[T]]) -> str:
+        # Two answers often fail for the same reason. List it once.
+        reasons = dict.fromkeys(reason for one in failed for reason in one.complaints)
+        answer = failed[-1].text or ""
         return fill_fields(self.template, reasons=reasons, action=original.action.text, answer=answer)

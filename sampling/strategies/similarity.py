@@ -1,4 +1,4 @@
-"""How alike two answers are by their embeddings, which have to be waited for."""
+"""Similarity of answers by their embeddings."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from inspect import isawaitable
@@ -14,27 +14,27 @@ from sampling.results import Slice
 __all__ = ["Embed", "EmbeddingSimilarity"]
 
 Embed: TypeAlias = Callable[[str], Sequence[float] | Awaitable[Sequence[float]]]
-"""Turns a text into a vector: any function, sync or async."""
+"""A function that turns a text into a vector, sync or async."""
 
 
 @attrs.frozen
 class _Embedded(Validation):
-    """The vector of an answer, kept on its slice, so that comparing two needs no waiting."""
+    """A validation that carries the vector of an answer, so that `select` needs no await."""
 
     vector: tuple[float, ...] = attrs.field(default=(), kw_only=True, repr=False)
 
 
 class EmbeddingSimilarity:
     """
-    The cosine of the angle between the embeddings of two answers: `MBRStrategy(EmbeddingSimilarity(embed))`.
+    Cosine similarity of embeddings, for `MBRStrategy(EmbeddingSimilarity(embed))`.
 
     `embed(text)` is any function that returns a vector, sync or async: a local model, or a server's /v1/embeddings.
-    Each answer that passed all code checks is embedded once, as part of its validation, where waiting is allowed.
-    An answer that can't be embedded is invalid, with the error on the result.
+    Each answer that passed all code checks is embedded once, as part of its validation.
+    If embedding raises an error, the answer is invalid, and the error is on the result.
     """
 
     def __init__(self, embed: Embed, *, blocking: bool = False) -> None:
-        """Take what embeds; `blocking` if it computes for long without awaiting, and belongs in a thread."""
+        """Set the embedding function. `blocking=True` runs it in a thread."""
         if not callable(embed):
             raise wrong_type("embed", embed, "a callable that takes a text and returns a vector")
         self._embed = embed
@@ -44,10 +44,10 @@ class EmbeddingSimilarity:
             blocking=blocking,
             judged=True,
         )
-        """What a strategy checks besides its own requirements, to have the embeddings."""
+        """The requirement that computes the embeddings. `MBRStrategy` adds it to its own."""
 
     def __call__(self, one: Slice[Any], other: Slice[Any]) -> float:
-        """Return how alike two slices are; 0 if one of them was not embedded."""
+        """Return the similarity of two slices, or 0 if one of them has no embedding."""
         vector, other_vector = self._vector_of(one), self._vector_of(other)
         return cosine(vector, other_vector) if vector and other_vector else 0.0
 
@@ -67,5 +67,5 @@ class EmbeddingSimilarity:
 
 def _embedded(vector: object) -> Validation:
     if isinstance(vector, str | bytes) or not isinstance(vector, Iterable):
-        raise wrong_type("what embed returns", vector, "a sequence of numbers")
+        raise wrong_type("the result of embed", vector, "a sequence of numbers")
     return _Embedded(True, vector=tuple([float(number) for number in vector]))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]

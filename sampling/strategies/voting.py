@@ -1,4 +1,4 @@
-"""Draw many, keep the answer that most of them agree on."""
+"""Draw several answers and keep the most frequent one."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -23,34 +23,35 @@ log = structlog.get_logger("sampling")
 
 class MajorityVotingStrategy(BaseSamplingStrategy):
     """
-    Draw up to `concurrency_budget` answers, and keep the one that most of them agree on.
+    Draw up to `concurrency_budget` answers and keep the most frequent one.
 
-    Each subsample is one draw: it has `loop_budget` attempts to come to a valid answer, and that answer votes.
-    Valid answers outrank invalid ones, however many those are. A draw that fails does not vote, and spoils nothing.
-    A tie goes to the answer with the lowest iteration, so that the outcome does not depend on which one was faster.
+    Use it when there is no check, and answers can be compared: numbers, labels, fields.
+    Each subsample is one draw with `loop_budget` attempts, and its valid answer votes.
+    Valid answers outrank any number of invalid ones. A failed draw does not vote, and the others still count.
+    The answer with the lowest iteration wins a tie, so the outcome does not depend on speed.
 
-    The vote ends when its outcome can't change any more, or, with a `certainty` below 1,
-    when it would change with less than the remaining probability. And no draw is started before it is certain
-    to be needed: of 9, first 5 start at once, because no fewer can decide, and more only if those disagree.
-    So it costs as few tokens as drawing one by one, in two or three rounds.
+    The vote ends when its outcome can't change any more. With a `certainty` below 1, it also ends
+    when the probability of a change is below `1 - certainty`.
+    A draw starts only when it is certain to be needed: of 9, 5 start at once, because fewer can't decide.
+    More start only if those disagree. So it takes as few tokens as drawing one by one, in two or three rounds.
 
-    What breadth costs, and all the rest, is said at `BaseSamplingStrategy`.
+    See `BaseSamplingStrategy` for the cost of breadth.
     """
 
     concurrency_budget: int = 9
-    """How many may vote."""
+    """Maximum number of draws."""
 
     key: Key = staticmethod(exact)
-    """What makes two answers the same: it gets the value of each, and returns None for one that should not vote."""
+    """Maps the value of an answer to the key that it votes for. None abstains."""
 
     certainty: float = 1.0
-    """How certain the outcome must be for the vote to end early; with 1, ending early never changes it."""
+    """Probability of the outcome at which the vote ends early. With 1, ending early never changes it."""
 
     early_stop: bool = True
-    """Whether the vote may end early at all."""
+    """If False, make all draws."""
 
     all_at_once: bool = False
-    """Whether all draws start at once: the quickest, and the dearest."""
+    """If True, start all draws at once. This is the fastest and the most expensive way."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
         all_at_once: bool | None = None,
         **settings: Unpack[StrategySettings],
     ) -> None:
-        """Take what makes two answers the same, when to stop, and what the base takes; None keeps the default."""
+        """Set the key, the early stop, and the settings of `BaseSamplingStrategy`. None keeps a default."""
         self._take(key=key, certainty=certainty, early_stop=early_stop, all_at_once=all_at_once)
         super().__init__(**settings)
 
@@ -75,21 +76,21 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
         check_bool("all_at_once", self.all_at_once)
 
     def settled(self, progress: Progress[T]) -> bool:
-        """Stop when the draws that are still open won't change the outcome."""
+        """Stop when the open draws can't change the outcome, or with `certainty` won't."""
         if not self.early_stop:
             return False
         still_open = self._open_draws(progress)
         return self._poll(progress.slices).is_over(still_open.count, still_open.earliest, self.certainty)
 
     def next_subsample_in_s(self, progress: Progress[T]) -> float:
-        """Start another draw now if those that run can't settle the vote, even if they all agree with its leader."""
+        """Start another draw if the running ones can't settle the vote, even if all agree with the leader."""
         if self.all_at_once or not self.early_stop:
             return 0.0
         still_open = self._open_draws(progress)
-        under_way = sum([one.subsample not in still_open.closed for one in progress.running])
-        # It takes one more at least, or it would be settled: who wins ties is not known before they are counted.
+        running = sum([one.subsample not in still_open.closed for one in progress.running])
+        # An open vote needs one more draw at least. `draws_needed` may return 0: it assumes that the leader wins ties.
         needed = max(1, self._poll(progress.slices).draws_needed(still_open.count, self.certainty))
-        return 0.0 if under_way < needed else math.inf
+        return 0.0 if running < needed else math.inf
 
     def _open_draws(self, progress: Progress[T]) -> OpenDraws:
         # In a deterministic call nothing may depend on when a draw failed.
@@ -97,11 +98,11 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
         return OpenDraws.after(progress.slices, progress.loop_budget, progress.concurrency_budget, ended)
 
     def select(self, slices: Sequence[Slice[T]]) -> Slice[T]:
-        """Choose the answer with the most votes, and of its slices the one with the lowest iteration."""
+        """Return the slice with the lowest iteration of the most frequent answer."""
         return self._winner(slices)
 
     def select_from_failure(self, slices: Sequence[Slice[T]]) -> Slice[T]:
-        """Choose by merit; those of equal merit vote."""
+        """Let the slices with the most merit vote."""
         best = max((one.passed, one.score) for one in slices)
         return self._winner([one for one in slices if (one.passed, one.score) == best])
 
@@ -113,12 +114,12 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
         return count_votes((one for one in slices if one.valid), self._key_of)
 
     def _key_of(self, one: Slice[T], *, warn: bool = False) -> Hashable | None:
-        """Return what this slice votes for. A key function that raises has found nothing to vote for."""
+        """Return the key that this slice votes for, or None if there is none or the key function raises."""
         try:
             key = self.key(one.text if one.value is None else one.value)
         except (MemoryError, RecursionError):
             raise
-        except Exception as error:  # noqa: BLE001 - an answer that a key function chokes on must not cost the others
+        except Exception as error:  # noqa: BLE001 - one answer that breaks a key function must not spoil the vote
             if warn:
                 log.warning("vote_not_counted", iteration_id=one.iteration_id, error_type=type(error).__name__)
             return None

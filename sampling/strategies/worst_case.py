@@ -1,4 +1,4 @@
-"""The most that calls can ask for, before any of them is made."""
+"""Upper bounds on the requests and tokens of a call."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,18 +16,18 @@ __all__ = ["WorstCase", "WorstCases"]
 
 
 FEEDBACK_TOKENS = 100
-"""About what is told of an answer that failed."""
+"""Estimated tokens of the feedback on a failed answer."""
 
 JUDGE_TOKENS = 200
-"""About what a judge is told besides the requirement and the answer."""
+"""Estimated tokens of a judge's prompt, besides the requirement and the answer."""
 
 VERDICT_TOKENS = 100
-"""About what a judge replies."""
+"""Estimated tokens of a judge's reply."""
 
 
 @attrs.frozen
 class WorstCase:
-    """What a call takes if every attempt is made, and every answer is as long as it may be."""
+    """The usage of a call that makes every attempt with answers of maximum length."""
 
     attempts: int = 0
     requests: int = 0
@@ -44,20 +44,20 @@ class WorstCase:
 
     @property
     def tokens(self) -> int:
-        """Input and output together."""
+        """Input and output tokens."""
         return self.input_tokens + self.output_tokens
 
     def cost(self, price: Price) -> float:
-        """Return what these tokens cost."""
+        """Return the cost of these tokens."""
         return price.of(Usage(self.input_tokens, self.output_tokens))
 
 
 class WorstCases:
     """
-    Knows the worst case of every question to one strategy.
+    Compute the worst case of any question to one strategy.
 
-    A token is taken for four characters, as budgets do, what a model is told about a failed answer for a hundred
-    tokens, and so is what a judge replies. What layers send again, such as `Retrying`, comes on top.
+    A token counts as four characters, as in budgets. The feedback on a failed answer counts as a hundred tokens,
+    and so does a judge's reply. Requests that layers such as `Retrying` repeat are not included.
     """
 
     def __init__(
@@ -76,33 +76,33 @@ class WorstCases:
         self._max_tokens = None if options is None else options.max_tokens
 
     def of(self, question: str, *, longest_answer: int = 0) -> WorstCase:
-        """Return the worst case of one question, with an answer of that many tokens where the options say none."""
+        """Return the worst case of one question. `longest_answer` applies if the options have no `max_tokens`."""
         answer = longest_answer if self._max_tokens is None else self._max_tokens
         prompt = estimate_tokens(self._context_chars + len(question)) + 1
         first, *later = self._stages
         whole = self._of_stage(first, prompt, answer)
         for stage in later:
-            # It is shown the best answer so far, and why that failed.
+            # The prompt of a later tier has the best answer so far and the feedback on it.
             whole += self._of_stage(stage, prompt + answer + FEEDBACK_TOKENS, answer)
         return whole
 
     def _of_stage(self, strategy: BaseSamplingStrategy, prompt: int, answer: int) -> WorstCase:
         depth, breadth = strategy.loop_budget, strategy.concurrency_budget
         attempts = depth * breadth
-        # A conversation grows, with every answer that failed, by that answer and by what was wrong with it.
+        # Every failed answer adds itself and the feedback on it to the conversation.
         regrown = breadth * depth * (depth - 1) // 2 * (answer + FEEDBACK_TOKENS)
         judged = attempts * self._judges
-        asked = _requests_of_attempt(strategy)
+        requests = _requests_of_attempt(strategy)
         return WorstCase(
             attempts,
-            attempts * asked + judged,
-            asked * (attempts * prompt + regrown) + judged * answer + attempts * self._judges_read,
+            attempts * requests + judged,
+            requests * (attempts * prompt + regrown) + judged * answer + attempts * self._judges_read,
             attempts * (answer + _thoughts_of_attempt(strategy)) + judged * VERDICT_TOKENS,
         )
 
 
 def _stages(strategy: BaseSamplingStrategy) -> Iterator[BaseSamplingStrategy]:
-    """Give the strategies of all calls that one call may make."""
+    """Yield the strategies of all nested calls."""
     if isinstance(strategy, EscalationStrategy):
         for tier in strategy.tiers:
             yield from _stages(tier.strategy) if tier.strategy is not None else iter([strategy])

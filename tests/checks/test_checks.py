@@ -343,7 +343,7 @@ class TestJsonSchema:
 
     def test_what_is_no_schema_is_refused(self):
         """Where it is made, with the place."""
-        with pytest.raises(ValueError, match="schema must be a JSON schema, got one that is not, at /type"):
+        with pytest.raises(ValueError, match="schema must be a valid JSON schema, got an invalid one, at /type"):
             checks.json_schema({"type": "strange"})
 
 

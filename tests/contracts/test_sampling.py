@@ -671,7 +671,7 @@ class TestS18:
         """S18: requests multiply, rate limits come sooner, the winner depends on timing without deterministic=True."""
         doc = strategy_class.__doc__
         if strategy_class is not BaseSamplingStrategy:
-            assert "What breadth costs" in doc
+            assert "for the cost of breadth" in doc
             assert "BaseSamplingStrategy" in doc
             doc = BaseSamplingStrategy.__doc__
         for words in ("number of requests multiplies", "rate limits come sooner", "timing", "deterministic=True"):
