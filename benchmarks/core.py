@@ -1,4 +1,4 @@
-"""What the engine itself costs: a backend that answers after one checkpoint, against a peer and against the floor."""
+"""Measure the overhead of the engine, against a peer and against the floor, with an instant backend."""
 
 from __future__ import annotations
 

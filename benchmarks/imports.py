@@ -1,4 +1,4 @@
-"""What `import sampling` costs beside what it can't do without, in fresh interpreters."""
+"""Measure `import sampling` against its dependencies, in fresh interpreters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call that waits for its backend holds: many concurrent calls of 1×2, in a fresh process.
+"""Measure the memory of many waiting calls of 1×2, in a fresh process.
 
 `python -m benchmarks.memory <contender> <calls> <rss|tracemalloc>` is that process: it prints bytes per call.
 """
@@ -60,7 +60,7 @@ def _ask(python: Path, env: dict[str, str] | None, module: str, meter: str) -> f
 
 
 async def hold(prepare: Prepare, calls: int, meter: Callable[[], int]) -> float:
-    """Start the calls, wait until all their requests wait, and read the meter; then let them all succeed."""
+    """Start the calls, measure while all their requests wait, then let them succeed."""
     await prepare(SCENARIO, Tally(), lambda: asyncio.sleep(0))()  # whatever is made once is made now
     tally = Tally()
     all_wait, answered = asyncio.Event(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""How much of this machine's processors other programs use meanwhile: a measurement beside them is of them too."""
+"""Measure the processor time of other programs, which distorts a benchmark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Reading:
-    """What the clocks showed at one moment."""
+    """Processor times at one moment."""
 
     at_s: float
     everyone_s: float
@@ -26,7 +26,7 @@ class Reading:
 
 
 def others_since(before: Reading) -> float:
-    """Return how many processors others kept busy since then, on average; 0 where the system does not tell."""
+    """Return the average number of processors used by others since then, or 0 if unknown."""
     now = Reading.now()
     used_s = (now.everyone_s - before.everyone_s) - (now.ours_s - before.ours_s)
     return max(0.0, used_s / (now.at_s - before.at_s))

@@ -1,4 +1,4 @@
-"""What we are compared with, each in a throw-away environment of its own that is made when it is first needed.
+"""Peers for comparison, each in its own temporary environment that is created on first use.
 
 A peer never becomes a dependency of the project.
 """

@@ -18,7 +18,7 @@ PACKAGES = ("sampling", "anyio", "attrs", "httpcore2", "httpx2", "structlog", "t
 
 @dataclass(frozen=True)
 class Settings:
-    """How a run was asked for."""
+    """The settings of a run."""
 
     quick: bool = False
     peers: bool = True
@@ -35,7 +35,7 @@ class Check:
 
     @property
     def met(self) -> bool:
-        """Whether the target is met."""
+        """True if the target is met."""
         if self.value is None:
             return False
         return self.value >= self.bound if self.at_least else self.value <= self.bound
@@ -75,7 +75,7 @@ Suite = Callable[[Settings], list[Section]]
 
 
 def ratio(value: float | None, base: float | None) -> float | None:
-    """How many times `base` is `value`, unless one of them was not measured."""
+    """Return `value / base`, or None if one was not measured."""
     return None if value is None or base is None else value / base
 
 
@@ -143,7 +143,7 @@ def write(path: Path, suite: str, sections: Iterable[Section], settings: Setting
 
 
 def machine() -> dict[str, Any]:
-    """What ran the measurements."""
+    """Describe the machine and the interpreter."""
     return {
         "python": platform.python_version(),
         "implementation": platform.python_implementation(),

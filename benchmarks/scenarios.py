@@ -1,4 +1,4 @@
-"""What every contender is asked to do. Standard library only: the peers' environments import it too."""
+"""Scenarios for every contender. Standard library only, because the peers' environments import this too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Scenario:
 
     @property
     def name(self) -> str:
-        """How the scenario is called in the table."""
+        """The name of the scenario in the table."""
         words = [f"{self.depth}×{self.breadth}"]
         words += ["multi-turn"] if self.multi_turn else []
         words += ["passing" if self.passing else "failing"]
@@ -31,7 +31,7 @@ class Scenario:
 
     @property
     def attempts(self) -> int:
-        """How often one call asks the backend.
+        """The number of requests per call.
 
         A passing call asks all of its subsamples once: each of them is waiting for its answer when the first one comes.
         """
@@ -40,7 +40,7 @@ class Scenario:
 
 @dataclass
 class Tally:
-    """How often the backend was asked: every contender's backend counts, and every round is checked."""
+    """Counts the requests to a contender's backend. Every round is checked."""
 
     requests: int = 0
 

@@ -1,4 +1,4 @@
-"""A contender in a process of its own, asked for one round at a time, so that the rounds of all contenders interleave.
+"""Run a contender in its own process, one round at a time, so that the rounds of all contenders interleave.
 
 All contenders are timed by this one function, in the same interpreter, with the garbage collector on. Standard library
 only: a peer's environment has nothing else.
@@ -71,7 +71,7 @@ def serve(prepare: Prepare, checkpoint: Checkpoint, run: Run, *, fifo: bool = Tr
 def _calibrate(
     prepare: Prepare, checkpoint: Checkpoint, run: Run, scenario: Scenario, seconds: float, *, exact: bool
 ) -> Callable[[], float]:
-    """Warm up, and find how many calls make a round of about `seconds`; it stays the same for all rounds."""
+    """Warm up, and return the number of calls that take about `seconds`. All rounds use it."""
     tally = Tally()
     call = prepare(scenario, tally, checkpoint)
 

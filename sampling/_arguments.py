@@ -1,4 +1,4 @@
-"""Checks for what callers pass in: each names the argument, shows the value and says what is allowed."""
+"""Checks of arguments. Each error names the argument, shows the value and says what is allowed."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -7,25 +7,25 @@ from typing import Any
 _LONGEST_SHOWN = 80
 
 MAX_ATTEMPTS = 1_000_000
-"""loop_budget * concurrency_budget may not be larger: a record of each attempt is kept, and more is a slip."""
+"""The limit of `loop_budget * concurrency_budget`: every attempt is kept in memory, and more is probably a typo."""
 
 
 def shown(value: object) -> str:
-    """Render a value for an error message: its repr, cut where it gets long."""
+    """Return the repr of a value for an error message, truncated if long."""
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001 - the error that is being built must not be lost to a broken repr
+    except Exception:  # noqa: BLE001 - a broken repr must not hide the error being built
         text = f"<{type(value).__name__} object that has no repr>"
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
 
 
 def wrong_type(name: str, value: object, allowed: str) -> TypeError:
-    """Build the TypeError for an argument that is of the wrong kind."""
+    """Build the TypeError for an argument of the wrong type."""
     return TypeError(f"{name} must be {allowed}, got {shown(value)} ({type(value).__name__})")
 
 
 def check_int(name: str, value: object, *, least: int | None = None) -> int:
-    """Return value if it is a real int (a bool is not) of at least `least`."""
+    """Return value if it is an int (not a bool) of at least `least`."""
     if type(value) is not int:
         raise wrong_type(name, value, "an int" if least is None else f"an int >= {least}")
     if least is not None and value < least:
@@ -34,7 +34,7 @@ def check_int(name: str, value: object, *, least: int | None = None) -> int:
 
 
 def check_number(name: str, value: object, *, least: float | None = None, above: float | None = None) -> float:
-    """Return value if it is a finite int or float (a bool is not) within the bounds."""
+    """Return value if it is a finite number (not a bool) within the bounds."""
     bounds = f" >= {least}" if least is not None else f" > {above}" if above is not None else ""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise wrong_type(name, value, f"a number{bounds}")
@@ -48,7 +48,7 @@ def check_number(name: str, value: object, *, least: float | None = None, above:
 
 
 def check_str(name: str, value: object, *, empty: bool = True) -> str:
-    """Return value if it is a str, and not a blank one unless that is allowed."""
+    """Return value if it is a str. With `empty=False` it must not be blank."""
     if not isinstance(value, str):
         raise wrong_type(name, value, "a str")
     if not empty and not value.strip():
@@ -64,20 +64,20 @@ def check_bool(name: str, value: object) -> bool:
 
 
 def check_instance(name: str, value: object, types: type[Any] | tuple[type[Any], ...], allowed: str) -> None:
-    """Raise a TypeError that says what is allowed unless value is an instance of `types`."""
+    """Raise a TypeError unless value is an instance of `types`."""
     if not isinstance(value, types):
         raise wrong_type(name, value, allowed)
 
 
 def check_items(name: str, value: object, allowed: str) -> tuple[Any, ...]:
-    """Return the items of an iterable that is not a string: a lone str here is nearly always a forgotten bracket."""
+    """Return the items of an iterable. A str is refused: it nearly always lacks brackets around it."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise wrong_type(name, value, allowed)
     return tuple(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
 def check_budgets(loop_budget: object, concurrency_budget: object) -> tuple[int, int]:
-    """Return depth and breadth if each is an int of at least 1, and both together are not absurd."""
+    """Return both budgets if each is an int >= 1 and their product is at most `MAX_ATTEMPTS`."""
     depth = check_int("loop_budget", loop_budget, least=1)
     breadth = check_int("concurrency_budget", concurrency_budget, least=1)
     if depth * breadth > MAX_ATTEMPTS:
@@ -88,8 +88,8 @@ def check_budgets(loop_budget: object, concurrency_budget: object) -> tuple[int,
 
 
 def unknown_keyword(cls: type[Any], given: str, synonyms: Mapping[str, str]) -> TypeError:
-    """Build the TypeError for a keyword that a class does not take, with the one that was probably meant."""
-    # Imported here: only those who get this error need it.
+    """Build the TypeError for an unknown keyword argument, with a suggestion."""
+    # Imported here because only this error path needs it.
     from difflib import get_close_matches  # noqa: PLC0415
 
     known = sorted(_keywords(cls))
@@ -100,8 +100,8 @@ def unknown_keyword(cls: type[Any], given: str, synonyms: Mapping[str, str]) -> 
 
 
 def _keywords(cls: type[Any]) -> set[str]:
-    """Return the keywords of all constructors of a class, those of an unpacked `TypedDict` too."""
-    # Imported here: only those who get this error need it.
+    """Return the keywords of all constructors of a class, including those of an unpacked `TypedDict`."""
+    # Imported here because only this error path needs it.
     from inspect import Parameter, signature  # noqa: PLC0415
     from typing import get_args  # noqa: PLC0415
 

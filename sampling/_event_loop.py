@@ -1,4 +1,4 @@
-"""What a call asks of the event loop that it runs in, looked up once: each look-up finds out anew which loop it is."""
+"""Properties of the running event loop, looked up once per call because each lookup detects the loop again."""
 
 from collections.abc import Callable
 
@@ -13,14 +13,14 @@ class EventLoop:
     """The running event loop, asyncio's or trio's."""
 
     time: Callable[[], float]
-    """Its clock: monotonic, in seconds, from a zero of its own."""
+    """Its monotonic clock, in seconds from an arbitrary zero."""
 
     cancelled: type[BaseException]
-    """What it raises in a task that is cancelled."""
+    """The exception that it raises in a cancelled task."""
 
 
 def running_loop() -> EventLoop:
-    """Return the event loop that this code runs in."""
+    """Return the running event loop."""
     token = current_token()
     backend = token.backend_class
     # The clock of an asyncio loop is a method of the loop; trio's is a function.
@@ -29,5 +29,5 @@ def running_loop() -> EventLoop:
 
 def running_loop_name() -> str:
     """Return the name that `anyio.run` takes for the running event loop: "asyncio" or "trio"."""
-    # The name of anyio's own module for it, `anyio._backends._asyncio`: there is no other public way to ask.
+    # Taken from the module name, such as `anyio._backends._asyncio`: anyio has no public function for it.
     return current_token().backend_class.__module__.rpartition("._")[2]

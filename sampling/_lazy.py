@@ -1,4 +1,4 @@
-"""Resolve names of a package on first use, so that it imports without the extras behind them (PEP 562)."""
+"""Import optional names of a package on first use (PEP 562), so that it works without their extras."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -8,7 +8,7 @@ __all__ = ["lazy_attributes"]
 
 
 def lazy_attributes(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a module-level `__getattr__` that imports each name from its home module when it is first used."""
+    """Return a module `__getattr__` that imports each name from its module on first use."""
 
     def __getattr__(name: str) -> Any:  # noqa: N807 - it becomes the package's own
         home = homes.get(name)

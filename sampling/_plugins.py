@@ -1,4 +1,4 @@
-"""Hooks that come from installed distributions, through the entry-point group `sampling.plugins`."""
+"""Load hooks of installed distributions from the entry-point group `sampling.plugins`."""
 
 import os
 from collections.abc import Callable
@@ -16,15 +16,16 @@ ENTRY_POINT_GROUP = "sampling.plugins"
 @cache
 def installed_hooks() -> Hooks:
     """
-    Return the hooks of all installed plugins; they are looked for once in a process, at its first call.
+    Return the hooks of all installed plugins.
 
-    An entry point names either a `Hooks` object or a function that takes one and registers on it.
-    `SAMPLING_PLUGINS=off` in the environment leaves them all out.
+    They are loaded once per process, at the first call. An entry point is a `Hooks` object,
+    or a function that registers hooks on the `Hooks` passed to it.
+    Set `SAMPLING_PLUGINS=off` in the environment to disable all plugins.
     """
     hooks = Hooks()
     if os.environ.get("SAMPLING_PLUGINS", "").lower() in {"off", "0", "false", "no"}:
         return hooks
-    # Imported here: it costs more than the rest of this library, and `import sampling` should not.
+    # Imported here to keep `import sampling` fast: this takes longer than the rest of the library.
     from importlib.metadata import entry_points  # noqa: PLC0415
 
     for entry_point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda found: found.name):
@@ -44,4 +45,4 @@ def _register(plugin: Hooks | Callable[[Hooks], Any], hooks: Hooks) -> None:
     elif callable(plugin):
         plugin(hooks)
     else:
-        raise TypeError(f"a plugin is a Hooks object or a function that takes one, got {plugin!r}")
+        raise TypeError(f"a plugin must be a Hooks object or a function of one, got {plugin!r}")

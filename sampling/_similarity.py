@@ -1,4 +1,4 @@
-"""How alike two texts are: pure functions that return 0 for nothing in common and 1 for the same."""
+"""Similarity of texts and vectors, from 0 (nothing in common) to 1 (the same)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,18 +7,18 @@ from typing import TypeAlias
 __all__ = ["MAX_WORDS", "Similarity", "cosine", "rouge_l"]
 
 Similarity: TypeAlias = Callable[[str, str], float]
-"""Anything that takes two texts and says how alike they are; higher is more alike."""
+"""A function that returns the similarity of two texts. Higher is more similar."""
 
 MAX_WORDS = 2_000
-"""How many words of each text `rouge_l` looks at: its time grows with the product of both lengths."""
+"""The number of words of each text that `rouge_l` compares. Its time grows with the product of both lengths."""
 
 
 def rouge_l(one: str, other: str) -> float:
     """
-    Return the share of words that both texts have in the same order, whatever stands between them.
+    Return the ROUGE-L similarity of two texts.
 
-    This is ROUGE-L: the F-measure of the longest common subsequence of words, in lower case.
-    Two texts without a single word are the same.
+    This is the F-measure of the longest common subsequence of words, in lower case.
+    Two texts without any word are the same.
     """
     words, other_words = _words(one), _words(other)
     if not words or not other_words:
@@ -34,8 +34,8 @@ def _common_length(one: Sequence[str], other: Sequence[str]) -> int:
     """
     Return the length of the longest common subsequence.
 
-    A row of the usual table is kept as the bits of one integer (Crochemore and others, 2001), so that a step
-    handles a whole row at once: 2,000 words against 2,000 take milliseconds, not seconds.
+    A row of the usual table is kept as the bits of one integer (Crochemore and others, 2001),
+    so each step handles a whole row: comparing 2,000 words with 2,000 takes milliseconds, not seconds.
     """
     places: dict[str, int] = {}
     for index, word in enumerate(one):
@@ -49,7 +49,7 @@ def _common_length(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the cosine of the angle between two vectors; 0 if one of them has no length."""
+    """Return the cosine of the angle between two vectors, or 0 for a zero vector."""
     if len(one) != len(other):
         raise ValueError(f"both vectors must have the same length, got {len(one)} and {len(other)}")
     lengths = math.hypot(*one) * math.hypot(*other)

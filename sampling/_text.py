@@ -1,4 +1,4 @@
-"""Small operations on text: estimate its tokens, quote it for people, align it, take it out of code fences."""
+"""Text helpers: estimate tokens, quote, align columns, strip code fences."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ __all__ = ["CHARS_PER_TOKEN", "aligned", "estimate_tokens", "quoted", "unfenced"
 CHARS_PER_TOKEN = 4
 """A rough average for English text and common tokenizers."""
 
-_MARKS = ("```", "~~~")
+_FENCES = ("```", "~~~")
 
 
 def estimate_tokens(chars: int) -> int:
@@ -16,14 +16,14 @@ def estimate_tokens(chars: int) -> int:
 
 
 def quoted(text: str, limit: int) -> str:
-    """Quote text from a model for a human: one line, cut at `limit`, and nothing in it that steers a terminal."""
+    """Quote untrusted text on one line, truncated at `limit`, with control characters escaped."""
     cut = text if len(text) <= limit else f"{text[: limit - 1]}…"
     safe = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in cut)
     return f'"{safe}"'
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of cells as lines: the first column to the left, all others to the right."""
+    """Format rows as aligned lines: first column to the left, all others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
@@ -36,25 +36,25 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def unfenced(text: str) -> str:
     """
-    Return what stands in the first fenced block of a text, or all of it if there is none.
+    Return the content of the first fenced block, or the whole text without one.
 
-    Whatever is said before and after the block is left out. A block that was never closed goes to the end.
+    Text before and after the block is dropped. An unclosed block extends to the end.
     """
     lines = text.split("\n")
-    opening = next((number for number, line in enumerate(lines) if line.lstrip().startswith(_MARKS)), None)
+    opening = next((number for number, line in enumerate(lines) if line.lstrip().startswith(_FENCES)), None)
     if opening is None:
         return text.strip()
-    mark = _mark_of(lines[opening])
-    closing = next((n for n in range(opening + 1, len(lines)) if _closes(lines[n], mark)), len(lines))
+    fence = _fence_of(lines[opening])
+    closing = next((n for n in range(opening + 1, len(lines)) if _closes_fence(lines[n], fence)), len(lines))
     return "\n".join(lines[opening + 1 : closing]).strip("\r\n")
 
 
-def _mark_of(line: str) -> str:
-    """Return the run of backticks or tildes that a fence begins with: more than three may fence a fence."""
+def _fence_of(line: str) -> str:
+    """Return the run of backticks or tildes at the start of a fence. Longer fences may contain shorter ones."""
     start = line.lstrip()
     return start[: len(start) - len(start.lstrip(start[0]))]
 
 
-def _closes(line: str, mark: str) -> bool:
+def _closes_fence(line: str, fence: str) -> bool:
     end = line.strip()
-    return end.startswith(mark) and not end.strip(mark[0])
+    return end.startswith(fence) and not end.strip(fence[0])

@@ -1,4 +1,4 @@
-"""Notice when someone else's code blocks the event loop."""
+"""Detect user code that blocks the event loop."""
 
 import time
 
@@ -9,15 +9,15 @@ __all__ = ["BLOCKED_S", "warn_if_blocked"]
 log = structlog.get_logger("sampling")
 
 BLOCKED_S = 0.25
-"""From how many seconds on a plain function counts as blocking the event loop."""
+"""The number of seconds after which a sync function counts as blocking the event loop."""
 
 
 def warn_if_blocked(started_s: float, by: str) -> None:
     """
-    Log a warning if the code that `by` names has been running since `started_s` for too long.
+    Log a warning if the function named `by`, started at `started_s`, ran for too long.
 
-    Nothing can interrupt a plain function; but while it runs, every task in the process stands still,
-    and whoever looks for the reason should find it in the log.
+    A sync function can't be interrupted, and every task of the event loop waits while it runs.
+    The log line names the cause.
     """
     blocked_s = time.perf_counter() - started_s
     if blocked_s > BLOCKED_S:

@@ -1,4 +1,4 @@
-"""What a call, or many calls together, may spend."""
+"""Limits on the spending of one call, or of many calls together."""
 
 import math
 import threading
@@ -16,7 +16,7 @@ __all__ = ["Budget", "Reservation"]
 
 @attrs.frozen
 class Reservation:
-    """What is held back for a request that is on its way."""
+    """Room in a budget that is held for a request in flight."""
 
     attempts: int
     requests: int
@@ -28,15 +28,14 @@ class Budget:
     """
     A limit on attempts, requests, tokens, cost and time, for one call or shared by many.
 
-    Room is reserved before a request is sent and settled after it, for attempts, repairs and judges alike,
-    and what cancelled losers used is settled too. What a request will use is not known before,
-    so the reservation is an estimate: its prompt at four characters a token,
-    plus `max_tokens` if the options say so, else the largest answer that this budget has seen.
-    A request is sent only if all that was spent and reserved leaves room for its estimate;
-    so the limit is passed, if at all, by no more than what the requests in flight use beyond their estimates.
-    A backend that reports no usage is charged the estimate.
+    Every request (attempt, repair or judge) reserves room before it is sent and is settled after it ended,
+    also when it was cancelled. Its usage is not known in advance, so the reservation is an estimate:
+    the prompt at four characters per token, plus `max_tokens` if set, else the largest answer of this budget so far.
+    A request is sent only if its estimate fits beside everything spent and reserved.
+    A limit can be exceeded only by what the requests in flight use beyond their estimates.
+    If a backend reports no usage, the estimate is charged.
 
-    The clock of `deadline_s` starts when the budget is first used.
+    The clock of `deadline_s` starts at the first use of the budget.
     """
 
     def __init__(
@@ -60,41 +59,41 @@ class Budget:
         self._largest_cost = 0.0
         self._first_used_s: float | None = None
         self._deadline: tuple[object, float] | None = None
-        # Calls in several threads may share one budget; within a thread nothing here waits.
+        # Calls in several threads may share a budget. The lock is never held across an await.
         self._lock = threading.Lock()
 
     @property
     def spent(self) -> Usage:
-        """What backends reported, of everything that is settled."""
+        """The usage that backends reported for settled requests."""
         return self._usage
 
     @property
     def attempts_made(self) -> int:
-        """Attempts that were started."""
+        """The number of attempts that were started."""
         return self._spent.attempts + self._reserved.attempts
 
     @property
     def requests_made(self) -> int:
-        """Requests that were sent: attempts and judges."""
+        """The number of requests that were sent, including judges."""
         return self._spent.requests + self._reserved.requests
 
     @property
     def tokens_charged(self) -> int:
-        """Tokens that are settled: as reported, or as estimated where nothing was reported."""
+        """The tokens of settled requests: as reported, else as estimated."""
         return self._spent.tokens
 
     @property
     def charged(self) -> Reservation:
-        """All that is settled: as reported, or as estimated where nothing was reported."""
+        """The totals of settled requests: as reported, else as estimated."""
         return self._spent
 
     @property
     def reserved(self) -> Reservation:
-        """What is held for requests that are on their way."""
+        """The totals held for requests in flight."""
         return self._reserved
 
     def deadline(self, clock: object, now: float) -> float:
-        """Return when time is up, on the clock of the event loop that `clock` stands for."""
+        """Return the deadline on the clock of an event loop. `clock` identifies the loop, `now` is its time."""
         if self.deadline_s is None:
             return math.inf
         with self._lock:
@@ -102,37 +101,37 @@ class Budget:
                 self._first_used_s = time.monotonic()
                 self._deadline = (clock, now + self.deadline_s)
             if self._deadline is None or self._deadline[0] != clock:
-                # Another event loop counts from another zero (trio's from a random one): carry the age over.
+                # Each event loop has its own zero (trio's is random), so convert through the age of the budget.
                 age_s = time.monotonic() - self._first_used_s
                 self._deadline = (clock, now + self.deadline_s - age_s)
             return self._deadline[1]
 
     def reserve(self, *, attempts: int = 0, prompt_chars: int = 0, max_tokens: int | None = None) -> Reservation:
-        """Hold room for one request, or raise `BudgetExceeded` and hold nothing."""
+        """Reserve room for one request, or raise `BudgetExceeded`."""
         with self._lock:
             answer_tokens = self._largest_answer if max_tokens is None else max_tokens
             tokens = estimate_tokens(prompt_chars) + answer_tokens
             wanted = Reservation(attempts, 1, max(tokens, 1), self._largest_cost)
-            self._hold(wanted)
+            self._reserve(wanted)
             return wanted
 
     def hold(self, wanted: Reservation) -> None:
-        """Hold room for a whole call that is made elsewhere, or raise `BudgetExceeded` and hold nothing."""
+        """Reserve room for a whole call in another process, or raise `BudgetExceeded`."""
         with self._lock:
-            self._hold(wanted)
+            self._reserve(wanted)
 
-    def _hold(self, wanted: Reservation) -> None:
+    def _reserve(self, wanted: Reservation) -> None:
         self._check_room("attempts", self.attempts, self._spent.attempts, self._reserved.attempts, wanted.attempts)
         self._check_room("requests", self.requests, self._spent.requests, self._reserved.requests, wanted.requests)
         self._check_room("tokens", self.tokens, self._spent.tokens, self._reserved.tokens, wanted.tokens)
         self._check_room("cost", self.cost, self._spent.cost, self._reserved.cost, wanted.cost)
-        self._reserved = _plus(self._reserved, wanted, 1)
+        self._reserved = _add(self._reserved, wanted, 1)
 
     def settle_held(self, held: Reservation, spent: Reservation, usage: Usage) -> None:
-        """Replace what was held for a call by what it took: of room, and as the backend reported it."""
+        """Replace the reservation of a call by what it was charged, and add the usage that its backend reported."""
         with self._lock:
-            self._reserved = _plus(self._reserved, held, -1)
-            self._spent = _plus(self._spent, spent, 1)
+            self._reserved = _add(self._reserved, held, -1)
+            self._spent = _add(self._spent, spent, 1)
             self._usage += usage
 
     @staticmethod
@@ -143,34 +142,34 @@ class Budget:
             )
 
     def settle(self, reservation: Reservation, usage: Usage | None) -> None:
-        """Replace a reservation by what was really used; None, where nobody can say, keeps the estimate."""
+        """Replace a reservation by the actual usage. None means unknown, and charges the estimate."""
         with self._lock:
-            self._reserved = _plus(self._reserved, reservation, -1)
+            self._reserved = _add(self._reserved, reservation, -1)
             charged = reservation
             if usage is not None:
                 charged = attrs.evolve(reservation, tokens=usage.total_tokens, cost=usage.cost)
                 self._usage += usage
                 self._largest_answer = max(self._largest_answer, usage.output_tokens)
                 self._largest_cost = max(self._largest_cost, usage.cost)
-            self._spent = _plus(self._spent, charged, 1)
+            self._spent = _add(self._spent, charged, 1)
 
     def charge(self, usage: Usage, *, attempts: int = 0, requests: int = 0) -> None:
-        """Count what was spent elsewhere, in another process or before a resume, whether there is room or not."""
+        """Add what was spent in another process or before a resume, without checking the limits."""
         charged = Reservation(attempts, requests, usage.total_tokens, usage.cost)
         with self._lock:
             self._usage += usage
-            self._spent = _plus(self._spent, charged, 1)
+            self._spent = _add(self._spent, charged, 1)
 
     def count_request(self) -> None:
-        """Count a request that goes out within an attempt that has its reservation already."""
+        """Count one more request of an attempt that is already reserved, such as a retry."""
         with self._lock:
             self._check_room("requests", self.requests, self._spent.requests, self._reserved.requests, 1)
             self._spent = attrs.evolve(self._spent, requests=self._spent.requests + 1)
 
     def release(self, reservation: Reservation) -> None:
-        """Give a reservation back whose request was never sent; an attempt that was started still counts as one."""
+        """Return a reservation whose request was never sent. A started attempt still counts."""
         with self._lock:
-            self._reserved = _plus(self._reserved, reservation, -1)
+            self._reserved = _add(self._reserved, reservation, -1)
             self._spent = attrs.evolve(self._spent, attempts=self._spent.attempts + reservation.attempts)
 
     def __repr__(self) -> str:
@@ -179,11 +178,11 @@ class Budget:
         return f"Budget({', '.join(given)}) with {self.requests_made} requests and {self.tokens_charged} tokens used"
 
 
-def _plus(left: Reservation, right: Reservation, sign: int) -> Reservation:
+def _add(left: Reservation, right: Reservation, sign: int) -> Reservation:
     return Reservation(
         left.attempts + sign * right.attempts,
         left.requests + sign * right.requests,
         left.tokens + sign * right.tokens,
-        # What is given back may differ in the last bit from what was taken.
+        # Rounding may leave a tiny negative rest.
         max(0.0, left.cost + sign * right.cost),
     )

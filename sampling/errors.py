@@ -1,53 +1,53 @@
 """
-Everything that `sampling` raises.
+The exceptions of `sampling`.
 
     SamplingError
-    ├── BackendError                 the model's side
-    │   ├── TransientError           may pass on another try
+    ├── BackendError                 the backend gave no answer
+    │   ├── TransientError           another try may succeed
     │   │   ├── RateLimited
     │   │   ├── Timeout
     │   │   ├── ServerError
     │   │   ├── ConnectFailed        the server was not reached
-    │   │   ├── ConnectionLost       it was, and may have done the work
-    │   │   ├── WorkerLost           the process that made a call died, and died again
-    │   │   ├── Incomplete           an answer without an end
+    │   │   ├── ConnectionLost       the server was reached, and may have done the work
+    │   │   ├── WorkerLost           the worker process of a cluster died twice
+    │   │   ├── Incomplete           the answer ended without a finish_reason
     │   │   └── MalformedResponse
-    │   ├── FatalError               never will
+    │   ├── FatalError               another try can't succeed
     │   │   ├── AuthenticationFailed
     │   │   ├── BadRequest
     │   │   │   └── RequestTooLarge
-    │   │   ├── CassetteMiss         a replay is asked what was never recorded
+    │   │   ├── CassetteMiss         the request is not in the recording
     │   │   ├── CertificateInvalid
     │   │   ├── ModelNotFound
     │   │   ├── QuotaExhausted
     │   │   └── Redirected
-    │   └── ResponseTooLarge         ends its subsample only
-    ├── BudgetExceeded               a request that the budget has no room for
-    ├── NoValidAnswer                what `result.unwrap()` raises
-    ├── CheckTimeout                 a requirement's check took too long
-    ├── BadVerdict (TypeError)       a check that answered neither yes nor no
-    ├── UnclearJudgement             a model that judged, and can't be understood
+    │   └── ResponseTooLarge         ends only its subsample
+    ├── BudgetExceeded               the budget has no room for a request
+    ├── NoValidAnswer                raised by `result.unwrap()`
+    ├── CheckTimeout                 a check took too long
+    ├── BadVerdict (TypeError)       a check returned something other than a verdict
+    ├── UnclearJudgement             a judging model gave no readable verdict
     ├── HookTimeout                  a hook took too long
-    ├── SelectionFailed              `select` or `select_from_failure` gave no slice of this call
-    ├── ContextTooLarge              a repair that makes the conversation grow without end
-    ├── FileRefused (ValueError)     a cassette or a cache that is damaged, or not ours
-    ├── JournalError                 the durable record of a fan-out
-    │   ├── JournalLocked            another run is writing it
-    │   ├── JournalMismatch          it is of another run, or something has changed since
-    │   ├── JournalDamaged           it can't be trusted
-    │   ├── JournalTooNew            a newer version has written it
-    │   └── JournalWriteFailed       it could not be written; what is not in it is on the error
-    ├── ErrorFromJournal             an error of a type that is not restored
-    ├── PluginFailed                 a plugin that can't be loaded
-    ├── PreflightFailed              the first request of a long load run failed
-    ├── NotSendable (TypeError)      something that can't get to a worker of a cluster, or back
-    ├── WorkerFailed                 a process that makes load could not be started, or died
-    ├── MissingExtra (ImportError)   an optional dependency that is not installed
-    ├── WrongThread (RuntimeError)   a running call touched from a thread that is not its own
+    ├── SelectionFailed              `select` or `select_from_failure` failed
+    ├── ContextTooLarge              a repair made the conversation too long
+    ├── FileRefused (ValueError)     a cassette or cache file is damaged or foreign
+    ├── JournalError                 the journal of a fan-out
+    │   ├── JournalLocked            another run is using it
+    │   ├── JournalMismatch          it belongs to a different call
+    │   ├── JournalDamaged           the file is corrupt or not a journal
+    │   ├── JournalTooNew            written by a newer version
+    │   └── JournalWriteFailed       writing failed, and the error has what was not saved
+    ├── ErrorFromJournal             a recorded error whose type can't be restored
+    ├── PluginFailed                 a plugin could not be loaded
+    ├── PreflightFailed              the test request before a load run failed
+    ├── NotSendable (TypeError)      a value can't be sent to or from a worker
+    ├── WorkerFailed                 a load worker did not start, or died
+    ├── MissingExtra (ImportError)   an optional dependency is not installed
+    ├── WrongThread (RuntimeError)   a running call was used from another thread
     └── InsideEventLoop (RuntimeError)   `sample_sync` called where `await sample` is needed
 
-Every class says whether another try may help (`retryable`) and what to do about it (`hint`, a note in the traceback).
-Wrong arguments are plain `TypeError` and `ValueError`, raised where they are passed in.
+Every class has `retryable` (another try may succeed) and `hint` (how to fix it, also a note in the traceback).
+Invalid arguments raise plain `TypeError` and `ValueError`.
 """
 
 from collections.abc import Sequence
@@ -105,13 +105,13 @@ __all__ = [
 
 
 class SamplingError(Exception):
-    """The root of the tree: `except SamplingError` catches all that this library raises of its own."""
+    """The base class of all exceptions of this library."""
 
     retryable: ClassVar[bool] = False
-    """Whether the same request may succeed on another try."""
+    """True if the same request may succeed on another try."""
 
     hint: str = ""
-    """What to do about it, in one sentence."""
+    """How to fix it, in one sentence."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -125,24 +125,24 @@ class BackendError(SamplingError):
     """The backend gave no answer."""
 
     status: int | None = None
-    """The HTTP status, where there was one."""
+    """The HTTP status, if there is one."""
 
     maybe_billed: bool = False
-    """Whether the server may have done the work, and charge for it, although nothing usable came back."""
+    """True if the server may charge for the request although it returned no usable answer."""
 
     partial_text: str | None = None
-    """What had come of the answer by then. It is here to look at, never to be used as an answer."""
+    """The text received before the error. For debugging only, not a usable answer."""
 
 
 class TransientError(BackendError):
-    """The backend gave no answer this time; another try may succeed. It costs one attempt."""
+    """The backend gave no answer, but another try may succeed. It costs one attempt."""
 
     retryable = True
-    hint = "Another try may succeed: raise loop_budget, or wrap the backend in a layer that retries."
+    hint = "Another try may succeed: raise loop_budget, or wrap the backend in Retrying."
 
 
 class RateLimited(TransientError):
-    """The backend asked for fewer requests."""
+    """The backend received too many requests."""
 
     hint = "Lower concurrency_budget, or limit the rate at the backend."
 
@@ -155,43 +155,43 @@ class RateLimited(TransientError):
     ) -> None:
         super().__init__(message, hint=hint)
         self.retry_after_s = retry_after_s
-        """How long the backend asked to wait, if it said so."""
+        """The wait in seconds that the backend asked for, if any."""
 
 
 class Timeout(TransientError):
-    """The backend took longer than it may."""
+    """The backend did not answer in time."""
 
     hint = "Raise the backend's timeout, or ask for fewer tokens."
 
 
 class ServerError(TransientError):
-    """The server failed, or is overloaded."""
+    """The server failed or is overloaded."""
 
-    hint = "The server's own trouble: try again later, or ask another one."
+    hint = "The problem is on the server: try again later, or use another server."
 
     def __init__(self, message: str, *, retry_after_s: float | None = None, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.retry_after_s = retry_after_s
-        """How long the server asked to wait, if it said so."""
+        """The wait in seconds that the server asked for, if any."""
 
 
 class ConnectFailed(TransientError):
-    """The server could not be reached; nothing was sent."""
+    """The server could not be reached. Nothing was sent."""
 
     hint = "Check base_url, that the server is running, and the network."
 
 
 class ConnectionLost(TransientError):
-    """The connection broke after the request was sent: the server may have done the work, and charge for it."""
+    """The connection broke after the request was sent. The server may charge for it."""
 
-    hint = "Another try asks, and pays, again from the start: what came before the break can't be continued."
+    hint = "Another try starts from the beginning, and is charged again: a broken answer can't be continued."
     maybe_billed = True
 
 
 class WorkerLost(TransientError):
-    """The worker of a cluster that ran an item died, and so did the one that ran it once more."""
+    """The worker that ran an item died, and so did the worker of the second try."""
 
-    hint = "If it is always the same item, it may be what kills them; else look at the workers' memory and Ray's logs."
+    hint = "If it is always the same item, that item may crash the workers. Else check their memory and Ray's logs."
     maybe_billed = True
 
     def __init__(self, message: str = "the worker that ran this died", *, hint: str | None = None) -> None:
@@ -199,86 +199,86 @@ class WorkerLost(TransientError):
 
 
 class Incomplete(TransientError):
-    """The answer stopped without saying that it is finished."""
+    """The answer ended without a finish_reason."""
 
     hint = "If this server never sends a finish_reason, pass allow_missing_finish=True to the backend."
     maybe_billed = True
 
 
 class MalformedResponse(TransientError):
-    """The server answered with something that is not an answer."""
+    """The server's response could not be understood."""
 
-    hint = "Check that base_url is that of an OpenAI-compatible API, with its /v1, and not of a proxy or a web page."
+    hint = "Check that base_url is that of an OpenAI-compatible API, including /v1, and not of a proxy or a web page."
     maybe_billed = True
 
 
 class FatalError(BackendError):
-    """The backend will never answer this. It ends the call at once, and its siblings with it."""
+    """The backend can't answer this request. The call ends at once, and all other subsamples with it."""
 
 
 class AuthenticationFailed(FatalError):
-    """The backend does not accept the key."""
+    """The backend rejected the API key."""
 
     hint = "Check the key, and that it belongs to this base_url."
 
 
 class BadRequest(FatalError):
-    """The backend does not accept the request as it is."""
+    """The backend rejected the request."""
 
     hint = "The same request fails every time: change the options or the messages."
 
 
 class RequestTooLarge(BadRequest):
-    """The request is longer than the backend, or the server, allows."""
+    """The request is larger than the backend or the server allows."""
 
     hint = "Send fewer or shorter messages, or raise the backend's max_request_bytes."
 
 
 class CassetteMiss(FatalError):
-    """A replay was asked something that the recording has no answer to."""
+    """The recording has no answer to this request."""
 
-    hint = "Record again, or make the request as it was: the message says what differs from the nearest one."
+    hint = "Record again, or restore the recorded request: the message shows the difference to the closest one."
 
 
 class CertificateInvalid(FatalError):
-    """The server's certificate does not prove that it is who base_url names; nothing was sent."""
+    """The certificate of the server is not valid for base_url. Nothing was sent."""
 
     hint = "For a private certificate authority, pass ssl_context=ssl.create_default_context(cafile=…)."
 
 
 class ModelNotFound(FatalError):
-    """The backend has no model of that name."""
+    """The backend has no model with this name."""
 
-    hint = "Check the model's name against the list that the server gives."
+    hint = "Compare the model's name with the server's list of models."
 
 
 class QuotaExhausted(FatalError):
-    """The account has nothing left to pay with."""
+    """The quota or the credit of the account is used up."""
 
-    hint = "Check the plan and the billing of the account that the key belongs to."
+    hint = "Check the plan and the billing of the key's account."
 
 
 class Redirected(FatalError):
-    """The server wants the request to be sent elsewhere. It is not: the key would go with it."""
+    """The server redirected the request. Redirects are not followed, because they would send the key along."""
 
-    hint = "If the new address is right, give it as base_url."
+    hint = "If the new address is right, use it as base_url."
 
 
 class ResponseTooLarge(BackendError):
-    """The answer was longer than the backend allows, and was cut off."""
+    """The answer exceeded the size limit of the backend and was cut off."""
 
     hint = "Ask for fewer tokens, or raise the backend's max_response_bytes."
     maybe_billed = True
 
 
 class BudgetExceeded(SamplingError):
-    """A request was not sent because the budget has no room for it."""
+    """The budget has no room for a request, so it was not sent."""
 
-    hint = "Raise the limit that the message names, or ask for less."
+    hint = "Raise the limit in the message, or send fewer or smaller requests."
 
 
 class NoValidAnswer(SamplingError):
-    """No answer met the requirements. The whole result is on `.result`."""
+    """No answer met the requirements. See `.result` for the whole result."""
 
     hint = "Read result.explain(): it shows every attempt and which requirement failed."
 
@@ -288,7 +288,7 @@ class NoValidAnswer(SamplingError):
 
 
 class CheckTimeout(SamplingError):
-    """A requirement's check did not answer in time; the attempt counts as invalid."""
+    """A check did not return in time. The attempt counts as invalid."""
 
     hint = "Raise the requirement's timeout_s, or make the check faster."
 
@@ -297,22 +297,22 @@ class CheckTimeout(SamplingError):
 
 
 class BadVerdict(SamplingError, TypeError):
-    """A check answered with something that is neither yes nor no."""
+    """A check returned something other than a verdict."""
 
     hint = "Return True or False, Validation(passed, reason, score), or (passed, reason)."
 
 
 class UnclearJudgement(SamplingError):
-    """A model that was asked to judge gave no verdict that can be read; the attempt counts as invalid."""
+    """A judging model gave no readable verdict. The attempt counts as invalid."""
 
-    hint = "Judge with a model that follows instructions, or word the requirement so that yes or no is an answer."
+    hint = "Use a model that follows instructions, or word the requirement as a yes-or-no question."
 
     def __init__(self, requirement: str, allowed: str) -> None:
         super().__init__(f"the judge of requirement {requirement!r} did not reply with {allowed}")
 
 
 class HookTimeout(SamplingError):
-    """A hook did not return in time and was cut off."""
+    """A hook did not return in time and was cancelled."""
 
     hint = "Do slow work outside the hook, or give it more time: hooks.on(…, timeout_s=…)."
 
@@ -321,9 +321,9 @@ class HookTimeout(SamplingError):
 
 
 class SelectionFailed(SamplingError):
-    """A strategy's own choice of the answer failed. What had been sampled is on `.slices`."""
+    """A strategy could not select the answer. The samples are in `.slices`."""
 
-    hint = "select and select_from_failure must return one of the slices that they were given."
+    hint = "select and select_from_failure must return one of the slices passed to them."
 
     def __init__(self, message: str, slices: "Sequence[Slice[Any]]") -> None:
         super().__init__(message)
@@ -331,125 +331,125 @@ class SelectionFailed(SamplingError):
 
 
 class ContextTooLarge(SamplingError):
-    """A repair returned a conversation that is longer than the strategy allows; its subsample ends."""
+    """A repair exceeded the strategy's `max_context_chars`. Its subsample ends."""
 
     hint = "Keep fewer turns in repair(), or raise the strategy's max_context_chars."
 
     def __init__(self, chars: int, limit: int) -> None:
-        super().__init__(f"repair() returned a context of {chars:,} characters; max_context_chars is {limit:,}")
+        super().__init__(f"repair() returned a context of {chars:,} characters, but max_context_chars is {limit:,}")
 
 
 class FileRefused(SamplingError, ValueError):
-    """A file that is read back is damaged, of another version, or was never written by this library."""
+    """A file is damaged, of another version, or was not written by this library."""
 
-    hint = "Delete it and let it be written anew, or restore it from where it is whole."
+    hint = "Delete the file to have it written again, or restore it from a backup."
 
 
 class JournalError(SamplingError):
-    """Something is wrong with the journal of a fan-out. Nothing that is in it was changed."""
+    """The journal of a fan-out can't be used. Its contents were not changed."""
 
 
 class JournalLocked(JournalError):
-    """Another run holds the journal. Its lock ends with its process, however that ends."""
+    """Another run has locked the journal. The lock is released when its process ends, even by a crash."""
 
-    hint = "Wait for that run to end, or end it; or give this one a journal of its own."
+    hint = "Wait for the other run, or stop it, or use another journal for this run."
 
 
 class JournalMismatch(JournalError, ValueError):
-    """The journal is of another run: the strategy, the requirements, the options or the items are not the same."""
+    """The journal belongs to a call with other items, options, requirements or another strategy."""
 
     hint = (
-        "Make the call as it was, or name another file for a new run. "
-        'To go on all the same, with the answers that are there: Journal(path, on_change="continue").'
+        "Restore the original call, or use another file for a new run. "
+        'To continue anyway with the recorded answers: Journal(path, on_change="continue").'
     )
 
     def __init__(self, message: str, differences: "Sequence[str]" = ()) -> None:
         super().__init__("\n  ".join([message, *differences]))
         self.differences = tuple(differences)
-        """What is different, a line each."""
+        """The differences, one line each."""
 
 
 class JournalDamaged(JournalError, ValueError):
-    """The file is no journal, or not as it was written. It is left as it is, and nothing is asked anew."""
+    """The file is corrupt or not a journal. It was not changed, and no request was sent."""
 
-    hint = "Restore it from a copy, or start a new run in another file; sqlite3's .recover may save what is in it."
+    hint = "Restore it from a backup, or start a new run in another file. sqlite3's .recover may rescue its contents."
 
 
 class JournalTooNew(JournalError):
-    """The journal was written by a newer version, which may mean something else by it."""
+    """The journal was written by a newer version of this library."""
 
-    hint = "Upgrade sampling, or go on with the version that began the run."
+    hint = "Upgrade sampling, or continue with the version that started the run."
 
 
 class JournalWriteFailed(JournalError):
     """
-    The journal could not be written, so the run was stopped: nothing new was started.
+    The journal could not be written, so the run was stopped.
 
-    What had been stored is safe. What finished and could not be stored is on `.unsaved`.
+    Stored outcomes are safe. Outcomes that could not be stored are in `.unsaved`.
     """
 
     hint = (
-        "Make room on the disk, or make the file writable; then make the same call again: "
-        "it asks only for what is not in the journal."
+        "Free some disk space, or make the file writable, then make the same call again: "
+        "it runs only the items that are not in the journal."
     )
 
     def __init__(self, message: str, unsaved: "Sequence[ItemOutcome[Any]]" = ()) -> None:
         super().__init__(message)
         self.unsaved = tuple(unsaved)
-        """The outcomes that were paid for and are not in the journal, by index."""
+        """The finished outcomes that are not in the journal, by index."""
 
 
 class ErrorFromJournal(SamplingError):
-    """What an item raised in an earlier process, where its own type is none of ours and none of Python's."""
+    """An error of an earlier process whose type is neither ours nor built in."""
 
     def __init__(self, message: str, type_name: str) -> None:
         super().__init__(f"{type_name}: {message}" if message else type_name)
         self.type_name = type_name
-        """The name of the type that was raised."""
+        """The name of the original type."""
 
 
 class PluginFailed(SamplingError):
     """An installed plugin could not be loaded."""
 
-    hint = "Fix or uninstall the distribution that brings it, or set SAMPLING_PLUGINS=off."
+    hint = "Fix or uninstall the distribution that provides it, or set SAMPLING_PLUGINS=off."
 
 
 class PreflightFailed(SamplingError):
-    """The one request that is sent before a long load run failed, so the run would have measured nothing."""
+    """The test request before a load run failed, so the run was not started."""
 
-    hint = "Send one request by hand: check the address, the key, the model and that the server is up."
+    hint = "Send one request by hand: check the address, the key, the model and that the server is running."
 
 
 class NotSendable(SamplingError, TypeError):
-    """Something can't be sent to a worker of a cluster, or back from it."""
+    """A value can't be sent to a worker of a cluster, or back."""
 
-    hint = "Make it of plain values, or of functions and classes that the workers can import."
+    hint = "Use plain values, or functions and classes that the workers can import."
 
     def __init__(self, what: str, cause: Exception, *, hint: str | None = None) -> None:
         super().__init__(f"{what} can't be sent between processes: {type(cause).__name__}: {cause}", hint=hint)
 
 
 class WorkerFailed(SamplingError):
-    """A process that makes a part of the load could not be started, or died: what it sent is not known."""
+    """A load worker process did not start, or died. Its requests are not known."""
 
-    hint = "Run it with workers=1 to see the error where it happens."
+    hint = "Run with workers=1 to see the original error."
 
 
 class MissingExtra(SamplingError, ImportError):
-    """Something was used that needs a package which is not installed."""
+    """A feature needs a package that is not installed."""
 
     def __init__(self, what: str, package: str, extra: str) -> None:
         super().__init__(f'{what} needs the package {package!r}: pip install "sampling[{extra}]"')
 
 
 class WrongThread(SamplingError, RuntimeError):
-    """A running call belongs to the thread of its event loop; nothing may be added to it from another."""
+    """A running call was used from a thread other than that of its event loop."""
 
-    hint = "Hand the value back to the event loop, with anyio.from_thread.run_sync."
+    hint = "Pass the value to the event loop with anyio.from_thread.run_sync."
 
 
 class InsideEventLoop(SamplingError, RuntimeError):
-    """`sample_sync` was called by code that already runs in an event loop."""
+    """`sample_sync` was called inside a running event loop."""
 
     hint = "Write `await strategy.sample(…)` instead."
 

@@ -1,4 +1,4 @@
-"""What others may see and do while a call runs."""
+"""Events of a call, and the hooks that receive them."""
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -32,18 +32,18 @@ log = structlog.get_logger("sampling")
 
 @attrs.frozen(kw_only=True)
 class Event:
-    """What every event tells. A hook registered on `Event` gets them all."""
+    """The base of all events. A hook on `Event` receives every event."""
 
     sampling_id: str
-    """One call of `sample()`."""
+    """The id of the call of `sample()`."""
 
     parent_id: str | None
-    """The iteration_id of the attempt that this call was made from, if it is nested."""
+    """The iteration_id of the attempt that made this call, if it is nested."""
 
 
 @attrs.frozen(kw_only=True)
 class LoopStarted(Event):
-    """A call is about to start. A hook may return a changed copy: `loop_budget` and `concurrency_budget` are read."""
+    """A call is about to start. A hook may return a copy with another `loop_budget` or `concurrency_budget`."""
 
     strategy: str
     """The name of the strategy's class."""
@@ -57,7 +57,7 @@ class LoopStarted(Event):
 
 @attrs.frozen(kw_only=True)
 class IterationEvent(Event):
-    """What every event of one attempt tells."""
+    """The base of all events of one attempt."""
 
     iteration: int
     iteration_id: str
@@ -67,7 +67,7 @@ class IterationEvent(Event):
 
 @attrs.frozen(kw_only=True)
 class IterationStarted(IterationEvent):
-    """An attempt is about to ask the backend."""
+    """An attempt is about to call the backend."""
 
     action: Action[Any]
     context: Context
@@ -76,14 +76,14 @@ class IterationStarted(IterationEvent):
 
 @attrs.frozen(kw_only=True)
 class IterationFinished(IterationEvent):
-    """An attempt ended, in whatever way: exactly one follows every `IterationStarted`."""
+    """An attempt has ended. Exactly one follows every `IterationStarted`, whatever the outcome."""
 
     slice: Slice[Any]
 
 
 @attrs.frozen(kw_only=True)
 class Repaired(IterationEvent):
-    """The strategy has said what to try after an invalid attempt. The ids are those of the attempt that failed."""
+    """The strategy has planned the attempt after an invalid one. The ids are those of the invalid one."""
 
     failed: Slice[Any]
     next: Attempt[Any]
@@ -91,14 +91,14 @@ class Repaired(IterationEvent):
 
 @attrs.frozen(kw_only=True)
 class LoopFinished(Event):
-    """A call is over: comes exactly once, also after an error or a cancellation."""
+    """A call has ended. Sent exactly once, also after an error or a cancellation."""
 
     success: bool
     iterations: int
-    """Slices that were completed, on every path."""
+    """The number of completed slices."""
 
     attempts: int
-    """Attempts that were started."""
+    """The number of attempts that were started."""
 
     usage: Usage
     elapsed_s: float
@@ -107,7 +107,7 @@ class LoopFinished(Event):
 
     result: SamplingResult[Any] | None
     error: BaseException | None
-    """What the call raises, if it raises; a cancellation is one too."""
+    """The exception that the call raises, if any, including a cancellation."""
 
 
 E = TypeVar("E", bound=Event)
@@ -117,7 +117,7 @@ HookFunction: TypeAlias = Callable[[E], Any | Awaitable[Any]]
 
 @attrs.frozen
 class Hook:
-    """One registered function."""
+    """A function registered for one type of event."""
 
     event: type[Event]
     function: Callable[[Any], Any]
@@ -126,7 +126,7 @@ class Hook:
 
     @property
     def name(self) -> str:
-        """What to call it in messages: where it was defined, as far as it says."""
+        """The qualified name of the function, for messages."""
         function: Any = self.function
         module = getattr(function, "__module__", None)
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
@@ -135,12 +135,12 @@ class Hook:
 
 class Hooks:
     """
-    Functions to call on events, sync or async, in the order in which they were registered.
+    A registry of sync and async functions to call on events, in the order of registration.
 
-    A hook that raises or takes longer than its timeout is recorded on the result and logged, and changes nothing,
-    unless it is critical: then its exception ends the call.
-    Hooks are shielded from cancellation for as long as their timeout, so that what was started is always seen to end:
-    a cancelled call waits that long for them, and no longer. A sync hook can't be cut off: it must not block.
+    If a hook raises or takes longer than its timeout, the failure is logged and recorded on the result,
+    and the call continues. If the hook is critical, its exception ends the call.
+    Hooks are shielded from cancellation up to their timeout, so that every started attempt is also seen to finish.
+    A cancelled call waits at most that long for them. A sync hook can't be interrupted, so it must not block.
     """
 
     def __init__(self, *, timeout_s: float = 5.0) -> None:
@@ -150,7 +150,7 @@ class Hooks:
     def on(
         self, *events: type[E], critical: bool = False, timeout_s: float | None = None
     ) -> Callable[[HookFunction[E]], HookFunction[E]]:
-        """Register the decorated function for these kinds of events."""
+        """Register the decorated function for these types of events."""
         _check_events(events)
         check_bool("critical", critical)
         limit_s = self.timeout_s if timeout_s is None else check_number("timeout_s", timeout_s, above=0)
@@ -164,7 +164,7 @@ class Hooks:
         return register
 
     def include(self, other: "Hooks") -> None:
-        """Register all that `other` has by now, after what is here."""
+        """Append the hooks that `other` has at this moment."""
         if not isinstance(other, Hooks):
             raise wrong_type("other", other, "Hooks")
         self._hooks += other._hooks
@@ -176,7 +176,7 @@ class Hooks:
         return len(self._hooks)
 
     def __bool__(self) -> bool:
-        # Empty hooks are still hooks: `hooks or Hooks()` must not swap them.
+        # An empty registry is truthy, so that `hooks or Hooks()` keeps it.
         return True
 
     def __repr__(self) -> str:
@@ -194,7 +194,7 @@ def _check_events(events: Sequence[Any]) -> None:
 
 
 class CriticalHookError(Exception):
-    """Carries what a critical hook raised through the engine; the caller sees `.error` itself."""
+    """Carries the exception of a critical hook through the engine. The caller gets `.error`."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -202,17 +202,17 @@ class CriticalHookError(Exception):
 
 
 class Emitter:
-    """The hooks of one call, sorted by event, and what went wrong in them."""
+    """Calls the hooks of one call, and records their failures."""
 
     def __init__(self, hooks: Iterable[Hook]) -> None:
         self._hooks = tuple(hooks)
         self._by_event: dict[type[Event], tuple[Hook, ...]] = {}
         self.silent = not self._hooks
-        """Whether nobody wants anything: then the engine has nothing to announce."""
+        """True without any hooks. The engine then skips all events."""
         self.failures: list[HookFailure] = []
 
     def hooks_for(self, event: type[Event]) -> tuple[Hook, ...]:
-        """Return who wants this kind of event; the engine builds no event that nobody wants."""
+        """Return the hooks for a type of event. The engine builds no event without hooks."""
         found = self._by_event.get(event)
         if found is None:
             found = tuple(hook for hook in self._hooks if issubclass(event, hook.event))
@@ -221,27 +221,30 @@ class Emitter:
 
     async def emit(self, event: E) -> E:
         """
-        Call every hook on this event, and return the event as they want it: only a `LoopStarted` may be changed.
+        Call every hook for this event, and return the event with their changes.
 
-        Whatever happens in one hook, the others are called too: who sees an attempt end, has also seen it start.
-        After that, what a critical hook raised is raised as `CriticalHookError`.
+        Only a `LoopStarted` can be changed. All hooks are called even if one raises,
+        so that a hook which sees an attempt finish has also seen it start.
+        Afterwards, the exception of a critical hook is raised as `CriticalHookError`.
         """
         interruption: BaseException | None = None
         for hook in self.hooks_for(type(event)):
             try:
-                event = self._accept(await self._call(hook, event), event, hook)
-            except BaseException as error:  # noqa: BLE001, ASYNC103 - raised when the other hooks were called
+                event = self._apply_changes(await self._call(hook, event), event, hook)
+            except BaseException as error:  # noqa: BLE001, ASYNC103 - raised again after the other hooks
                 interruption = interruption or error
         if interruption is not None:
             raise interruption
         return event
 
-    def _accept(self, answer: object, event: E, hook: Hook) -> E:
+    def _apply_changes(self, answer: object, event: E, hook: Hook) -> E:
         if not isinstance(event, LoopStarted) or answer is None:
             return event
         if isinstance(answer, LoopStarted):
             return cast("E", _with_budgets_of(answer, event, hook))
-        self._fail(hook, event, wrong_type(f"what hook {hook.name!r} returns", answer, "a LoopStarted or None"))
+        self._record_failure(
+            hook, event, wrong_type(f"the return value of hook {hook.name!r}", answer, "a LoopStarted or None")
+        )
         return event
 
     async def _call(self, hook: Hook, event: Event) -> Any:
@@ -250,15 +253,15 @@ class Emitter:
             answer = hook.function(event)
             warn_if_blocked(started_s, hook.name)
             if isawaitable(answer):
-                answer = await _within(hook, event, answer)
+                answer = await _await_with_timeout(hook, event, answer)
         except (MemoryError, RecursionError):
             raise
-        except Exception as error:  # noqa: BLE001 - a hook is someone else's code, and it must not end the call
-            self._fail(hook, event, error)
+        except Exception as error:  # noqa: BLE001 - user code, which must not end the call
+            self._record_failure(hook, event, error)
             return None
         return answer
 
-    def _fail(self, hook: Hook, event: Event, error: Exception) -> None:
+    def _record_failure(self, hook: Hook, event: Event, error: Exception) -> None:
         kind = type(event).__name__
         if hook.critical:
             error.add_note(f"raised by critical hook {hook.name!r} on {kind}, which ended the call")
@@ -269,10 +272,10 @@ class Emitter:
 
 
 SILENT = Emitter(())
-"""For calls without hooks, and so without failures of hooks: one serves them all."""
+"""The shared emitter of all calls without hooks."""
 
 
-async def _within(hook: Hook, event: Event, answer: Awaitable[Any]) -> Any:
+async def _await_with_timeout(hook: Hook, event: Event, answer: Awaitable[Any]) -> Any:
     result: Any = None
     with anyio.move_on_after(hook.timeout_s, shield=True) as scope:
         result = await answer

@@ -1,4 +1,4 @@
-"""What is asked, in which conversation, and what came back."""
+"""Messages, conversations, requests and generations: the values that travel between a caller and a model."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import iscoroutinefunction
@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeVar, cast, final, get_args, overlo
 import attrs
 
 from sampling._arguments import check_instance, check_int, check_items, check_number, check_str, shown, wrong_type
-from sampling._output_types import is_shape, reader_of
+from sampling._output_types import is_output_type, reader_for
 from sampling.usage import NO_USAGE, Usage
 
 __all__ = ["Action", "Attempt", "Context", "Generation", "Identity", "Message", "Options", "Request", "Role"]
@@ -16,7 +16,7 @@ __all__ = ["Action", "Attempt", "Context", "Generation", "Identity", "Message", 
 T = TypeVar("T")
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
-"""Who says a message, as chat models know it."""
+"""The author of a message, in the terms of chat APIs."""
 
 _ROLES = frozenset(get_args(Role))
 
@@ -32,7 +32,7 @@ class Message:
         try:
             known = self.role in _ROLES
         except TypeError:
-            # A list, for example, can't even be looked up.
+            # Unhashable values, such as a list, can't be looked up in a set.
             known = False
         if not known:
             raise ValueError(f"role must be one of {', '.join(sorted(_ROLES))}, got {shown(self.role)}")
@@ -43,27 +43,27 @@ class Message:
 @final
 class Context:
     """
-    A conversation so far. It never changes: `add` returns a new one.
+    An immutable conversation.
 
-    Each context holds only its own messages and a link to the one it grew from,
-    so `add` costs the same at the first turn and at the thousandth, and subsamples share their common past.
+    `add` returns a new context that stores only the new messages and a link to its parent.
+    It takes the same time at the first turn and at the thousandth, and subsamples share their common history.
     """
 
     __slots__ = ("__weakref__", "_all", "_answer", "_count", "_parent", "_tail", "chars")
 
     chars: int
-    """Characters in all messages together."""
+    """The number of characters in all messages."""
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
         self._parent: Context | None = None
-        self._tail = _all_messages(check_items("messages", messages, "an iterable of Message"))
+        self._tail = _check_messages(check_items("messages", messages, "an iterable of Message"))
         self._answer: str | None = None
         self._all: tuple[Message, ...] | None = None
         self._count = len(self._tail)
         self.chars = sum(len(message.content) for message in self._tail)
 
     def add(self, *messages: Message) -> "Context":
-        """Return a new context with these messages at its end."""
+        """Return a new context with these messages appended."""
         grown = Context(messages)
         grown._parent = self
         grown._count += self._count
@@ -72,11 +72,11 @@ class Context:
 
     @classmethod
     def sent(cls, messages: tuple[Message, ...], chars: int, answer: str | None = None) -> "Context":
-        """Make the context of what was sent, `chars` characters in all, and of the answer, if one came."""
+        """Build the context of a sent request of `chars` characters, with its answer if there is one."""
         context = cls.__new__(cls)
         context._parent = None
         context._tail = messages
-        # The answer becomes a message when it is read: most attempts are never looked at again.
+        # The answer becomes a Message only when it is read: most attempts are never looked at again.
         context._answer = answer
         if answer is None:
             context._all = messages
@@ -95,17 +95,17 @@ class Context:
             self._all = self._collect()
         return self._all
 
-    def messages_before(self, message: Message) -> tuple[Message, ...]:
-        """Return all messages, and this one after them."""
+    def messages_with(self, message: Message) -> tuple[Message, ...]:
+        """Return all messages, followed by this one."""
         if self._all is None and self._answer is not None:
-            # The tuple of this context alone may never be asked for.
+            # Build one tuple, not two: nobody may ever need the one without `message`.
             return (*self._tail, Message("assistant", self._answer), message)
         return (*self.messages, message)
 
     def _collect(self) -> tuple[Message, ...]:
         if self._answer is not None:
             return (*self._tail, Message("assistant", self._answer))
-        # Walks up only to the nearest context that has its tuple already: in a growing conversation, the one before.
+        # Walk up only to the nearest ancestor with a cached tuple. In a growing conversation that is the parent.
         tails = [self._tail]
         node = self._parent
         while node is not None:
@@ -120,7 +120,7 @@ class Context:
         return self._count
 
     def __bool__(self) -> bool:
-        # An empty conversation is still a conversation: `ctx or Context()` must not swap it.
+        # An empty conversation is truthy, so that `ctx or Context()` keeps it.
         return True
 
     def __iter__(self) -> Iterator[Message]:
@@ -135,14 +135,14 @@ class Context:
         return hash(self.messages)
 
     def __reduce__(self) -> tuple[type["Context"], tuple[tuple[Message, ...]]]:
-        # The default would follow the links one by one, and a long conversation is deeper than the stack.
+        # The default pickling recurses through the parents, and a long conversation would overflow the stack.
         return Context, (self.messages,)
 
     def __repr__(self) -> str:
         return f"Context({self._count} messages, {self.chars} characters)"
 
 
-def _all_messages(messages: tuple[Any, ...]) -> tuple[Message, ...]:
+def _check_messages(messages: tuple[Any, ...]) -> tuple[Message, ...]:
     for message in messages:
         if type(message) is not Message:
             check_instance("an item of messages", message, Message, "a Message(role, content)")
@@ -167,7 +167,7 @@ def _stop_words(stop: object) -> tuple[str, ...]:
 
 @attrs.frozen
 class Options:
-    """How to generate. None leaves the choice to the backend."""
+    """Generation options. None leaves the choice to the backend."""
 
     model: str | None = None
     temperature: float | None = None
@@ -175,10 +175,10 @@ class Options:
     seed: int | None = None
     stop: Sequence[str] = attrs.field(default=(), converter=_stop_words)
     schema: Any = attrs.field(default=None, hash=False)
-    """What the answer must look like, for backends that can constrain decoding: a JSON schema or a model class."""
+    """A JSON schema or a model class for the answer, for backends that support constrained decoding."""
 
     extra: Mapping[str, Any] = attrs.field(factory=dict[str, Any], converter=_frozen_mapping, hash=False)
-    """Passed on as it is to backends that know more options."""
+    """Further options, passed to the backend unchanged."""
 
     def __attrs_post_init__(self) -> None:
         if self.model is not None:
@@ -191,7 +191,7 @@ class Options:
             check_int("seed", self.seed)
 
     def overlaid(self, other: "Options | None") -> "Options":
-        """Return these options with what `other` sets put over them."""
+        """Return these options, overridden by those that `other` sets."""
         if other is None:
             return self
         changes: dict[str, Any] = {
@@ -209,17 +209,18 @@ class Options:
 @attrs.frozen(init=False)
 class Action(Generic[T]):
     """
-    What is asked: the text to send, and how to parse the answer into a `T`. Without a parser, `T` is the text.
+    A prompt, and how to parse its answer into a `T`.
 
-    A parser is a function of the answer's text, or a class whose fields are read from JSON: a pydantic model,
-    an attrs class, a dataclass or a typed dict, or a container such as `list[Flight]`. Of such a class,
-    the schema goes to backends that can constrain decoding; the answer is parsed whatever the backend does with it.
+    Without a parser, the value is the text of the answer. A parser is a function of that text,
+    or a type to read from JSON: a pydantic model, an attrs class, a dataclass, a typed dict,
+    or a container such as `list[Flight]`. The schema of a type is sent to backends that support constrained decoding.
+    The answer is parsed and checked in any case.
     """
 
     text: str
     parser: Callable[[str], T] | None = None
     schema: Any = attrs.field(default=None, hash=False, repr=False)
-    """What `Options.schema` is set to when this is asked, unless the caller's options set it."""
+    """The default of `Options.schema` for this action. The caller's options take precedence."""
 
     @overload
     def __init__(self: "Action[str]", text: str, parser: None = None, *, schema: Any = None) -> None: ...
@@ -230,40 +231,42 @@ class Action(Generic[T]):
     def __init__(self, text: str, parser: type[T] | Callable[[str], T] | None = None, *, schema: Any = None) -> None:
         check_str("text", text)
         if parser is not None:
-            if is_shape(parser):
-                reader = reader_of(parser)
+            if is_output_type(parser):
+                reader = reader_for(parser)
                 parser, schema = reader, reader.schema if schema is None else schema
             else:
                 _check_parser(parser)
         self.__attrs_init__(text, parser, schema)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
     def with_text(self, text: str) -> "Action[T]":
-        """Return an action that asks something else and parses the answer in the same way."""
+        """Return an action with another prompt and the same parser."""
         other = object.__new__(type(self))
-        # The parser was looked at when this one was made.
+        # Bypass __init__: the parser was checked when this action was created.
         other.__attrs_init__(check_str("text", text), self.parser, self.schema)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         return other
 
     def parse(self, text: str) -> T:
-        """Turn the answer's text into a `T`; what the parser raises, comes through."""
+        """Parse the text of an answer. Exceptions of the parser propagate."""
         return cast("T", text) if self.parser is None else self.parser(text)
 
 
 def _check_parser(parser: object) -> None:
     if not callable(parser):
-        raise wrong_type("parser", parser, "a callable that takes the answer's text, a class to read, or None")
+        raise wrong_type("parser", parser, "a function of the answer's text, a type to read from JSON, or None")
     if iscoroutinefunction(parser) or iscoroutinefunction(getattr(parser, "__call__", None)):  # noqa: B004
-        raise TypeError(f"parser must be a plain function, got the async {shown(parser)}: await things in a check")
+        raise TypeError(
+            f"parser must be a plain function, got the async {shown(parser)}. Move what it awaits into a check."
+        )
 
 
 @attrs.frozen
 class Attempt(Generic[T]):
-    """The next thing to try in a subsample: what a strategy's `repair` returns."""
+    """The next attempt of a subsample, as returned by a strategy's `repair`."""
 
     action: Action[T]
     context: Context
     options: Options | None = None
-    """Put over the options of the call, for this attempt only."""
+    """Override the options of the call, for this attempt only."""
 
     _messages: tuple[Message, ...] | None = attrs.field(default=None, init=False, eq=False, repr=False)
 
@@ -277,23 +280,23 @@ class Attempt(Generic[T]):
 
     @property
     def chars(self) -> int:
-        """How many characters are sent."""
+        """The number of characters to send."""
         return self.context.chars + len(self.action.text)
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """What is sent: the conversation, and the action as the user's next message."""
+        """The messages to send: the conversation, then the action as a user message."""
         messages = self._messages
         if messages is None:
-            messages = self.context.messages_before(Message("user", self.action.text))
-            # Kept, for a strategy may try the very same attempt many times.
+            messages = self.context.messages_with(Message("user", self.action.text))
+            # Cached: a strategy may make the same attempt many times.
             object.__setattr__(self, "_messages", messages)
         return messages
 
 
 @attrs.frozen
 class Request:
-    """One question to a backend, with the ids of the attempt that asks it."""
+    """One request to a backend, with the ids of its attempt."""
 
     messages: Sequence[Message]
     options: Options = Options()
@@ -303,17 +306,18 @@ class Request:
     subsample: int = 0
     attempt: int = 0
     idempotency_key: str | None = None
-    """For servers that know one: the same when an item of a fan-out is asked again after a crash; None elsewhere."""
+    """Identifies an item of a fan-out, also when it is sent again after a crash. None outside of a fan-out."""
 
     def __attrs_post_init__(self) -> None:
         messages = self.messages
         if not isinstance(messages, tuple):
-            object.__setattr__(self, "messages", _all_messages(check_items("messages", messages, "Messages")))
+            object.__setattr__(self, "messages", _check_messages(check_items("messages", messages, "Messages")))
         elif messages and type(messages[-1]) is not Message:
-            # Only the last one is looked at: a conversation is a tuple already, and looking at all makes it O(n²).
-            _all_messages(messages)
+            # Check only the last message: checking all of them at every turn makes a conversation O(n²).
+            _check_messages(messages)
         if not isinstance(self.options, Options):
             raise wrong_type("options", self.options, "Options")
+        # Fast checks first. _check_ids only runs to raise the right error, or to accept a subclass.
         if not type(self.iteration) is type(self.subsample) is type(self.attempt) is int:
             self._check_ids()
         if self.iteration < 1 or self.subsample < 0 or self.attempt < 0:
@@ -335,19 +339,19 @@ class Request:
 
 @attrs.frozen
 class Generation:
-    """What a backend answered."""
+    """The answer of a backend."""
 
     text: str
     usage: Usage = NO_USAGE
     finish_reason: str = "stop"
-    """Why it ended: "stop", "length", "content_filter", … A check can see it as `view.generation.finish_reason`."""
+    """The reason why it ended: "stop", "length", "content_filter", … Checks read `view.generation.finish_reason`."""
 
     model: str | None = None
     reasoning: str | None = attrs.field(default=None, kw_only=True)
-    """What a reasoning model thought before it answered, where the backend shows it. It is no part of the text."""
+    """The reasoning that came before the answer, if the backend returns it. Not part of `text`."""
 
     def __attrs_post_init__(self) -> None:
-        # One is made for every attempt, so this calls nothing that it need not call.
+        # Inlined checks: one Generation is created per attempt, and function calls would cost time.
         if not isinstance(self.text, str):
             raise wrong_type("text", self.text, "a str")
         if not isinstance(self.usage, Usage):
@@ -362,19 +366,19 @@ class Generation:
 
 @attrs.frozen(kw_only=True)
 class Identity:
-    """Where in which call the running code is. Between attempts, the four last fields are None."""
+    """The ids of the running call and attempt. Between attempts the last four fields are None."""
 
     sampling_id: str
-    """One call of `sample()`: unique everywhere, and sorts by the time of the call."""
+    """The id of the call of `sample()`. Globally unique, and sorts by the time of the call."""
 
     parent_id: str | None = None
-    """The iteration_id of the attempt that this call was made from, if it was made inside another call."""
+    """The iteration_id of the attempt that made this call, if it is nested in another call."""
 
     iteration: int | None = None
-    """subsample * loop_budget + attempt + 1: unique inside the call."""
+    """`subsample * loop_budget + attempt + 1`, unique within the call."""
 
     iteration_id: str | None = None
-    """One attempt: unique across calls, processes and machines."""
+    """The id of the attempt, unique across calls, processes and machines."""
 
     subsample: int | None = None
     attempt: int | None = None

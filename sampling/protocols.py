@@ -1,4 +1,4 @@
-"""Every seam of the library, on one page."""
+"""The interfaces of the library: backends, and the decisions of a strategy."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
@@ -34,38 +34,38 @@ class Backend(Protocol):
         """
         Answer one request.
 
-        Raise `TransientError` for what may pass on another try, and `FatalError` for what never will.
-        When cancelled, stop generating for real before letting the cancellation through:
-        no task, socket or server slot may be left working. Report what was used by then with `report_usage`.
+        Raise `TransientError` if another try may succeed, and `FatalError` if it can't.
+        When cancelled, stop the generation before letting the cancellation through:
+        leave no task, socket or server slot behind. Record the usage so far with `report_usage`.
         """
         ...
 
 
 @runtime_checkable
 class StreamingBackend(Backend, Protocol):
-    """A backend that can also hand the text over while it grows."""
+    """A backend that can stream its text."""
 
     async def stream(self, request: Request, receive: Callable[[str], None]) -> Generation:
         """
-        Answer one request, and give every new piece of text to `receive` as it comes.
+        Answer one request, and call `receive` with each new piece of text.
 
-        What `receive` raises stops the generation, for real, and comes through.
-        (Text is pushed and not iterated over: an async generator that holds a connection
-        open can't promise to close it when its consumer walks away.)
+        If `receive` raises, stop the generation and let the exception through.
+        This is a callback and not an async generator because a generator that holds a connection open
+        can't guarantee to close it when its consumer stops iterating.
         """
         ...
 
 
 BackendFunction: TypeAlias = Callable[[Request], Awaitable[Generation | str]]
-"""A plain `async def` that answers a request is a backend too."""
+"""An async function that answers a request. It can be used as a backend."""
 
 BackendLike: TypeAlias = Backend | BackendFunction
 
 
 def generate_of(backend: object) -> Callable[[Request], Awaitable[Generation | str]]:
-    """Return the function that answers: the `generate` of a backend, or the backend itself if it is a function."""
+    """Return the `generate` method of a backend, or the backend itself if it is a function."""
     if isinstance(backend, type):
-        raise TypeError(f"backend must be an instance, got the class {backend.__name__}: call it first")
+        raise TypeError(f"backend must be an instance, got the class {backend.__name__}. Create an instance first.")
     generate = getattr(backend, "generate", backend)
     if not callable(generate):
         allowed = "a Backend with `async def generate(request)`, or an async function of one request"
@@ -74,17 +74,17 @@ def generate_of(backend: object) -> Callable[[Request], Awaitable[Generation | s
 
 
 def as_generation(answer: object) -> Generation:
-    """Return what a backend answered as a generation; a plain text is one too."""
+    """Convert the return value of a backend to a Generation."""
     if isinstance(answer, Generation):
         return answer
     if isinstance(answer, str):
         return Generation(answer)
-    raise wrong_type("what the backend returns", answer, "a Generation or a str")
+    raise wrong_type("the return value of the backend", answer, "a Generation or a str")
 
 
 @attrs.frozen
 class Running:
-    """An attempt that has not ended yet."""
+    """An attempt in progress."""
 
     subsample: int
     attempt: int
@@ -94,60 +94,61 @@ class Running:
 
 @attrs.frozen(kw_only=True)
 class Progress(Generic[T]):
-    """How far a call is, for decisions that need more than its slices."""
+    """The state of a running call, for decisions that need more than its slices."""
 
     slices: Sequence[Slice[T]]
-    """What `done` would see."""
+    """The slices that `done` gets."""
 
     attempts: Sequence[Slice[T]]
-    """Every attempt that has ended, errored ones too, in the order in which they ended."""
+    """All attempts that have ended, including errored ones, in order of completion."""
 
     started: int
-    """How many subsamples have started: these are the ones from 0 to `started - 1`."""
+    """The number of subsamples that have started: those from 0 to `started - 1`."""
 
     running: tuple[Running, ...]
-    """What is being tried right now, one for each subsample that is at it."""
+    """The attempts in progress, at most one per subsample."""
 
     ended: frozenset[int]
-    """The subsamples that will add nothing more."""
+    """The subsamples that have ended."""
 
     loop_budget: int
     concurrency_budget: int
-    """Both as the call has them, after its hooks."""
+    """Both budgets are those of the call, after its hooks."""
 
     now_s: float
     """Seconds from the start of the call."""
 
 
 Variation: TypeAlias = Callable[[Attempt[Any], int, int], Attempt[Any]]
-"""Makes subsamples differ: `variation(plan, subsample, attempt)` returns what is really tried."""
+"""A function that makes subsamples differ: `variation(plan, subsample, attempt)` returns the attempt to make."""
 
 
 @attrs.frozen(kw_only=True)
 class Stage(Generic[T]):
-    """A call inside a call: what a strategy's `next_stage` returns."""
+    """A nested call, as returned by a strategy's `next_stage`."""
 
     strategy: Any
-    """The `BaseSamplingStrategy` that makes it, with its own budgets, requirements and hooks."""
+    """The `BaseSamplingStrategy` of the nested call, with its own budgets, requirements and hooks."""
 
     first: Attempt[T]
-    """What it asks first."""
+    """Its first attempt."""
 
     backend: BackendLike | None = None
-    """Who answers; None for the backend of the call."""
+    """The backend of this stage. None means the backend of the outer call."""
 
     options: Options | None = None
-    """Put over the options of the call, for this stage only."""
+    """Override the options of the call, for this stage only."""
 
     should_continue: Callable[[Sequence[Slice[T]]], bool] | None = None
-    """Asked besides the strategy's own `should_continue`: both must agree that a subsample goes on."""
+    """A second `should_continue`. A subsample continues only if this and the strategy's own return True."""
 
 
 class Decisions(Protocol[T]):
     """
-    What a strategy decides. Each decision is pure and synchronous: the engine does all the waiting.
+    The decisions of a strategy.
 
-    The docstrings of `BaseSamplingStrategy` say what each one means.
+    Each decision is pure and synchronous. The engine does all the waiting.
+    See `BaseSamplingStrategy` for their documentation.
     """
 
     def repair(self, history: Sequence[Slice[T]]) -> Attempt[T]: ...

@@ -1,4 +1,4 @@
-"""What must be true of an answer."""
+"""Requirements: checks that every answer must pass."""
 
 import ast
 import linecache
@@ -24,20 +24,20 @@ __all__ = ["Ask", "Check", "Requirement", "RequirementLike", "Validation", "Verd
 
 @attrs.frozen
 class Validation:
-    """What one requirement said of one answer."""
+    """The result of one requirement for one answer."""
 
     passed: bool
     reason: str | None = None
-    """Why, in words that a model can act on: a failed check's reason goes into the repair."""
+    """The reason, in words that a model can act on. Repairs send the reason of a failed check to the model."""
 
     score: float | None = None
-    """How good, where yes or no is too coarse; higher is better. It ranks answers that failed."""
+    """A grade, higher is better. It ranks answers that failed."""
 
     requirement: "Requirement | None" = attrs.field(default=None, kw_only=True)
-    """Which requirement this is about; filled in for you."""
+    """The requirement that was checked. Set by the library."""
 
     error: Exception | None = attrs.field(default=None, kw_only=True)
-    """What the check raised, if it raised: an error is a failure, but not every failure is an error."""
+    """The exception that the check raised, if any. A check that raises has failed."""
 
     def __attrs_post_init__(self) -> None:
         if type(self.passed) is not bool:
@@ -53,7 +53,7 @@ class Validation:
 
     @property
     def complaint(self) -> str:
-        """What to tell the model when this failed: the reason, else what was required."""
+        """The text for the model after a failure: the reason, else the description of the requirement."""
         if self.reason:
             return self.reason
         return self.requirement.description if self.requirement is not None else "a requirement was not met"
@@ -64,33 +64,33 @@ def _is_score(score: object) -> bool:
 
 
 Verdict: TypeAlias = bool | Validation | tuple[bool, str | None]
-"""What a check may answer."""
+"""The types that a check may return."""
 
 
 class Ask(Protocol):
-    """How a check puts a question to a model."""
+    """A function with which a check sends a request to a model."""
 
     def __call__(
         self, messages: Sequence[Message], *, backend: "BackendLike | None" = None, options: Options | None = None
     ) -> Awaitable[Generation]:
-        """Ask the backend of the call, or another; what it costs counts against the budget and is on the slice."""
+        """Send messages to `backend`, by default that of the call. The usage counts against the budget."""
         ...
 
 
 @attrs.frozen
 class View:
-    """What a check may look at besides the text: pass it by taking a second argument."""
+    """Further facts about an answer, passed to checks that take a second argument."""
 
     value: Any
-    """The parsed answer; the text itself where the action has no parser."""
+    """The parsed answer, or its text if the action has no parser."""
 
     context: Context
-    """The conversation with this question and answer in it, or the validation_ctx of the call if one was given."""
+    """The `validation_ctx` of the call if given, else the conversation including this answer."""
 
     generation: Generation
 
     ask: Ask = attrs.field(repr=False, eq=False)
-    """Ask the backend of this call something, or another one; either way it counts against the budget."""
+    """Send a request to a model. It counts against the budget of the call."""
 
 
 Check: TypeAlias = Callable[[str], Verdict | Awaitable[Verdict]] | Callable[[str, View], Verdict | Awaitable[Verdict]]
@@ -102,11 +102,11 @@ class Requirement:
     """
     Something that must be true of an answer.
 
-    Without a check, the description is a sentence that a model judges.
-    A `partial` check sees the text as it grows, where the backend streams: it says whether the text can still pass,
-    and when it says no, the generation is cut at once.
-    A check that blocks (a file, a subprocess, heavy computing) is marked `blocking=True` and runs in a thread.
-    One that asks a model itself is marked `judged=True`, and runs only when all that is code has passed.
+    Without a check, a model judges whether the description is true of the answer.
+    A `partial` check is called with the text so far while a backend streams, and returns whether it can still pass.
+    If not, the generation is stopped at once.
+    Set `blocking=True` for a check that blocks (files, subprocesses, heavy computation). It then runs in a thread.
+    Set `judged=True` for a check that calls a model. It then runs only after all other checks have passed.
     """
 
     description: str
@@ -115,13 +115,13 @@ class Requirement:
     blocking: bool = attrs.field(default=False, kw_only=True)
     timeout_s: float | None = attrs.field(default=None, kw_only=True)
     judged: bool = attrs.field(default=False, kw_only=True)
-    """Whether a model decides, as it does without a check: it costs money, so it is asked when all else passed."""
+    """True if the check calls a model. Judges cost money, so they run after all other checks have passed."""
 
     takes_view: bool = attrs.field(init=False, repr=False)
-    """Whether the check wants the view as its second argument; a model that judges does."""
+    """True if the check takes a `View` as its second argument."""
 
     _plain: dict[bool, Validation] = attrs.field(init=False, repr=False, factory=dict[bool, Validation])
-    """The two answers without a reason, made once: most checks give no other."""
+    """Validations for a plain True and False, cached because most checks return nothing else."""
 
     @takes_view.default  # pyright: ignore[reportAttributeAccessIssue, reportUntypedFunctionDecorator, reportUnknownMemberType]
     def _default_takes_view(self) -> bool:
@@ -130,9 +130,9 @@ class Requirement:
     def __attrs_post_init__(self) -> None:
         check_str("description", self.description, empty=False)
         if self.check is not None and not callable(self.check):
-            raise wrong_type("check", self.check, "a callable that takes the text, or None for a model to judge")
+            raise wrong_type("check", self.check, "a function of the text, or None to let a model judge")
         if self.partial is not None and not callable(self.partial):
-            raise wrong_type("partial", self.partial, "a callable that takes the text so far, or None")
+            raise wrong_type("partial", self.partial, "a function of the text so far, or None")
         check_bool("blocking", self.blocking)
         check_bool("judged", self.judged)
         if self.check is None:
@@ -141,7 +141,7 @@ class Requirement:
             check_number("timeout_s", self.timeout_s, above=0)
 
     def read_verdict(self, verdict: Any) -> Validation:
-        """Turn what the check answered into a Validation; anything but a clear answer is a `BadVerdict`."""
+        """Convert the return value of the check to a Validation, or raise `BadVerdict`."""
         if type(verdict) is bool:
             plain = self._plain.get(verdict)
             if plain is None:
@@ -159,16 +159,16 @@ class Requirement:
         raise self.bad_verdict(f"the check returned {shown(verdict)}")
 
     def bad_verdict(self, what: str) -> BadVerdict:
-        """Build the error for a check that gave no clear answer; it names this requirement."""
+        """Build the error for an unusable return value. It names this requirement."""
         return BadVerdict(f"requirement {self.description!r}: {what}")
 
 
 RequirementLike: TypeAlias = Requirement | Check | str
-"""What may stand for a requirement: itself, a check, or a sentence that a model judges."""
+"""A requirement, a check, or a sentence that a model judges."""
 
 
 def as_requirements(name: str, requirements: Iterable[RequirementLike] | None) -> tuple[Requirement, ...]:
-    """Make requirements of what the caller gave, in the caller's order."""
+    """Convert the items to requirements, in the same order."""
     if requirements is None:
         return ()
     if not isinstance(requirements, list | tuple) and not _is_ordered(requirements):
@@ -177,12 +177,12 @@ def as_requirements(name: str, requirements: Iterable[RequirementLike] | None) -
 
 
 def _is_ordered(requirements: object) -> bool:
-    """Tell whether something has items in an order to keep; a sentence and a mapping have other things in them."""
+    """Return True for an iterable with a stable order that is not a string or a mapping."""
     return isinstance(requirements, Iterable) and not isinstance(requirements, str | bytes | Mapping | AbstractSet)
 
 
 def as_requirement(name: str, requirement: RequirementLike) -> Requirement:
-    """Make a requirement of a requirement, a callable or a sentence."""
+    """Convert a requirement, a callable or a sentence to a requirement."""
     if isinstance(requirement, Requirement):
         return requirement
     if isinstance(requirement, str):
@@ -193,7 +193,8 @@ def as_requirement(name: str, requirement: RequirementLike) -> Requirement:
 
 
 def _takes_view(check: Check) -> bool:
-    """Tell whether the second positional parameter is there to take the view: required, or called `view`."""
+    """Return True if the second positional parameter is required, or is named `view`."""
+    # inspect.signature is slow, and lambdas are often made anew for each call.
     if type(check) is FunctionType and not hasattr(check, "__wrapped__"):
         code = check.__code__
         required = code.co_argcount - len(check.__defaults__ or ())
@@ -201,14 +202,14 @@ def _takes_view(check: Check) -> bool:
     try:
         parameters = list(signature(check).parameters.values())
     except (TypeError, ValueError):
-        # Builtins without a signature, such as bool, take the text; what can't be called is refused elsewhere.
+        # Builtins without a signature, such as bool, take the text. Non-callables are refused elsewhere.
         return False
     positional = [p for p in parameters if p.kind in {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}]
     return len(positional) >= 2 and (positional[1].default is Parameter.empty or positional[1].name == "view")
 
 
 def _describe(check: Any) -> str:
-    """Say what a bare callable requires: its docstring, its own source if it is a lambda, or its name."""
+    """Describe a bare callable by its docstring, the source of its lambda, or its name."""
     function = check.__func__ if isinstance(check, MethodType) else check
     code = getattr(function, "__code__", None)
     if isinstance(code, CodeType) and code.co_name == "<lambda>":
@@ -227,7 +228,7 @@ def _describe_lambda(code: CodeType) -> str:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return place
-    # Two lambdas may stand on one line: the columns of the code's instructions tell which one this is.
+    # Several lambdas may share a line: the columns of the code's instructions identify this one.
     columns = [column for line, _, column, _ in code.co_positions() if line == code.co_firstlineno and column]
     for node in ast.walk(tree):
         if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno:

@@ -1,4 +1,4 @@
-"""What happened: one record an attempt, one result a call."""
+"""Results: one `Slice` per attempt, one `SamplingResult` per call."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,10 +17,10 @@ __all__ = ["HookFailure", "Outcome", "SamplingResult", "Slice", "StopReason"]
 T = TypeVar("T")
 
 Outcome: TypeAlias = Literal["valid", "invalid", "errored", "cancelled"]
-"""How an attempt ended. Every attempt that starts ends in exactly one of these."""
+"""The outcome of an attempt. Every attempt that starts has exactly one."""
 
 StopReason: TypeAlias = Literal["validated", "exhausted", "budget", "deadline", "failed"]
-"""Why a call ended."""
+"""The reason why a call ended."""
 
 
 @attrs.frozen(slots=False)
@@ -34,18 +34,18 @@ class Slice(Generic[T]):
     outcome: Outcome
     action: Action[T]
     context: Context
-    """The conversation after the attempt, with its question and, if there was one, its answer."""
+    """The conversation after the attempt: with its prompt and, if there is one, its answer."""
 
     generation: Generation | None = None
     validations: tuple[Validation, ...] = ()
-    """What the requirements said, in their order. A judge that was not asked is not among them."""
+    """The results of the requirements, in their order. Judges that did not run are left out."""
 
     value: T | None = None
     error: BaseException | None = None
-    """What went wrong: in the backend if the attempt is errored, in a check if it is invalid."""
+    """The error of the backend if the attempt errored, or of a check if it is invalid."""
 
     usage: Usage = NO_USAGE
-    """What the attempt spent, its judges included."""
+    """Tokens and cost of the attempt, including its judges."""
 
     started_s: float = 0.0
     """Seconds from the start of the call."""
@@ -53,27 +53,27 @@ class Slice(Generic[T]):
     finished_s: float = 0.0
 
     requests: int = 1
-    """How many requests it took: with those of judges, and of layers that tried again."""
+    """The number of requests sent, including judges and retries."""
 
     tokens_saved: int = 0
-    """What cutting the answer short saved, at most: up to max_tokens, or to the longest answer of the call so far."""
+    """An upper bound of the tokens saved by a partial check: up to max_tokens, else the longest answer so far."""
 
     tried: Attempt[T] | None = None
-    """What the attempt tried: its action, the conversation it was put into, and options of its own."""
+    """The attempt as the strategy planned it: action, context before it, and its own options."""
 
     @property
     def valid(self) -> bool:
-        """Whether the answer met every requirement."""
+        """True if the answer met every requirement."""
         return self.outcome == "valid"
 
     @property
     def text(self) -> str | None:
-        """The answer as it came, if one came."""
+        """The unparsed answer, or None if there is none."""
         return None if self.generation is None else self.generation.text
 
     @property
     def passed(self) -> int:
-        """How many requirements were met."""
+        """The number of requirements that were met."""
         passed = 0
         for validation in self.validations:
             passed += validation.passed
@@ -81,7 +81,7 @@ class Slice(Generic[T]):
 
     @property
     def score(self) -> float:
-        """All scores together; 0 where nothing was scored."""
+        """The sum of all scores, 0 without any."""
         score: float = 0
         for validation in self.validations:
             if validation.score is not None:
@@ -90,18 +90,18 @@ class Slice(Generic[T]):
 
     @property
     def complaints(self) -> tuple[str, ...]:
-        """What to tell the model: why each failed requirement failed. Errors of the transport are not among them."""
+        """The reason of each failed requirement, for the model. Errors of the backend are not included."""
         return tuple([validation.complaint for validation in self.validations if not validation.passed])
 
     @property
     def elapsed_s(self) -> float:
-        """How long the attempt took."""
+        """The duration of the attempt, in seconds."""
         return self.finished_s - self.started_s
 
 
 @attrs.frozen
 class HookFailure:
-    """A hook that raised or hung without being critical: the call went on."""
+    """The failure of a hook that is not critical. The call continued."""
 
     hook: str
     event: str
@@ -111,55 +111,55 @@ class HookFailure:
 
 @attrs.frozen(kw_only=True, repr=False, slots=False)
 class SamplingResult(Generic[T]):
-    """What one call of `sample()` gave, and everything that it took."""
+    """The result of one call of `sample()`, with a record of every attempt."""
 
     success: bool
-    """Whether `best` met every requirement."""
+    """True if `best` met every requirement."""
 
     best: Slice[T] | None
-    """The answer: the valid one that was chosen, else the best failure; None if no attempt came to an answer."""
+    """The selected valid slice, else the best failure, else None if no attempt produced an answer."""
 
     slices: tuple[Slice[T], ...]
-    """Every attempt that was generated and validated, by iteration."""
+    """All attempts that were generated and validated, by iteration."""
 
     attempts: tuple[Slice[T], ...]
-    """Every attempt that started, errored and cancelled ones too, by iteration."""
+    """All attempts that started, including errored and cancelled ones, by iteration."""
 
     errors: tuple[Exception, ...]
-    """What was raised on the way, by backends, checks and repairs, by iteration."""
+    """All errors of backends, checks and repairs, by iteration."""
 
     usage: Usage
-    """Everything that was spent: by the winner, the losers and the judges."""
+    """Total tokens and cost: of the winner, the losers and the judges."""
 
     stop_reason: StopReason
     sampling_id: str
     elapsed_s: float
     max_attempts: int
-    """loop_budget * concurrency_budget, as the call had them."""
+    """`loop_budget * concurrency_budget` of this call."""
 
     parent_id: str | None = None
     stop_detail: str | None = None
-    """Which limit of the budget was reached, if one was."""
+    """The limit of the budget that was reached, if any."""
 
     hook_failures: tuple[HookFailure, ...] = ()
 
     @property
     def value(self) -> T | None:
-        """The parsed answer of `best`; check `success` first, or use `unwrap()`."""
+        """The parsed answer of `best`. Check `success` first, or use `unwrap()`."""
         return None if self.best is None else self.best.value
 
     @property
     def text(self) -> str | None:
-        """The answer of `best` as it came."""
+        """The unparsed answer of `best`."""
         return None if self.best is None else self.best.text
 
     @property
     def tokens_saved(self) -> int:
-        """What cutting hopeless answers short saved, at most."""
+        """An upper bound of the tokens saved by partial checks."""
         return sum(attempt.tokens_saved for attempt in self.attempts)
 
     def unwrap(self) -> T:
-        """Return the value of a success; raise `NoValidAnswer`, with this result on it, otherwise."""
+        """Return the value, or raise `NoValidAnswer` if the call was not a success."""
         if not self.success or self.best is None:
             raise NoValidAnswer(self)
         return cast("T", self.best.value)
@@ -193,7 +193,7 @@ class SamplingResult(Generic[T]):
         )
 
     def explain(self) -> str:
-        """Show, attempt by attempt, what was asked, what came back, and which requirement failed and why."""
+        """Describe every attempt: its prompt, its answer, and which requirements failed and why."""
         lines = [str(self)]
         if self.stop_detail is not None:
             lines.append(f"stopped by the {self.stop_detail}")
@@ -239,11 +239,11 @@ def _tally(names: Iterable[str]) -> str:
 
 
 def first_tried(history: Sequence[Slice[T]]) -> Attempt[T]:
-    """Return what the first of these slices tried."""
+    """Return the attempt that the first slice made."""
     first = history[0]
     return first.tried or Attempt(first.action, Context())
 
 
 def by_merit(slices: Sequence[Slice[T]]) -> Slice[T]:
-    """Choose the best failure: most requirements passed, then the higher score; the first given wins a tie."""
+    """Return the best failure: most requirements passed, then higher score, then first."""
     return max(slices, key=lambda candidate: (candidate.passed, candidate.score))

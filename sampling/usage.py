@@ -1,4 +1,4 @@
-"""What was spent."""
+"""Token usage and prices."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ __all__ = ["NO_USAGE", "Price", "Usage"]
 
 @attrs.frozen
 class Usage:
-    """Tokens and money that went into something. Adds with `+`, and with `sum()`."""
+    """Tokens used and money spent. Adds up with `+` and `sum()`."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -24,7 +24,7 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
-        """Input and output together."""
+        """Input and output tokens together."""
         return self.input_tokens + self.output_tokens
 
     def __add__(self, other: object) -> "Usage":
@@ -38,7 +38,7 @@ class Usage:
 
     @classmethod
     def total(cls, parts: "Iterable[Usage]") -> "Usage":
-        """Add many up."""
+        """Return the sum of many usages."""
         parts = tuple(parts)
         if len(parts) < 2:
             return parts[0] if parts else NO_USAGE
@@ -50,17 +50,17 @@ class Usage:
         return cls(input_tokens, output_tokens, cost)
 
     def __radd__(self, other: object) -> "Usage":
-        # sum() starts from 0
+        # sum() starts with 0.
         return self if other == 0 else NotImplemented
 
 
 NO_USAGE = Usage()
-"""What a backend that reports nothing is taken to have used."""
+"""The usage of a backend that reports none."""
 
 
 @attrs.frozen
 class Price:
-    """What tokens cost, as price lists say it: for a million of them, in any currency."""
+    """The price of a million tokens, in any currency."""
 
     input_per_million: float
     output_per_million: float
@@ -70,5 +70,5 @@ class Price:
         check_number("output_per_million", self.output_per_million, least=0)
 
     def of(self, usage: Usage) -> float:
-        """Return what these tokens cost."""
+        """Return the cost of these tokens."""
         return (usage.input_tokens * self.input_per_million + usage.output_tokens * self.output_per_million) / 1_000_000

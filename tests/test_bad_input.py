@@ -281,7 +281,7 @@ ACTIONS: list[tuple[Any, ...]] = [
         TypeError,
         "parser must be",
         "'json' (str)",
-        "a callable that takes the answer's text",
+        "a function of the answer's text",
     ),
     (making(Action, "hi", parse_slowly), TypeError, "parser must be", "parse_slowly", "a plain function"),
     (making(Action, "hi", ParsesSlowly()), TypeError, "parser must be", "ParsesSlowly", "a plain function"),
@@ -297,7 +297,7 @@ ACTIONS: list[tuple[Any, ...]] = [
         TypeError,
         "parser must be",
         "HoldsItself",
-        "a class whose fields JSON can hold",
+        "a type that can be read from JSON",
     ),
     (making(Attempt, "hi", Context()), TypeError, "action must be", "'hi' (str)", "an Action"),
     (making(Attempt, Action("hi"), None), TypeError, "context must be", "None (NoneType)", "a Context"),
@@ -348,7 +348,13 @@ CHECKS: list[tuple[Any, ...]] = [
     (making(checks.judge, ""), ValueError, "description must", "''", "not be empty"),
     (making(checks.judge, POLITE), TypeError, "description must be", "(Requirement)", "a str"),
     (making(checks.judge, "a", backend=5), TypeError, "backend must be", "5 (int)", "a Backend with"),
-    (making(checks.judge, "a", backend=NotInstantiated), TypeError, "backend must be", "NotInstantiated", "call it"),
+    (
+        making(checks.judge, "a", backend=NotInstantiated),
+        TypeError,
+        "backend must be",
+        "NotInstantiated",
+        "Create an instance",
+    ),
     (making(checks.judge, "a", at_least=11), ValueError, "at_least must be", "11 and 10", "<= out_of"),
     (making(checks.judge, "a", at_least=-1), ValueError, "at_least must be", "got -1", ">= 0"),
     (making(checks.judge, "a", at_least=1, out_of=0), ValueError, "out_of must be", "got 0", "> 0"),
@@ -424,14 +430,14 @@ REQUIREMENTS: list[tuple[Any, ...]] = [
     (making(Requirement, " \n"), ValueError, "description must", "' \\n'", "not be empty"),
     (making(Requirement, None), TypeError, "description must be", "None (NoneType)", "a str"),
     (making(Requirement, bool), TypeError, "description must be", "<class 'bool'>", "a str"),
-    (making(Requirement, "x", "y"), TypeError, "check must be", "'y' (str)", "a callable that takes the text, or None"),
-    (making(Requirement, "x", True), TypeError, "check must be", "True (bool)", "a callable that takes the text"),
+    (making(Requirement, "x", "y"), TypeError, "check must be", "'y' (str)", "a function of the text, or None"),
+    (making(Requirement, "x", True), TypeError, "check must be", "True (bool)", "a function of the text"),
     (
         making(Requirement, "x", partial=5),
         TypeError,
         "partial must be",
         "5 (int)",
-        "a callable that takes the text so far",
+        "a function of the text so far",
     ),
     (making(Requirement, "x", blocking="no"), TypeError, "blocking must be", "'no' (str)", "True or False"),
     (making(Requirement, "x", blocking=None), TypeError, "blocking must be", "None (NoneType)", "True or False"),
@@ -640,7 +646,7 @@ class TestSample:
         async def backend(request):
             return reply
 
-        with pytest.raises(TypeError, match="what the backend returns must be a Generation or a str") as caught:
+        with pytest.raises(TypeError, match="the return value of the backend must be a Generation or a str") as caught:
             run(call_sample, {"backend": backend}, RejectionSamplingStrategy())
         assert shown in str(caught.value)
 

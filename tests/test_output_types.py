@@ -22,7 +22,7 @@ from sampling import (
     RepairTemplateStrategy,
     checks,
 )
-from sampling._output_types import reader_of
+from sampling._output_types import reader_for
 from sampling.backends.openai import OpenAIBackend
 from sampling.testing import ScriptedBackend
 from sampling.testing.servers import OpenAIServer, Reply
@@ -164,7 +164,7 @@ class TestReading:
 
     def test_a_reader_is_made_once(self):
         """Making one takes longer than reading a hundred answers."""
-        assert reader_of(Trip) is reader_of(Trip)
+        assert reader_for(Trip) is reader_for(Trip)
         assert Action("q", Trip) == Action("q", Trip)
         assert hash(Action("q", Trip)) == hash(Action("q", Trip))
         assert Action("q", Trip) == copy.deepcopy(Action("q", Trip))
@@ -220,7 +220,7 @@ class TestWhatIsTold:
 
     @pytest.mark.parametrize(
         ("shape", "words"),
-        [(Node, "Node holds itself; make it a pydantic model"), (HoldsUnknown, "HoldsUnknown: Unable to generate")],
+        [(Node, "Node is recursive. Make it a pydantic model"), (HoldsUnknown, "HoldsUnknown: Unable to generate")],
     )
     def test_a_class_that_json_can_not_hold_is_refused(self, shape, words):
         """Where the action is made."""

@@ -175,7 +175,7 @@ def test_only_a_clear_no_leaves_them_out(found, value, hooks):
     [
         ("import no_such_package", "ModuleNotFoundError", "no_such_package"),
         ("def register(hooks): raise RuntimeError('not today')", "RuntimeError", "not today"),
-        ("register = None", "TypeError", "a plugin is a Hooks object or a function that takes one, got None"),
+        ("register = None", "TypeError", "a plugin must be a Hooks object or a function of one, got None"),
         ("", "AttributeError", "register"),
     ],
     ids=["does not import", "raises", "is of another type", "is not there"],

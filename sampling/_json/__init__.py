@@ -1,1 +1,1 @@
-"""Reading JSON that comes from strangers: bounded in depth and size, and out of the prose around it."""
+"""Safe parsing of untrusted JSON."""

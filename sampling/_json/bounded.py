@@ -1,4 +1,4 @@
-"""JSON from strangers: parsed only if it is neither too deep nor ambiguous."""
+"""Parse untrusted JSON with limits on its depth and size."""
 
 import json
 import re
@@ -7,12 +7,12 @@ from typing import Any, NoReturn
 __all__ = ["MAX_DEPTH", "loads"]
 
 MAX_DEPTH = 64
-"""How deep arrays and objects may be nested."""
+"""The deepest allowed nesting of arrays and objects."""
 
 _MAX_BRACKETS = 100_000
 _MAX_INT_DIGITS = 300
 
-# Possessive, and the closing quote optional: no input makes it look at a character twice.
+# Possessive, with an optional closing quote: no input can cause backtracking.
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 
 
@@ -20,9 +20,9 @@ def loads(text: str) -> Any:
     """
     Parse JSON.
 
-    Raises a ValueError, which quotes nothing of the text, for what is not JSON and for what is, but means harm:
-    nesting that would overflow the stack, numbers that take minutes to convert,
-    NaN and Infinity, which are no JSON, and keys that are there twice.
+    Raise a ValueError for invalid JSON, and for valid JSON that is harmful or ambiguous:
+    nesting that would overflow the stack, numbers that take minutes to convert, and duplicate keys.
+    NaN and Infinity are invalid. The error never quotes the text.
     """
     _check_depth(text)
     try:
@@ -32,7 +32,7 @@ def loads(text: str) -> Any:
 
 
 def _check_depth(text: str) -> None:
-    # Counting is a hundred times faster than walking, and settles it for all honest input.
+    # Counting is a hundred times faster than walking, and enough for ordinary input.
     brackets = text.count("[") + text.count("{")
     if brackets <= MAX_DEPTH:
         return
@@ -54,15 +54,17 @@ def _bounded_int(digits: str) -> int:
     return int(digits)
 
 
-def _no_constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
         raise ValueError("an object with the same key twice")
     return mapping
 
 
-_decoder = json.JSONDecoder(parse_int=_bounded_int, parse_constant=_no_constant, object_pairs_hook=_unambiguous)
+_decoder = json.JSONDecoder(
+    parse_int=_bounded_int, parse_constant=_reject_constant, object_pairs_hook=_reject_duplicate_keys
+)

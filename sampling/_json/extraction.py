@@ -1,4 +1,4 @@
-"""Answers that are to be JSON: read without harm, and what is wrong said so that a model can mend it."""
+"""Read JSON answers, and describe their problems so that a model can fix them."""
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -6,41 +6,41 @@ from typing import Any
 
 from sampling._json import bounded as bounded_json
 
-__all__ = ["MAX_CHARS", "brief", "pointer", "read_json", "told"]
+__all__ = ["MAX_CHARS", "join_problems", "json_pointer", "read_json", "short_repr"]
 
 MAX_CHARS = 1_000_000
-"""How long an answer may be to be read as JSON."""
+"""The longest answer that is read as JSON."""
 
-_MOST_PROBLEMS = 5
-_LONGEST_VALUE = 60
+_MAX_PROBLEMS = 5
+_MAX_REPR = 60
 
-_HOW = "answer with one JSON value, and with nothing before or after it"
+_HOW_TO_FIX = "answer with one JSON value, and with nothing before or after it"
 
 
 def read_json(text: str) -> Any:
-    """Parse an answer; a ValueError says where it stops being JSON, and how to write it instead."""
+    """Parse an answer, or raise a ValueError with the position and how to fix it."""
     if len(text) > MAX_CHARS:
-        raise ValueError(f"it is longer than {MAX_CHARS:,} characters: {_HOW}")
+        raise ValueError(f"it is longer than {MAX_CHARS:,} characters: {_HOW_TO_FIX}")
     try:
         return bounded_json.loads(text.strip())
     except ValueError as error:
-        raise ValueError(f"it is not JSON ({error}): {_HOW}") from None
+        raise ValueError(f"it is not JSON ({error}): {_HOW_TO_FIX}") from None
 
 
-def pointer(path: Iterable[object]) -> str:
-    """Return the JSON pointer to a place, such as `/flights/0/day`; the whole value is "the top level"."""
+def json_pointer(path: Iterable[object]) -> str:
+    """Return a JSON pointer such as `/flights/0/day`, or "the top level" for an empty path."""
     steps = [str(step).replace("~", "~0").replace("/", "~1") for step in path]
     return "/" + "/".join(steps) if steps else "the top level"
 
 
-def brief(value: object) -> str:
-    """Return a value for a message, cut where it gets long; repr escapes what would steer a terminal."""
+def short_repr(value: object) -> str:
+    """Return a truncated repr for a message. The repr escapes control characters."""
     text = repr(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
+    return text if len(text) <= _MAX_REPR else f"{text[: _MAX_REPR - 1]}…"
 
 
-def told(problems: Sequence[str]) -> str:
-    """Put problems into one sentence: the first few, and how many more there are."""
-    shown = list(islice(problems, _MOST_PROBLEMS))
+def join_problems(problems: Sequence[str]) -> str:
+    """Join the first few problems into one sentence, with the number of the rest."""
+    shown = list(islice(problems, _MAX_PROBLEMS))
     more = len(problems) - len(shown)
     return "; ".join([*shown, f"and {more} more"] if more else shown)

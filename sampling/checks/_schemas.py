@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
-from sampling._json.extraction import brief, pointer
+from sampling._json.extraction import json_pointer, short_repr
 from sampling.checks.patterns import compiled
 from sampling.errors import MissingExtra
 
@@ -42,7 +42,7 @@ class Schema:
         try:
             kind.check_schema(schema)
         except self._jsonschema.SchemaError as error:
-            problem = f"at {pointer(error.absolute_path)}: {_cut(error.message)}"
+            problem = f"at {json_pointer(error.absolute_path)}: {_cut(error.message)}"
             raise ValueError(f"schema must be a valid JSON schema, got an invalid one, {problem}") from None
         return kind
 
@@ -50,7 +50,7 @@ class Schema:
 
     def _fits_pattern(self, _validator: Any, pattern: str, instance: object, _schema: Any) -> Iterator[Exception]:
         if isinstance(instance, str) and not _found(pattern, instance):
-            yield self._jsonschema.ValidationError(f"{brief(instance)} does not match {pattern}")
+            yield self._jsonschema.ValidationError(f"{short_repr(instance)} does not match {pattern}")
 
     def _fits_pattern_properties(
         self, validator: Any, patterns: Mapping[str, Any], instance: object, _schema: Any
@@ -73,7 +73,7 @@ class Schema:
             for name, value in others:
                 yield from validator.descend(value, allowed, path=name)
         elif others and not allowed:
-            names = ", ".join(brief(name) for name, _ in others)
+            names = ", ".join(short_repr(name) for name, _ in others)
             were = "was" if len(others) == 1 else "were"
             yield self._jsonschema.ValidationError(f"Additional properties are not allowed ({names} {were} unexpected)")
 
@@ -86,11 +86,11 @@ class Schema:
         if error.context:
             # For anyOf and the like, report the error of the subschema that matches best.
             error = self._jsonschema.exceptions.best_match([error])
-        where = pointer(error.absolute_path)
+        where = json_pointer(error.absolute_path)
         if error.validator == "type":
             wanted = error.validator_value
             kinds = wanted if isinstance(wanted, str) else " or ".join(wanted)
-            return f"at {where}: must be of type {kinds}, got {brief(error.instance)}"
+            return f"at {where}: must be of type {kinds}, got {short_repr(error.instance)}"
         return f"at {where}: {_cut(error.message)}"
 
 
@@ -121,7 +121,7 @@ def _reject_unbounded(schema: object) -> None:
             for name in ("$ref", "$dynamicRef", "$recursiveRef"):
                 target = mapping.get(name, "#")
                 if isinstance(target, str) and not target.startswith("#"):
-                    raise ValueError(f"a {name} in schema must point into the schema (#…), got {brief(target)}")
+                    raise ValueError(f"a {name} in schema must point into the schema (#…), got {short_repr(target)}")
             keywords.update(mapping)
             waiting.extend(mapping.values())
         elif isinstance(node, list):

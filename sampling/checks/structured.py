@@ -7,8 +7,8 @@ from json import JSONDecodeError, JSONDecoder
 from typing import Any
 
 from sampling._arguments import check_bool, check_str, wrong_type
-from sampling._json.extraction import read_json, told
-from sampling._output_types import is_shape, reader_of
+from sampling._json.extraction import join_problems, read_json
+from sampling._output_types import is_output_type, reader_for
 from sampling._text import unfenced
 from sampling.checks._schemas import Schema
 from sampling.requirements import Requirement, Verdict
@@ -28,9 +28,9 @@ def model(shape: Any, *, fenced: bool = False) -> Requirement:
     To get the object as the value of the result, give the class to the action instead: `Action("…", Flight)`.
     It needs the extra `pydantic`.
     """
-    if not is_shape(shape):
+    if not is_output_type(shape):
         raise wrong_type("shape", shape, "a pydantic model, an attrs class, a dataclass, or a container of these")
-    reader = reader_of(shape)
+    reader = reader_for(shape)
     return _json_requirement(f"is the JSON of a {reader.name}", reader.read, fenced=fenced)
 
 
@@ -50,7 +50,7 @@ def json_schema(schema: Mapping[str, Any], description: str | None = None, *, fe
     def fits(text: str) -> None:
         problems = validator.problems(read_json(text))
         if problems:
-            raise ValueError(told(problems))
+            raise ValueError(join_problems(problems))
 
     title = schema.get("title")
     named = f"is JSON that fits the schema {title}" if isinstance(title, str) else "is JSON that fits the schema"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from sampling._arguments import check_bool, check_int, check_number, check_str
-from sampling._json.extraction import brief
+from sampling._json.extraction import short_repr
 from sampling._similarity import Similarity, rouge_l
 from sampling.requirements import Requirement, Validation, Verdict
 
@@ -27,13 +27,13 @@ def one_of(*choices: str, ignore_case: bool = False) -> Requirement:
 
     def is_one(text: str) -> Verdict:
         answer = text.strip()
-        return folded(answer) in allowed, f"{brief(answer)} is not allowed: {how}"
+        return folded(answer) in allowed, f"{short_repr(answer)} is not allowed: {how}"
 
     def may_become_one(text: str) -> Verdict:
         # Trailing whitespace may belong to a choice of two words, or follow a complete one.
         start = folded(text.lstrip())
         passes = any(choice.startswith(start) or choice == start.rstrip() for choice in allowed)
-        return passes, f"{brief(text.strip())} is not allowed: {how}"
+        return passes, f"{short_repr(text.strip())} is not allowed: {how}"
 
     return Requirement(description, is_one, partial=may_become_one)
 
@@ -155,10 +155,10 @@ def number(*, at_least: float | None = None, at_most: float | None = None, whole
     def is_in_range(text: str) -> Verdict:
         answer = text.strip()
         if _NUMBER.fullmatch(answer) is None:
-            return False, f"{brief(answer)} is not a number: answer with {wanted} in digits, and with nothing else"
+            return False, f"{short_repr(answer)} is not a number: answer with {wanted} in digits, and with nothing else"
         value = float(answer.replace(",", ""))
         fits = low <= value <= high and math.isfinite(value) and (not whole or value.is_integer())
-        return fits, f"{brief(answer)} is not {wanted}"
+        return fits, f"{short_repr(answer)} is not {wanted}"
 
     return Requirement(f"is {wanted}", is_in_range)
 
@@ -177,7 +177,7 @@ def similar_to(reference: str, *, at_least: float = 0.7, similarity: Similarity 
     check_str("reference", reference, empty=False)
     threshold = check_number("at_least", at_least)
     if not callable(similarity):
-        raise TypeError(f"similarity must be a function of two texts, got {brief(similarity)}")
+        raise TypeError(f"similarity must be a function of two texts, got {short_repr(similarity)}")
 
     def is_similar(text: str) -> Verdict:
         score = similarity(text, reference)

@@ -365,7 +365,7 @@ class TestSmallestCalls:
         async def backend(request):
             return answer
 
-        with pytest.raises(TypeError, match="what the backend returns must be a Generation or a str"):
+        with pytest.raises(TypeError, match="the return value of the backend must be a Generation or a str"):
             run(sample, RejectionSamplingStrategy(), backend)
 
     def test_events_end_even_when_a_check_gives_a_bad_verdict(self, run):

@@ -350,7 +350,7 @@ def test_bad_settings_are_refused_by_name(settings, message):
 
 def test_a_backend_that_is_none_is_refused():
     """A class that was not called, or something that can't answer."""
-    with pytest.raises(TypeError, match="got the class SimulatedBackend: call it first"):
+    with pytest.raises(TypeError, match=r"got the class SimulatedBackend\. Create an instance first"):
         Retrying(SimulatedBackend)
     with pytest.raises(TypeError, match="backend must be a Backend with `async def generate"):
         Retrying(3)
