@@ -1,4 +1,4 @@
-"""`BaseSamplingStrategy`: budgets, the decisions to override, and `sample()`."""
+"""The base class of all strategies: budgets, decisions to override, and `sample()`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -50,7 +50,7 @@ _SYNONYMS = {
     "tries": "loop_budget",
     "width": "concurrency_budget",
 }
-"""What other libraries call these settings."""
+"""Names that other libraries use for these settings."""
 
 
 class StrategySettings(TypedDict, total=False):
@@ -68,54 +68,54 @@ class StrategySettings(TypedDict, total=False):
 
 class BaseSamplingStrategy:
     """
-    Ask `loop_budget` times deep and `concurrency_budget` wide, and stop at the first valid answer.
+    Sample `loop_budget` times deep and `concurrency_budget` wide, and stop at the first valid answer.
 
-    There are `concurrency_budget` subsamples, all running at once. Each makes up to `loop_budget` attempts,
-    one after the other, and after an invalid one `repair` says what to try next.
-    The first valid slice ends the call: the others are cancelled, and what they spent is on the result.
+    A call runs `concurrency_budget` subsamples at once. Each makes up to `loop_budget` attempts, one after the other.
+    After an invalid attempt, `repair` returns what to try next. The first valid slice ends the call.
+    The other subsamples are cancelled, and their usage is on the result.
 
-    What breadth costs: the number of requests multiplies, up to `loop_budget * concurrency_budget`,
-    and with it the prompt tokens; rate limits come sooner;
-    and which of several valid answers wins depends on timing, unless `deterministic=True`.
+    Breadth has a cost. The number of requests multiplies, up to `loop_budget * concurrency_budget`, and so do the
+    prompt tokens. Rate limits come sooner. Which of several valid answers wins depends on timing, unless
+    `deterministic=True`.
 
-    To write a strategy of your own, override any of the four decisions, `repair`, `done`, `select` and
-    `select_from_failure`. They are pure and synchronous: the engine does the waiting,
-    and hooks, ids, budgets and cancellation come with it. Set budgets as class attributes to change the defaults.
+    To write a strategy, override any of the four decisions `repair`, `done`, `select` and `select_from_failure`.
+    They are pure and synchronous. The engine does the waiting, and hooks, ids, budgets and cancellation come with it.
+    Set budgets as class attributes to change the defaults.
     """
 
     loop_budget: int = 1
-    """Depth: how many attempts each subsample may make."""
+    """Depth: the most attempts that each subsample makes."""
 
     concurrency_budget: int = 1
-    """Breadth: how many subsamples run at once."""
+    """Breadth: the number of subsamples that run at once."""
 
     requirements: Sequence[Requirement] = ()
-    """Checked on every sample, before those of the call."""
+    """Requirements of every call, checked before the call's own."""
 
     hooks: Hooks
     deterministic: bool = False
-    """Whether the winner must not depend on timing: the valid slice with the smallest (attempt, subsample) wins."""
+    """Make the winner independent of timing: the valid slice with the smallest (attempt, subsample) wins."""
 
     check_timeout_s: float | None = 60.0
-    """How long an async check may take, if its requirement does not say."""
+    """The timeout of async checks whose requirement has none."""
 
     max_context_chars: int = 10_000_000
-    """How long a conversation may get by repairs before its subsample ends."""
+    """The length at which a conversation that grows by repairs ends its subsample."""
 
     variation: Variation | None = None
-    """Makes subsamples differ; None asks them all the same."""
+    """Makes subsamples differ. With None, all of them start with the same request."""
 
     _overridden: ClassVar[frozenset[str]] = frozenset()
     """The optional decisions that this class overrides. The engine skips the others."""
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
-        # Here, so that a subclass with an __init__ of its own has hooks even before it calls ours.
+        # Here, so that a subclass with its own __init__ has hooks even before it calls ours.
         self = super().__new__(cls)
         self.hooks = Hooks()
         return self
 
     def __init__(self, **settings: Unpack[StrategySettings]) -> None:
-        """Set what differs from the defaults of the class; None keeps them."""
+        """Override defaults of the class. None keeps the default."""
         unknown = settings.keys() - StrategySettings.__annotations__.keys()
         if unknown:
             raise unknown_keyword(type(self), min(unknown), _SYNONYMS)
@@ -126,13 +126,13 @@ class BaseSamplingStrategy:
         self._check_settings()
 
     def _take(self, **given: Any) -> None:
-        """Set what was given; what is None stays as the class has it."""
+        """Set attributes. None keeps the default of the class."""
         for name, value in given.items():
             if value is not None:
                 setattr(self, name, value)
 
     def _check_settings(self) -> None:
-        """Check what this strategy was given, and what its class says, in the same words."""
+        """Check all settings, those of the class too."""
         check_budgets(self.loop_budget, self.concurrency_budget)
         as_requirements("requirements", self.requirements)
         check_instance("hooks", self.hooks, Hooks, "Hooks")
@@ -159,83 +159,83 @@ class BaseSamplingStrategy:
 
     def repair(self, history: Sequence[Slice[T]]) -> Attempt[T]:
         """
-        Say what to try next in a subsample whose last attempt was invalid.
+        Return what to try next in a subsample whose last attempt was invalid.
 
-        `history` holds the slices of this subsample only, oldest first; attempts that errored are not in it.
-        It is asked neither after the last attempt, nor after a transient error: then the same is tried again.
-        By default, the first question is asked again, unchanged.
+        `history` holds the slices of this subsample only, oldest first, without attempts that errored.
+        The engine calls it neither after the last attempt, nor after a transient error, which repeats the attempt.
+        By default, return the first attempt unchanged.
         """
         return first_tried(history)
 
     def done(self, slices: Sequence[Slice[T]]) -> bool:
         """
-        Say whether the whole call may stop now. It is asked after every slice; the newest one is the last.
+        Return whether the whole call may stop now.
 
-        By default, at the first valid one.
+        The engine calls it after every slice, the newest being the last. By default, stop at the first valid one.
         """
         return slices[-1].valid
 
     def select(self, slices: Sequence[Slice[T]]) -> Slice[T]:
-        """Choose the answer among the valid slices, which come in the order in which `done` saw them."""
+        """Choose the answer among the valid slices, in the order in which `done` saw them."""
         return slices[0]
 
     def select_from_failure(self, slices: Sequence[Slice[T]]) -> Slice[T]:
         """
-        Choose the answer when no slice is valid; they come by iteration.
+        Choose the answer among the slices, sorted by iteration, when none is valid.
 
-        By default by merit: most requirements passed, then the higher score, then the earliest.
+        By default, choose by merit: most requirements passed, then the higher score, then the earliest.
         """
         return by_merit(slices)
 
-    # Decisions that few strategies make. Those that are not overridden are not asked for, and cost nothing.
+    # Optional methods that few strategies override; the engine skips the rest.
 
     def should_continue(self, history: Sequence[Slice[T]]) -> bool:
-        """Say whether a subsample whose last attempt was invalid goes on, before `repair` is asked. By default, yes."""
+        """Return whether a subsample goes on after an invalid attempt, before `repair`. By default, it does."""
         return True
 
     def vary(self, plan: Attempt[T], subsample: int, attempt: int) -> Attempt[T]:
         """
-        Say what is really tried where `plan` is due: how the subsamples differ.
+        Return the variant of an attempt for one subsample.
 
-        It is asked before every attempt, with the plan as `repair` or the caller made it.
-        By default, what `variation` says, if there is one.
+        The engine calls it before every attempt, with the plan of the caller or of `repair`.
+        By default, apply `variation`, if there is one.
         """
         return plan if self.variation is None else self.variation(plan, subsample, attempt)
 
     def settled(self, progress: Progress[T]) -> bool:
         """
-        Say whether the whole call may stop now, knowing also what may still come.
+        Return whether the whole call may stop now, given what may still come.
 
-        It is asked after every slice, after every attempt that errored, and when a subsample has ended,
-        if there is a slice by then. By default, what `done` says of the slices.
+        The engine calls it after every slice, after every attempt that errored, and when a subsample has ended,
+        if there is a slice by then. By default, return `done` of the slices.
         """
         return self.done(progress.slices)
 
     def next_subsample_in_s(self, progress: Progress[T]) -> float:
         """
-        Say in how many seconds one more subsample shall start: 0 for now, `math.inf` for not as things are.
+        Return the seconds until the next subsample starts. `math.inf` means: not until something changes.
 
-        The first one starts at once. It is asked then, after every start, when an attempt or a subsample has ended,
-        and when the seconds have passed: each answer replaces the one before. `concurrency_budget` limits all of them.
-        If it says `math.inf` when nothing is running, the call is over. By default, all start at once.
+        The first subsample starts at once. The engine calls this after every start, when an attempt or a subsample has
+        ended, and when the seconds have passed. Each answer replaces the one before. `concurrency_budget` limits all
+        of them. If it is `math.inf` when nothing is running, the call is over. By default, all start at once.
         """
         return 0.0
 
     def next_stage(self, first: Attempt[T], results: Sequence[SamplingResult[T]]) -> Stage[T] | None:
         """
-        Say which call to make inside this one, after those that gave these results; None if that was all.
+        Return the next call to make inside this one, given the results so far, or None after the last one.
 
-        A strategy that overrides this asks nothing by itself: its attempts are those of the calls that it makes,
-        one after the other, and `select` chooses among their winners. What they all have of the call is its
-        requirements, its budget, its hooks and its deadline; `first` is what the caller asked.
+        A strategy that overrides this makes no attempts itself. It makes one call after the other, all with the
+        requirements, budget, hooks and deadline of this one, and `select` chooses among their winners.
+        `first` is the attempt that the caller asked for.
         """
         return None
 
     def learn(self, attempts: Sequence[Slice[T]]) -> None:
-        """See every attempt of a call when it is over, however it ended. What is learned is for calls to come."""
+        """Learn from all attempts of a call when it is over, however it ended, for later calls."""
 
     def wrap_backend(self, backend: BackendLike) -> BackendLike:
-        """Return the backend that is asked, given that of the caller. By default, the same."""
+        """Return the backend to use instead of the caller's. By default, the same."""
         return backend
 
     # The call.
@@ -280,32 +280,32 @@ class BaseSamplingStrategy:
         hooks: Hooks | None = None,
     ) -> SamplingResult[Any]:
         """
-        Ask until an answer is valid or the budgets are used up.
+        Sample until an answer is valid or the budgets are used up.
 
         Args:
-            action: What to ask: an `Action`, or its text.
+            action: An `Action`, or its text.
 
-            ctx: The conversation to ask in; None for a new one.
+            ctx: The conversation so far. None starts a new one.
 
-            backend: Who answers: a `Backend`, or any `async def f(request) -> Generation | str`.
+            backend: A `Backend`, or any `async def f(request) -> Generation | str`.
 
-            reqs: What must be true of the answer, after the strategy's own requirements:
+            reqs: Requirements of this call, checked after the strategy's own:
                 `Requirement` objects, plain checks, or sentences that a model judges.
 
-            options: How to generate.
+            options: Options of the generation, such as the temperature.
 
-            budget: What may be spent; share one between calls to limit them together.
+            budget: A limit on attempts, requests, tokens, cost or time. Calls can share one.
 
             validation_ctx: The conversation that requirements see, instead of that of each attempt.
 
-            hooks: Called in this call, after those of plugins and of the strategy.
+            hooks: Hooks of this call, called after those of plugins and of the strategy.
 
         Returns:
-            A result for every ending that has something to show, `success` or not.
+            A result with `success`, the answer, and a record of every attempt.
 
         Raises:
-            What the backend raised, with its own type, if no attempt came to an answer;
-            when several failed, from an `ExceptionGroup` of all of them.
+            The backend's own error, if no attempt came to an answer. If several failed,
+            its `__cause__` is an `ExceptionGroup` of all of them.
         """
         call = self._call(action, ctx, backend, reqs, options, budget, validation_ctx, hooks)
         return await self._run(call).run()
@@ -349,7 +349,7 @@ class BaseSamplingStrategy:
         validation_ctx: Context | None = None,
         hooks: Hooks | None = None,
     ) -> SamplingResult[Any]:
-        """Do as `sample()` does, for code that has no event loop; inside of one it raises `InsideEventLoop`."""
+        """Run `sample()` from code without an event loop. Inside of one, raise `InsideEventLoop`."""
         if _loop_is_running():
             raise InsideEventLoop
         call = partial(self.sample, options=options, budget=budget, validation_ctx=validation_ctx, hooks=hooks)
@@ -371,11 +371,7 @@ class BaseSamplingStrategy:
             action = Action(action)
         elif not isinstance(action, Action):
             raise wrong_type("action", action, "an Action or a str")
-        _check_optional("ctx", ctx, Context)
-        _check_optional("options", options, Options)
-        _check_optional("budget", budget, Budget)
-        _check_optional("validation_ctx", validation_ctx, Context)
-        _check_optional("hooks", hooks, Hooks)
+        _check_arguments(ctx, options, budget, validation_ctx, hooks)
         check_budgets(self.loop_budget, self.concurrency_budget)
         overridden = self._overridden
         generate = generate_of(backend)
@@ -413,8 +409,8 @@ class BaseSamplingStrategy:
             max_context_chars=self.max_context_chars,
             overridden=overridden,
             # Looked up for every call, and not once for the class: these two are what people replace in a test.
-            done=None if _is_default(self.done, _DONE) and "settled" not in overridden else self.done,
-            repair=None if _is_default(self.repair, _REPAIR) else self.repair,
+            done=None if getattr(self.done, "__func__", None) is _DONE and "settled" not in overridden else self.done,
+            repair=None if getattr(self.repair, "__func__", None) is _REPAIR else self.repair,
             vary=self.vary if self.variation is not None or "vary" in overridden else None,
             should_continue=self.should_continue if "should_continue" in overridden else None,
         )
@@ -460,14 +456,18 @@ _DONE = BaseSamplingStrategy.done
 _REPAIR = BaseSamplingStrategy.repair
 
 
-def _check_optional(name: str, value: object, kind: type[Any]) -> None:
-    if value is not None and not isinstance(value, kind):
-        article = "" if kind.__name__.endswith("s") else "a "
-        raise wrong_type(name, value, f"{article}{kind.__name__} or None")
-
-
-def _is_default(method: Callable[..., Any], default: Callable[..., Any]) -> bool:
-    return getattr(method, "__func__", None) is default
+# One plain check for each argument: isinstance() with a union or a loop over them takes three times as long.
+def _check_arguments(ctx: object, options: object, budget: object, validation_ctx: object, hooks: object) -> None:
+    if ctx is not None and not isinstance(ctx, Context):
+        raise wrong_type("ctx", ctx, "a Context or None")
+    if options is not None and not isinstance(options, Options):
+        raise wrong_type("options", options, "Options or None")
+    if budget is not None and not isinstance(budget, Budget):
+        raise wrong_type("budget", budget, "a Budget or None")
+    if validation_ctx is not None and not isinstance(validation_ctx, Context):
+        raise wrong_type("validation_ctx", validation_ctx, "a Context or None")
+    if hooks is not None and not isinstance(hooks, Hooks):
+        raise wrong_type("hooks", hooks, "Hooks or None")
 
 
 def _needs_of(requirements: Iterable[Requirement]) -> tuple[tuple[Requirement, ...], bool]:
@@ -500,7 +500,7 @@ def _loop_is_running() -> bool:
 
 
 def _deduplicated(own: Iterable[RequirementLike], given: tuple[Requirement, ...]) -> tuple[Requirement, ...]:
-    """Put the strategy's requirements before the call's, each once."""
+    """Return the requirements of the strategy, then those of the call, each once."""
     if not own:
         return given
     both = (*as_requirements("requirements", own), *given)

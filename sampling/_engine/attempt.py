@@ -67,8 +67,15 @@ class RunningAttempt(Generic[T]):
     async def run(self) -> Slice[T]:
         """Send the request, check the answer, and return the slice. Errors of the backend are raised."""
         call, plan = self.call, self.plan
-        generate = self._stream if call.partial else call.generate
-        generation = await self._send(self.scope, self.request, generate, self.reservation)
+        scope, reservation = self.scope, self.reservation
+        used: Usage | None = None
+        try:
+            self.reservation = None
+            generate = self._stream if call.partial else call.generate
+            generation = as_generation(await self._send(scope, self.request, generate))
+            used = generation.usage
+        finally:
+            self._settle(scope, reservation, used)
         self.generation = generation
         text = generation.text
         context = Context.sent(plan.messages, plan.chars, text)
@@ -88,32 +95,25 @@ class RunningAttempt(Generic[T]):
             return self.record("valid", context, value, validations)
         return self.record("invalid", context, value, validations, first_error(failed))
 
-    async def _send(
-        self,
-        scope: Scope,
-        request: Request,
-        generate: Callable[[Request], Awaitable[Generation | str]],
-        reservation: Reservation | None,
-    ) -> Generation:
-        """Send one request, and settle its usage however it ends."""
-        self.reservation = None
+    def _send(
+        self, scope: Scope, request: Request, generate: Callable[[Request], Awaitable[Generation | str]]
+    ) -> Awaitable[Generation | str]:
+        """Send one request, and return its awaitable. `_settle` must follow, however it ends."""
+        # Not async: one coroutine less for each attempt.
         scope.requests += 1
-        used: Usage | None = None
-        try:
-            answer = generate(request)
-            if not hasattr(answer, "__await__"):
-                raise wrong_type("backend", generate, "async: it answered without being awaited")
-            generation = as_generation(await answer)
-            used = generation.usage
-            return generation
-        finally:
-            used = scope.settle(used)
-            call = self.call
-            if call.item is not None:
-                call.item.requests += 1
-                call.item.add(used)
-            if reservation is not None and call.budget is not None:
-                call.budget.settle(reservation, used)
+        answer = generate(request)
+        if not hasattr(answer, "__await__"):
+            raise wrong_type("backend", generate, "async: it answered without being awaited")
+        return answer
+
+    def _settle(self, scope: Scope, reservation: Reservation | None, used: Usage | None) -> None:
+        """Account for a request that has ended."""
+        used = scope.settle(used)
+        call = self.call
+        if call.item is not None:
+            call.item.add_request(used)
+        if reservation is not None and call.budget is not None:
+            call.budget.settle(reservation, used)
 
     async def _stream(self, request: Request) -> Generation | str:
         """Generate with partial checks on the growing text."""
@@ -141,9 +141,13 @@ class RunningAttempt(Generic[T]):
             reservation = call.budget.reserve(prompt_chars=sum(len(message.content) for message in request.messages))
         part = Scope(scope.sampling_id, scope.parent_id, request, scope.budget)
         entered = enter_part(part)
+        used: Usage | None = None
         try:
-            return await self._send(part, request, generate, reservation)
+            generation = as_generation(await self._send(part, request, generate))
+            used = generation.usage
+            return generation
         finally:
+            self._settle(part, reservation, used)
             leave_part(entered)
             scope.spent += part.spent
             scope.requests += part.requests

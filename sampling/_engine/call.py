@@ -77,8 +77,3 @@ class Call(Generic[T]):
     def elapsed_s(self) -> float:
         """Return the seconds since the start of the call."""
         return self.clock() - self.started_at
-
-    @property
-    def max_attempts(self) -> int:
-        """The number of attempts that the call may make."""
-        return self.loop_budget * self.concurrency_budget

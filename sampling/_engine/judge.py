@@ -1,4 +1,4 @@
-"""A requirement that a model checks."""
+"""Judges: requirements that a model checks."""
 
 import hashlib
 import re
@@ -23,31 +23,31 @@ _BETWEEN = " \t\r\n.:,;-–—*_/"
 
 
 class Scale(Protocol):
-    """What a judge is to reply, and how the reply is read."""
+    """The kind of reply that a judge gives, and how to read it."""
 
     @property
     def how(self) -> str:
-        """What the judge is told to reply."""
+        """Return the instruction for the reply."""
         ...
 
     @property
     def question(self) -> str:
-        """What the judge is asked after the answer."""
+        """Return the question that follows the answer."""
         ...
 
     @property
     def replies(self) -> str:
-        """The replies that can be read, for an error message."""
+        """Return the readable replies, for an error message."""
         ...
 
     def read(self, reply: str) -> Validation | None:
-        """Return the verdict, or None if there is none to be seen."""
+        """Return the verdict, or None if the reply is not readable."""
         ...
 
 
 @attrs.frozen
 class YesOrNo:
-    """The judge says yes or no."""
+    """The judge replies yes or no."""
 
     # Only the first word counts: "There is no doubt: yes" must not be read as a no, nor the other way round.
     _VERDICT = re.compile(r"\W*(yes|no)\b", re.IGNORECASE)
@@ -57,7 +57,7 @@ class YesOrNo:
     replies = "yes or no"
 
     def read(self, reply: str) -> Validation | None:
-        """Read the first word; what comes after a no is the reason."""
+        """Read the first word. The text after a no is the reason."""
         verdict = self._VERDICT.match(reply)
         if verdict is None:
             return None
@@ -92,11 +92,11 @@ class Scored:
 
     @property
     def replies(self) -> str:
-        """Say what range there is."""
+        """Return the range of the score."""
         return f"a number from 0 to {self.out_of:g}"
 
     def read(self, reply: str) -> Validation | None:
-        """Read the number that the reply begins with; one that is off the scale is no verdict."""
+        """Read the number that the reply begins with. A number off the scale is no verdict."""
         found = self._SCORE.match(reply)
         if found is None or (found["of"] is not None and float(found["of"]) != self.out_of):
             return None
@@ -112,7 +112,7 @@ class Scored:
 
 @attrs.frozen
 class Judge:
-    """Asks a model whether an answer meets a requirement. What is not a clear yes fails."""
+    """A check that asks a model. Anything but a clear yes fails."""
 
     description: str
     scale: Scale = YesOrNo()
@@ -120,7 +120,7 @@ class Judge:
     options: Options | None = None
 
     async def __call__(self, text: str, view: View) -> Validation:
-        """Ask, and read the verdict; one that can't be read is an error, so that not even its opposite passes."""
+        """Ask the model. An unreadable verdict is an error, so that its negation does not pass either."""
         reply = await view.ask(self.messages(text), backend=self.backend, options=self.options)
         verdict = self.scale.read(reply.text)
         if verdict is None:
@@ -129,7 +129,7 @@ class Judge:
         return verdict
 
     def messages(self, text: str) -> tuple[Message, Message]:
-        """Return what the judge is asked about an answer."""
+        """Return the messages that ask about an answer."""
         opening, closing = _fence(text)
         instructions = _INSTRUCTIONS.format(opening=opening, closing=closing, how=self.scale.how)
         question = f"Requirement: {self.description}\n\n{opening}\n{text}\n{closing}\n\n{self.scale.question}"
@@ -143,11 +143,10 @@ def _reason(words: str) -> str | None:
 
 def _fence(text: str) -> tuple[str, str]:
     """
-    Make a pair of lines that an answer can't contain, so that it can't close its own quotation.
+    Return a pair of lines that the answer cannot contain, so that it cannot end its own quotation.
 
-    They are made of a hash of the answer: to write them down beforehand, it would have to contain its own hash.
-    A random mark would do as well, but the same answer judged twice would be two different requests,
-    and a cache or a recording of them useless.
+    They contain a hash of the answer, and no answer can contain its own hash. A random mark would work, too,
+    but then the same answer judged twice would be two different requests, useless to a cache or a recording.
     """
     mark = f"ANSWER-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
     return f"<<<{mark}", f"{mark}>>>"

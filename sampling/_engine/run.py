@@ -93,7 +93,7 @@ class Run(Generic[T]):
         """The errors of attempts and repairs, with their iteration ids."""
 
         self.nested_hook_failures: list[HookFailure] = []
-        self.max_attempts = call.max_attempts
+        self.max_attempts = call.loop_budget * call.concurrency_budget
         self._subsamples_due = call.concurrency_budget
 
     def _new_queue(self) -> ResultQueue[T]:
@@ -150,7 +150,7 @@ class Run(Generic[T]):
         await checkpoint_if_cancelled()
         self.call = attrs.evolve(call, loop_budget=event.loop_budget, concurrency_budget=event.concurrency_budget)
         self._subsamples_due = event.concurrency_budget
-        self.max_attempts = self.call.max_attempts
+        self.max_attempts = event.loop_budget * event.concurrency_budget
         self.queue = self._new_queue()
 
     @overload
@@ -482,20 +482,21 @@ class Run(Generic[T]):
 
     def result(self, best: Slice[T] | None) -> SamplingResult[T]:
         """Return the result of the call as it stands, with this answer."""
+        call = self.call
         valid = best is not None and best.valid
         errors = [error for _, error in sorted(self.errors, key=itemgetter(0))] if self.errors else ()
         return SamplingResult(
             success=valid,
             best=best,
             slices=tuple(self._by_iteration(self.queue.slices)),
-            attempts=tuple(self.records()),
+            attempts=tuple(self._by_iteration(self.queue.records)),
             errors=tuple(errors),
             usage=self._usage(),
             stop_reason="validated" if valid else self._reason_to_stop(),
-            sampling_id=self.call.sampling_id,
-            elapsed_s=self.call.elapsed_s(),
+            sampling_id=call.sampling_id,
+            elapsed_s=call.clock() - call.started_at,
             max_attempts=self.max_attempts,
-            parent_id=self.call.parent_id,
+            parent_id=call.parent_id,
             stop_detail=None if valid else self.budget_detail,
         )
 

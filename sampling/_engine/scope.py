@@ -66,13 +66,15 @@ class Scope:
         if used is None or used is NO_USAGE or used == NO_USAGE:
             used = self.reported
         self.reported = None
-        self.add(used)
+        if used is not None:
+            self.spent = used if self.spent is NO_USAGE else self.spent + used
         return used
 
-    def add(self, used: Usage | None) -> None:
-        """Add the usage of a request that has ended, if it is known."""
-        if used is not None and used is not NO_USAGE:
-            self.spent = used if self.spent is NO_USAGE else self.spent + used
+    def add_request(self, used: Usage | None) -> None:
+        """Count a request that has ended, with its usage if that is known."""
+        self.requests += 1
+        if used is not None:
+            self.spent += used
 
     def next_call_name(self) -> str:
         """Name the next call of an item. The name is the same when another process runs the item again."""

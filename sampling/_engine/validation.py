@@ -1,4 +1,4 @@
-"""Put one answer to its requirements."""
+"""Check one answer against its requirements."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
@@ -30,7 +30,7 @@ __all__ = [
 T = TypeVar("T")
 
 _Said: TypeAlias = Validation | Awaitable[object] | None
-"""What a requirement has said so far: the rest of a check has to be awaited; None for a judge that was not asked."""
+"""The state of one check: finished, still to be awaited, or None for a judge that was not asked."""
 
 PARSES = Requirement("the answer can be parsed")
 PARSER_HINT = "Parse with a plain function; what has to be awaited goes into a check."
@@ -40,7 +40,7 @@ _blocking_checks: RunVar[anyio.CapacityLimiter] = RunVar("sampling_blocking_chec
 
 
 def parse(action: Action[T], text: str) -> tuple[T | None, Validation | None]:
-    """Parse the answer; a parser that raises is a failed requirement with that reason."""
+    """Parse the answer. A parser that raises is a failed requirement with that reason."""
     try:
         value = action.parse(text)
     except (MemoryError, RecursionError):
@@ -72,18 +72,18 @@ class PartialText:
         self.cut: CutShort | None = None
 
     def add(self, piece: str) -> None:
-        """Add a piece and ask the partial checks."""
+        """Add a piece and run the partial checks."""
         self._text += piece
         for requirement in self._requirements:
             verdict = may_still_pass(requirement, self._text)
             if verdict is not None and not verdict.passed:
-                # Kept, too, for a backend that turns what it is interrupted with into an error of its own.
+                # Kept, too, for a backend that turns the exception into an error of its own.
                 self.cut = CutShort(self._text, verdict)
                 raise self.cut
 
 
 def may_still_pass(requirement: Requirement, text: str) -> Validation | None:
-    """Ask the partial check of a requirement about a text that still grows; None if it has none."""
+    """Run the partial check of a requirement on a growing text, or return None if it has none."""
     if requirement.partial is None:
         return None
     try:
@@ -97,10 +97,10 @@ def may_still_pass(requirement: Requirement, text: str) -> Validation | None:
 
 def check(requirements: Sequence[Requirement], text: str, view: View | None) -> "tuple[Validation, ...] | Checking":
     """
-    Put an answer to its requirements, as far as that needs no waiting.
+    Check an answer, as far as possible without awaiting.
 
-    Returns what they said, in their order; or, if something has to be waited for or a judge asked, the rest of the way.
-    Raises only `BadVerdict`, which can't get better by trying again.
+    Returns the validations in order, or a `Checking` if a check has to be awaited or a judge asked.
+    Raises only `BadVerdict`, which another attempt cannot mend.
     """
     said: list[_Said] = []
     finished = True
@@ -118,9 +118,9 @@ def check(requirements: Sequence[Requirement], text: str, view: View | None) -> 
 
 class Checking:
     """
-    The rest of the way of an answer through its requirements: slow checks together, judges only if all else passed.
+    The checks of one answer that have to be awaited: all at once, and judges only if everything else passed.
 
-    Raises only `BadVerdict`, and `FatalError` from a judge: what can't get better by trying again.
+    Raises only `BadVerdict`, and `FatalError` from a judge, which another attempt cannot mend.
     """
 
     def __init__(self, requirements: Sequence[Requirement], text: str, view: View | None, said: list[_Said]) -> None:
@@ -131,9 +131,9 @@ class Checking:
 
     async def finish(self, timeout_s: float | None) -> tuple[Validation, ...]:
         """
-        Wait for the checks that take time, then ask the judges if there is still something to judge.
+        Await the checks, then ask the judges if all checks passed.
 
-        Returns what was said, in the order of the requirements; a judge that was not asked is left out.
+        Returns the validations in the order of the requirements, without those of judges that were not asked.
         """
         try:
             await self._wait(timeout_s)
@@ -141,7 +141,7 @@ class Checking:
                 for index, requirement in enumerate(self._requirements):
                     if requirement.judged:
                         self._said[index] = _begin(requirement, self._text, self._view)
-                # A model takes the time that its backend gives it: there is no default timeout.
+                # No default timeout: the backend of the judge has its own.
                 await self._wait(None)
         finally:
             self.close()
@@ -151,7 +151,7 @@ class Checking:
         return [one for one in self._said if isinstance(one, Validation)]
 
     async def _wait(self, timeout_s: float | None) -> None:
-        """Wait for all that has begun, at once."""
+        """Await all checks that have begun, at once."""
         unbearable: list[Exception] = []
 
         async def finish(index: int, requirement: Requirement, rest: Awaitable[object]) -> None:
@@ -176,12 +176,12 @@ class Checking:
             raise unbearable[0]
 
     def close(self) -> None:
-        """End what will never be waited for."""
+        """Close the checks that will never be awaited."""
         _close(self._said)
 
 
 def _begin(requirement: Requirement, text: str, view: View | None) -> Validation | Awaitable[object]:
-    """Run a check as far as it goes without waiting, and return what it says, or the rest of it."""
+    """Run a check up to its first await, and return its validation or the rest of it."""
     check: Any = requirement.check or Judge(requirement.description)
     if requirement.blocking:
         bound = partial(check, text, view) if requirement.takes_view else partial(check, text)
@@ -194,7 +194,7 @@ def _begin(requirement: Requirement, text: str, view: View | None) -> Validation
     except Exception as error:  # noqa: BLE001 - a check that raises is a failed check
         return _broken(requirement, error)
     finally:
-        # Asked here too, and not only there: it is asked after every single check.
+        # Compared here, too: a function call after every check costs more than most checks.
         if perf_counter() - started_s > watchdog.BLOCKED_S:
             watchdog.warn_if_blocked(started_s, requirement.description)
     if type(verdict) is not bool and isawaitable(verdict):
@@ -203,7 +203,7 @@ def _begin(requirement: Requirement, text: str, view: View | None) -> Validation
 
 
 def _close(said: Iterable[_Said]) -> None:
-    """Close the coroutines that a cancellation or a bad verdict kept from ever starting: Python warns of those."""
+    """Close coroutines that never started, for Python warns of them."""
     for one in said:
         close = getattr(one, "close", None)
         if close is not None:
@@ -211,7 +211,7 @@ def _close(said: Iterable[_Said]) -> None:
 
 
 def first_error(failed: Iterable[Validation]) -> Exception | None:
-    """Return what the first of these checks that raised, raised."""
+    """Return the exception of the first check that raised."""
     for validation in failed:
         if validation.error is not None:
             return validation.error
@@ -219,7 +219,7 @@ def first_error(failed: Iterable[Validation]) -> Exception | None:
 
 
 def limiter_of_this_loop(variable: RunVar[anyio.CapacityLimiter], tokens: int) -> anyio.CapacityLimiter:
-    """Return the limiter that a variable of the running event loop holds, made when it is first needed."""
+    """Return the limiter of the running event loop, made when it is first needed."""
     limiter = variable.get(None)
     if limiter is None:
         limiter = anyio.CapacityLimiter(tokens)
@@ -230,9 +230,9 @@ def limiter_of_this_loop(variable: RunVar[anyio.CapacityLimiter], tokens: int) -
 async def _in_thread(requirement: Requirement, check: Callable[[], object]) -> object:
     # Not anyio's own limiter: checks that hang must not take the application's threads away.
     limiter = limiter_of_this_loop(_blocking_checks, _MAX_BLOCKING_CHECKS)
-    # A thread can't be stopped. With a timeout it is left behind, still counted by the limiter; without, waited for.
+    # A thread can't be stopped. With a timeout it is abandoned, still counted by the limiter. Without, it is awaited.
     leave_behind = requirement.timeout_s is not None
-    # Boxed, since trio refuses a function that hands a coroutine out of a thread.
+    # In a list, since trio refuses a coroutine as the result of a thread.
     [verdict] = await anyio.to_thread.run_sync(lambda: [check()], abandon_on_cancel=leave_behind, limiter=limiter)
     return await verdict if isawaitable(verdict) else verdict
 
@@ -240,7 +240,7 @@ async def _in_thread(requirement: Requirement, check: Callable[[], object]) -> o
 async def _finish_check(
     requirement: Requirement, rest: Awaitable[object], default_timeout_s: float | None
 ) -> Validation:
-    # A thread that is waited for can't be timed out, so blocking checks have only the timeout of their own.
+    # An awaited thread can't be timed out, so blocking checks have only their own timeout.
     limit_s = requirement.timeout_s or (None if requirement.blocking else default_timeout_s)
     verdict: object = None
     try:
