@@ -54,16 +54,31 @@ _SYNONYMS = {
 
 
 class StrategySettings(TypedDict, total=False):
-    """The keyword arguments that every strategy takes; `BaseSamplingStrategy` says what each one means."""
+    """Keyword arguments that every strategy takes. None keeps the default of the class."""
 
     loop_budget: int | None
+    """Depth: the most attempts that each subsample makes."""
+
     concurrency_budget: int | None
+    """Breadth: the number of subsamples that run at once."""
+
     requirements: Iterable[RequirementLike] | None
+    """Requirements of every call, checked before the call's own."""
+
     hooks: Hooks | None
+    """Hooks of every call."""
+
     deterministic: bool | None
+    """Make the winner independent of timing: the valid slice with the smallest (attempt, subsample) wins."""
+
     check_timeout_s: float | None
+    """The timeout of async checks whose requirement has none."""
+
     max_context_chars: int | None
+    """The length at which a conversation that grows by repairs ends its subsample."""
+
     variation: Variation | None
+    """Makes subsamples differ. With None, all of them start with the same request."""
 
 
 class BaseSamplingStrategy:
@@ -304,8 +319,8 @@ class BaseSamplingStrategy:
             A result with `success`, the answer, and a record of every attempt.
 
         Raises:
-            The backend's own error, if no attempt came to an answer. If several failed,
-            its `__cause__` is an `ExceptionGroup` of all of them.
+            BackendError: The backend's own error, whatever its type, if no attempt came to an answer.
+                If several failed, its `__cause__` is an `ExceptionGroup` of all of them.
         """
         call = self._call(action, ctx, backend, reqs, options, budget, validation_ctx, hooks)
         return await self._run(call).run()
