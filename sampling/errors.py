@@ -440,6 +440,7 @@ class MissingExtra(SamplingError, ImportError):
 
     def __init__(self, what: str, package: str, extra: str) -> None:
         super().__init__(f'{what} needs the package {package!r}: pip install "sampling[{extra}]"')
+        self.extra = extra
 
 
 class WrongThread(SamplingError, RuntimeError):
