@@ -39,7 +39,7 @@ _processors: RunVar[anyio.CapacityLimiter] = RunVar("sampling_python_processes")
 
 def python_parses() -> Requirement:
     """
-    Require that the answer is Python that parses.
+    Require Python that parses.
 
     It checks the first ``` block, or the whole answer if there is none. Nothing is run.
     `Action("…", checks.unfenced)` makes the code alone the value of the result.
@@ -79,7 +79,7 @@ def python_runs(
     python: str = sys.executable,
 ) -> Requirement:
     """
-    Require that the answer is Python that runs to the end.
+    Require Python that runs to the end.
 
     It runs the first ``` block, or the whole answer if there is none, in a separate process:
     in an empty directory, with an empty environment and Python's isolated mode,
@@ -120,6 +120,7 @@ def python_runs(
     description = "is Python that passes its tests" if tests else "is Python that runs"
     if expected_output is not None:
         description += " and prints what it should"
+    # The requirement may wait for a processor first, and only the code has the shorter timeout.
     return Requirement(description, runner.check, timeout_s=seconds + _QUEUE_TIMEOUT_S)
 
 
@@ -134,21 +135,24 @@ class _Runner:
     python: str
 
     async def check(self, text: str) -> Validation:
-        """Run the code of an answer when a processor is free."""
+        """Run the code as soon as a processor is free."""
         code = unfenced(text)
         problem = _syntax_problem(code)
         if problem is not None:
             return Validation(False, problem)
+        # More processes than processors would make correct code exceed its timeout.
         async with limiter_of_this_loop(_processors, os.cpu_count() or 1):
             directory = TemporaryDirectory(prefix="sampling-", ignore_cleanup_errors=True)
             try:
                 await anyio.to_thread.run_sync(_write, Path(directory.name), code, self.tests)
                 return await self._run(Path(directory.name))
             finally:
+                # Remove the directory even if the call was cancelled.
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(directory.cleanup)
 
     async def _run(self, directory: Path) -> Validation:
+        # The name is random, so that the code can't create the file by accident.
         token = directory / secrets.token_hex(16)
         process = await self._start(directory, token)
         async with process:
@@ -173,6 +177,7 @@ class _Runner:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
+                # A process group of its own, so that one signal reaches its children, too.
                 start_new_session=True,
             )
 

@@ -15,7 +15,11 @@ __all__ = ["length", "number", "one_of", "similar_to"]
 
 
 def one_of(*choices: str, ignore_case: bool = False) -> Requirement:
-    """Require one of these texts. Surrounding whitespace does not count."""
+    """
+    Require one of these texts and nothing else.
+
+    Surrounding whitespace does not count.
+    """
     if not choices:
         raise ValueError("choices must not be empty, got ()")
     for choice in choices:
@@ -100,7 +104,11 @@ def length(
     min_lines: int | None = None,
     max_lines: int | None = None,
 ) -> Requirement:
-    """Require a number of characters, words or lines, without surrounding whitespace."""
+    """
+    Require a number of characters, words or lines.
+
+    Surrounding whitespace does not count.
+    """
     bounds = [
         _bounds("chars", min_chars, max_chars),
         _bounds("words", min_words, max_words),
@@ -113,6 +121,7 @@ def length(
     def has_length(text: str) -> Verdict:
         return _told([bound.complaint(text.strip()) for bound in given])
 
+    # Only a maximum can be exceeded early: a growing text may still reach a minimum.
     def is_not_past(text: str) -> Verdict:
         answer = text.strip()
         return _told([bound.complaint(answer) for bound in given if bound.is_past(answer)])
@@ -143,7 +152,11 @@ _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d{1,300})(?:\.\d{1,300})?(?:[
 
 
 def number(*, at_least: float | None = None, at_most: float | None = None, whole: bool = False) -> Requirement:
-    """Require a number within these bounds and nothing else. `whole=True` allows no fraction."""
+    """
+    Require a number within these bounds and nothing else.
+
+    `whole=True` allows no fraction.
+    """
     low = -math.inf if at_least is None else check_number("at_least", at_least)
     high = math.inf if at_most is None else check_number("at_most", at_most)
     if low > high:
@@ -157,6 +170,7 @@ def number(*, at_least: float | None = None, at_most: float | None = None, whole
         if _NUMBER.fullmatch(answer) is None:
             return False, f"{short_repr(answer)} is not a number: answer with {wanted} in digits, and with nothing else"
         value = float(answer.replace(",", ""))
+        # 1e999 matches the pattern but is infinite.
         fits = low <= value <= high and math.isfinite(value) and (not whole or value.is_integer())
         return fits, f"{short_repr(answer)} is not {wanted}"
 
@@ -168,7 +182,7 @@ def number(*, at_least: float | None = None, at_most: float | None = None, whole
 
 def similar_to(reference: str, *, at_least: float = 0.7, similarity: Similarity = rouge_l) -> Requirement:
     """
-    Require that the answer is similar to a reference text.
+    Require an answer that is similar to a reference.
 
     `similarity` is any function of two texts. The default, `rouge_l`, counts words in the same order.
     The similarity is the score of the validation.
