@@ -119,7 +119,7 @@ def python_runs(
         raise ValueError(f"tests must be Python, got {tests[:80]!r}: {problem}")
     description = "is Python that passes its tests" if tests else "is Python that runs"
     if expected_output is not None:
-        description += " and prints what it should"
+        description += " and prints the expected output"
     # The requirement may wait for a processor first, and only the code has the shorter timeout.
     return Requirement(description, runner.check, timeout_s=seconds + _QUEUE_TIMEOUT_S)
 
@@ -217,5 +217,5 @@ def _kill_group(process: Process) -> None:
 
 def _ending(returncode: int | None) -> str:
     if returncode == -signal.SIGKILL:
-        return "it was stopped, for using more processor time or memory than it may"
-    return f"it ended with the code {returncode}, and said nothing"
+        return "it was killed, because it used too much processor time or memory"
+    return f"it ended with exit code {returncode} and printed no error"

@@ -84,11 +84,11 @@ class _Bounds:
 
     def complaint(self, text: str) -> str | None:
         count = self.count(text)
-        what = f"it has {count} {_name(self.unit, count)}; {self.wanted}"
+        what = f"it has {count} {_name(self.unit, count)} instead of {self.wanted}"
         if self.most is not None and count > self.most:
-            return f"{what} may be there: make it shorter"
+            return f"{what}: make it shorter"
         if self.least is not None and count < self.least:
-            return f"{what} must be there: make it longer"
+            return f"{what}: make it longer"
         return None
 
     def is_past(self, text: str) -> bool:
@@ -196,7 +196,9 @@ def similar_to(reference: str, *, at_least: float = 0.7, similarity: Similarity 
     def is_similar(text: str) -> Verdict:
         score = similarity(text, reference)
         return Validation(
-            score >= threshold, f"its likeness to what is wanted is {score:.2f}, and {threshold:g} is needed", score
+            score >= threshold,
+            f"its similarity to the expected answer is {score:.2f}, and {threshold:g} is needed",
+            score,
         )
 
-    return Requirement(f"is like the reference, by at least {threshold:g}", is_similar)
+    return Requirement(f"has a similarity of at least {threshold:g} to the reference", is_similar)

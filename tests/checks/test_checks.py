@@ -152,8 +152,8 @@ class TestLength:
 
     def test_it_says_how_many_there_are_and_how_many_there_may_be(self):
         """What, and how to mend it."""
-        is_told(checks.length(max_words=2), "one two three", "it has 3 words; at most 2 may be there: make it shorter")
-        is_told(checks.length(min_lines=2), "one", "it has 1 line; at least 2 must be there: make it longer")
+        is_told(checks.length(max_words=2), "one two three", "it has 3 words instead of at most 2: make it shorter")
+        is_told(checks.length(min_lines=2), "one", "it has 1 line instead of at least 2: make it longer")
         assert "has at most 1 word, exactly 2 lines" == checks.length(max_words=1, min_lines=2, max_lines=2).description
 
     def test_a_text_that_is_too_short_may_still_grow(self):

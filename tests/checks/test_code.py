@@ -76,7 +76,7 @@ async def test_what_runs_to_its_end_passes(text, settings):
         ("raise KeyboardInterrupt", {}, "KeyboardInterrupt"),
         ("input()", {}, "EOFError"),
         ("import os; os._exit(0)", {"tests": "pass"}, "ended the process itself, before it and its tests"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", {}, "it ended with the code -15"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", {}, "it ended with exit code -15"),
         ("x = [0] * 10**9", {}, "MemoryError"),
         ("open('x', 'w').write('a' * 2_000_000)", {}, "File too large"),
         ("print('a' * 2_000_000)", {}, "File too large"),
