@@ -157,11 +157,11 @@ class _Runner:
         process = await self._start(directory, token)
         async with process:
             try:
-                with anyio.move_on_after(self.timeout_s) as in_time:
+                with anyio.move_on_after(self.timeout_s) as timeout:
                     await process.wait()
             finally:
                 _kill_group(process)
-        if in_time.cancelled_caught:
+        if timeout.cancelled_caught:
             return Validation(False, f"the code took longer than {self.timeout_s:g} s: make it faster, or make it end")
         return await anyio.to_thread.run_sync(self._verdict, directory, token, process.returncode)
 
@@ -183,8 +183,8 @@ class _Runner:
 
     def _verdict(self, directory: Path, token: Path, returncode: int | None) -> Validation:
         if returncode != 0:
-            said = _read(directory / "stderr").strip()[-_MAX_QUOTED_CHARS:]
-            return Validation(False, f"the code failed: {said or _ending(returncode)}")
+            stderr = _read(directory / "stderr").strip()[-_MAX_QUOTED_CHARS:]
+            return Validation(False, f"the code failed: {stderr or _describe_exit(returncode)}")
         if not token.exists():
             return Validation(False, "the code ended the process itself, before it and its tests had run to their end")
         if self.expected_output is None:
@@ -215,7 +215,7 @@ def _kill_group(process: Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _ending(returncode: int | None) -> str:
+def _describe_exit(returncode: int | None) -> str:
     if returncode == -signal.SIGKILL:
         return "it was killed, because it used too much processor time or memory"
     return f"it ended with exit code {returncode} and printed no error"

@@ -176,13 +176,13 @@ class _Combination:
                 return verdict
         return _Waiting(self, code, text, view)
 
-    async def wait(self, asked: tuple[Validation, ...] | Checking, text: str, view: View) -> Validation:
+    async def wait(self, checking: tuple[Validation, ...] | Checking, text: str, view: View) -> Validation:
         """
         Wait for the code checks, then for judged ones.
 
         Judged ones run only if the outcome depends on them.
         """
-        code = await _finished(asked, _CHECK_TIMEOUT_S)
+        code = await _finished(checking, _CHECK_TIMEOUT_S)
         verdict = self.decide(self._known(code, ()))
         if verdict is None:
             judged = await _finished(self._check_parts(text, view, judged=True), None)
@@ -204,8 +204,8 @@ class _Combination:
         return [results.get(id(part)) for part in self.parts]
 
 
-async def _finished(asked: tuple[Validation, ...] | Checking, timeout_s: float | None) -> tuple[Validation, ...]:
-    return await asked.finish(timeout_s) if isinstance(asked, Checking) else asked
+async def _finished(checking: tuple[Validation, ...] | Checking, timeout_s: float | None) -> tuple[Validation, ...]:
+    return await checking.finish(timeout_s) if isinstance(checking, Checking) else checking
 
 
 @attrs.frozen
@@ -217,14 +217,14 @@ class _Waiting:
     """
 
     combination: _Combination
-    asked: tuple[Validation, ...] | Checking
+    checking: tuple[Validation, ...] | Checking
     text: str
     view: View
 
     def __await__(self) -> Generator[Any, Any, Validation]:
-        return self.combination.wait(self.asked, self.text, self.view).__await__()
+        return self.combination.wait(self.checking, self.text, self.view).__await__()
 
     def close(self) -> None:
         """Close the coroutines of parts that are never awaited."""
-        if isinstance(self.asked, Checking):
-            self.asked.close()
+        if isinstance(self.checking, Checking):
+            self.checking.close()

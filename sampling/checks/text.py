@@ -119,12 +119,12 @@ def length(
         raise ValueError("length() needs at least one bound, such as max_words=50, got none")
 
     def has_length(text: str) -> Verdict:
-        return _told([bound.complaint(text.strip()) for bound in given])
+        return _verdict_of([bound.complaint(text.strip()) for bound in given])
 
     # Only a maximum can be exceeded early: a growing text may still reach a minimum.
     def is_not_past(text: str) -> Verdict:
         answer = text.strip()
-        return _told([bound.complaint(answer) for bound in given if bound.is_past(answer)])
+        return _verdict_of([bound.complaint(answer) for bound in given if bound.is_past(answer)])
 
     bounds_in_words = ", ".join(f"{bound.wanted} {_name(bound.unit, bound.most or bound.least)}" for bound in given)
     return Requirement(f"has {bounds_in_words}", has_length, partial=is_not_past)
@@ -140,7 +140,7 @@ def _bounds(unit: str, least: int | None, most: int | None) -> _Bounds | None:
     return None if least is None and most is None else _Bounds(unit, least, most)
 
 
-def _told(complaints: Sequence[str | None]) -> Verdict:
+def _verdict_of(complaints: Sequence[str | None]) -> Verdict:
     wrong = [complaint for complaint in complaints if complaint is not None]
     return not wrong, "; ".join(wrong) or None
 
