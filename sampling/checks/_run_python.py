@@ -1,8 +1,9 @@
 """
-Run code from a model, as a script in a separate process. Never imported.
+Run code from a model. A script, never imported.
 
-It sets its resource limits before it reads that code. `answer.py`, and optionally `tests.py`, are in the
-working directory. The file `token` is created only after both have run to the end,
+It runs in a separate process, and sets its resource limits before it reads that code.
+`answer.py`, and optionally `tests.py`, are in the working directory.
+The file `token` is created only after both have run to the end,
 so that code that exits early does not count as code that passed.
 """
 
@@ -17,7 +18,11 @@ MAX_OPEN_FILES = 64
 
 
 def main(cpu_s: str, memory_bytes: str, file_bytes: str, token: str) -> None:
-    """Set the limits and run the files. An exception ends the process with a nonzero exit code."""
+    """
+    Set the limits and run the files.
+
+    An exception ends the process with a nonzero exit code.
+    """
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_CPU, int(cpu_s))
     limit(resource.RLIMIT_AS, int(memory_bytes))
@@ -45,7 +50,11 @@ def limit(which: int, most: int) -> None:
 
 
 def run(path: Path, module: ModuleType) -> None:
-    """Run a file in a module. `sys.exit()` is fine, unless its code reports a failure."""
+    """
+    Run a file in a module.
+
+    `sys.exit()` is fine, unless its code reports a failure.
+    """
     try:
         exec(compile(path.read_text("utf-8"), path.name, "exec"), module.__dict__)  # noqa: S102 - what this process is for
     except SystemExit as end:
@@ -55,7 +64,11 @@ def run(path: Path, module: ModuleType) -> None:
 
 
 def print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print a traceback without the frames of this file, which would confuse the model."""
+    """
+    Print a traceback without the frames of this file.
+
+    They would confuse the model, which gets the traceback as a reason.
+    """
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     traceback.print_exception(kind, error, trace)

@@ -1,4 +1,4 @@
-"""JSON schema validation that fetches nothing and limits the time of patterns."""
+"""Safe JSON schema validation: no fetching, no unbounded patterns."""
 
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -37,7 +37,11 @@ class Schema:
         self._validator = bounded(dict(schema), registry=registry())
 
     def _kind_of(self, schema: Mapping[str, Any]) -> Any:
-        """Return the validator class for the draft of a schema. Raise ValueError if it is no valid schema."""
+        """
+        Return the validator class for the draft of a schema.
+
+        Raise ValueError if it is no valid schema.
+        """
         kind = self._jsonschema.validators.validator_for(schema, default=self._jsonschema.Draft202012Validator)
         try:
             kind.check_schema(schema)
@@ -78,7 +82,7 @@ class Schema:
             yield self._jsonschema.ValidationError(f"Additional properties are not allowed ({names} {were} unexpected)")
 
     def problems(self, value: object) -> list[str]:
-        """Return the problems of a value, each with its place and the allowed values."""
+        """Return the problems of a value, with their places."""
         errors = sorted(self._validator.iter_errors(value), key=_place)
         return [self._problem(error) for error in errors]
 
@@ -111,7 +115,11 @@ def _properties(instance: object) -> "Iterable[tuple[str, Any]]":
 
 
 def _reject_unbounded(schema: object) -> None:
-    """Raise ValueError for references to other documents, and for patterns that would run without a timeout."""
+    """
+    Raise ValueError for keywords that can't be bounded.
+
+    These are references to other documents, and patterns that would run without a timeout.
+    """
     waiting = [schema]
     keywords: set[str] = set()
     while waiting:

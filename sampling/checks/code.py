@@ -39,7 +39,7 @@ _processors: RunVar[anyio.CapacityLimiter] = RunVar("sampling_python_processes")
 
 def python_parses() -> Requirement:
     """
-    Require that the answer is Python that parses.
+    Require Python that parses.
 
     It checks the first ``` block, or the whole answer if there is none. Nothing is run.
     `Action("…", checks.unfenced)` makes the code alone the value of the result.
@@ -79,7 +79,7 @@ def python_runs(
     python: str = sys.executable,
 ) -> Requirement:
     """
-    Require that the answer is Python that runs to the end.
+    Require Python that runs to the end.
 
     It runs the first ``` block, or the whole answer if there is none, in a separate process:
     in an empty directory, with an empty environment and Python's isolated mode,
@@ -119,7 +119,8 @@ def python_runs(
         raise ValueError(f"tests must be Python, got {tests[:80]!r}: {problem}")
     description = "is Python that passes its tests" if tests else "is Python that runs"
     if expected_output is not None:
-        description += " and prints what it should"
+        description += " and prints the expected output"
+    # The requirement may wait for a processor first, and only the code has the shorter timeout.
     return Requirement(description, runner.check, timeout_s=seconds + _QUEUE_TIMEOUT_S)
 
 
@@ -134,30 +135,33 @@ class _Runner:
     python: str
 
     async def check(self, text: str) -> Validation:
-        """Run the code of an answer when a processor is free."""
+        """Run the code as soon as a processor is free."""
         code = unfenced(text)
         problem = _syntax_problem(code)
         if problem is not None:
             return Validation(False, problem)
+        # More processes than processors would make correct code exceed its timeout.
         async with limiter_of_this_loop(_processors, os.cpu_count() or 1):
             directory = TemporaryDirectory(prefix="sampling-", ignore_cleanup_errors=True)
             try:
                 await anyio.to_thread.run_sync(_write, Path(directory.name), code, self.tests)
                 return await self._run(Path(directory.name))
             finally:
+                # Remove the directory even if the call was cancelled.
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(directory.cleanup)
 
     async def _run(self, directory: Path) -> Validation:
+        # The name is random, so that the code can't create the file by accident.
         token = directory / secrets.token_hex(16)
         process = await self._start(directory, token)
         async with process:
             try:
-                with anyio.move_on_after(self.timeout_s) as in_time:
+                with anyio.move_on_after(self.timeout_s) as timeout:
                     await process.wait()
             finally:
                 _kill_group(process)
-        if in_time.cancelled_caught:
+        if timeout.cancelled_caught:
             return Validation(False, f"the code took longer than {self.timeout_s:g} s: make it faster, or make it end")
         return await anyio.to_thread.run_sync(self._verdict, directory, token, process.returncode)
 
@@ -173,13 +177,14 @@ class _Runner:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
+                # A process group of its own, so that one signal reaches its children, too.
                 start_new_session=True,
             )
 
     def _verdict(self, directory: Path, token: Path, returncode: int | None) -> Validation:
         if returncode != 0:
-            said = _read(directory / "stderr").strip()[-_MAX_QUOTED_CHARS:]
-            return Validation(False, f"the code failed: {said or _ending(returncode)}")
+            stderr = _read(directory / "stderr").strip()[-_MAX_QUOTED_CHARS:]
+            return Validation(False, f"the code failed: {stderr or _describe_exit(returncode)}")
         if not token.exists():
             return Validation(False, "the code ended the process itself, before it and its tests had run to their end")
         if self.expected_output is None:
@@ -210,7 +215,7 @@ def _kill_group(process: Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _ending(returncode: int | None) -> str:
+def _describe_exit(returncode: int | None) -> str:
     if returncode == -signal.SIGKILL:
-        return "it was stopped, for using more processor time or memory than it may"
-    return f"it ended with the code {returncode}, and said nothing"
+        return "it was killed, because it used too much processor time or memory"
+    return f"it ended with exit code {returncode} and printed no error"

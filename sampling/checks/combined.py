@@ -19,7 +19,11 @@ Decide: TypeAlias = Callable[[Sequence[Validation | None]], Validation | None]
 
 
 def all_of(*requirements: RequirementLike, description: str | None = None) -> Requirement:
-    """Require all of these. Judged ones run only if all code checks passed."""
+    """
+    Require all of these.
+
+    Judged ones run only if all code checks passed.
+    """
     parts = _parts("all_of()", requirements)
 
     def decide(known: Sequence[Validation | None]) -> Validation | None:
@@ -32,12 +36,17 @@ def all_of(*requirements: RequirementLike, description: str | None = None) -> Re
         hopeless = [one for one in (may_still_pass(part, text) for part in parts) if one is not None and not one.passed]
         return (False, "; ".join(one.complaint for one in hopeless)) if hopeless else True
 
+    # One part that can't pass any more is enough to fail.
     watched = any(part.partial is not None for part in parts)
     return _combined(parts, decide, _named(description, _joined("; and ", parts)), may_pass if watched else None)
 
 
 def any_of(*requirements: RequirementLike, description: str | None = None) -> Requirement:
-    """Require at least one of these. Judged ones run only if no code check passed."""
+    """
+    Require at least one of these.
+
+    Judged ones run only if no code check passed.
+    """
     parts = _parts("any_of()", requirements)
     how = f"at least one of these must be true: {_joined('; or ', parts)}"
 
@@ -52,12 +61,17 @@ def any_of(*requirements: RequirementLike, description: str | None = None) -> Re
         hopeless = [one for one in results if one is not None and not one.passed]
         return len(hopeless) < len(parts), _with_reasons(how, hopeless)
 
+    # A part without a partial check may always pass later.
     watched = all(part.partial is not None for part in parts)
     return _combined(parts, decide, _named(description, _joined("; or ", parts)), may_pass if watched else None)
 
 
 def not_(requirement: RequirementLike, description: str | None = None) -> Requirement:
-    """Require the opposite of a requirement. A check that raises does not pass either."""
+    """
+    Require the opposite of a requirement.
+
+    A check that raises does not pass either.
+    """
     part = as_requirement("the argument of not_()", requirement)
 
     def decide(known: Sequence[Validation | None]) -> Validation | None:
@@ -73,9 +87,10 @@ def weighted(
     weights: Iterable[tuple[RequirementLike, float]], *, at_least: float = 0.5, description: str | None = None
 ) -> Requirement:
     """
-    Require a weighted share of these: `at_least` of the total weight.
+    Require a share of the total weight of these.
 
-    A requirement with a score from 0 to 1 counts by its score. The share is the score of the whole.
+    `at_least` is the share that must pass. A requirement with a score from 0 to 1 counts by its score.
+    The share is the score of the whole.
     Judged requirements run only if the outcome depends on them.
     """
     pairs = [_pair(pair) for pair in check_items("weights", weights, "a list of (requirement, weight)")]
@@ -108,6 +123,7 @@ def _pair(pair: Any) -> tuple[RequirementLike, float]:
 
 
 def _merit(one: Validation) -> float:
+    # Bounded, so that one large score can't outweigh all the other requirements.
     return float(one.passed) if one.score is None else min(1.0, max(0.0, one.score))
 
 
@@ -148,7 +164,11 @@ class _Combination:
     decide: Decide
 
     def check(self, text: str, view: View) -> Validation | Awaitable[Validation]:
-        """Return the result at once if no part has to be awaited."""
+        """
+        Return the result, or an awaitable if it is not known yet.
+
+        It is known at once if synchronous checks decide.
+        """
         code = self._check_parts(text, view, judged=False)
         if not isinstance(code, Checking):
             verdict = self.decide(self._known(code, ()))
@@ -156,9 +176,13 @@ class _Combination:
                 return verdict
         return _Waiting(self, code, text, view)
 
-    async def wait(self, asked: tuple[Validation, ...] | Checking, text: str, view: View) -> Validation:
-        """Wait for the code checks, then for judged ones if the outcome depends on them."""
-        code = await _finished(asked, _CHECK_TIMEOUT_S)
+    async def wait(self, checking: tuple[Validation, ...] | Checking, text: str, view: View) -> Validation:
+        """
+        Wait for the code checks, then for judged ones.
+
+        Judged ones run only if the outcome depends on them.
+        """
+        code = await _finished(checking, _CHECK_TIMEOUT_S)
         verdict = self.decide(self._known(code, ()))
         if verdict is None:
             judged = await _finished(self._check_parts(text, view, judged=True), None)
@@ -171,13 +195,17 @@ class _Combination:
         return check([part for part in self.parts if part.judged is judged], text, view)
 
     def _known(self, code: Iterable[Validation], judged: Iterable[Validation]) -> list[Validation | None]:
-        """Return the results in the order of the parts, with None for those not checked."""
+        """
+        Return the results in the order of the parts.
+
+        Parts that were not checked have None.
+        """
         results = {id(one.requirement): one for one in (*code, *judged)}
         return [results.get(id(part)) for part in self.parts]
 
 
-async def _finished(asked: tuple[Validation, ...] | Checking, timeout_s: float | None) -> tuple[Validation, ...]:
-    return await asked.finish(timeout_s) if isinstance(asked, Checking) else asked
+async def _finished(checking: tuple[Validation, ...] | Checking, timeout_s: float | None) -> tuple[Validation, ...]:
+    return await checking.finish(timeout_s) if isinstance(checking, Checking) else checking
 
 
 @attrs.frozen
@@ -189,14 +217,14 @@ class _Waiting:
     """
 
     combination: _Combination
-    asked: tuple[Validation, ...] | Checking
+    checking: tuple[Validation, ...] | Checking
     text: str
     view: View
 
     def __await__(self) -> Generator[Any, Any, Validation]:
-        return self.combination.wait(self.asked, self.text, self.view).__await__()
+        return self.combination.wait(self.checking, self.text, self.view).__await__()
 
     def close(self) -> None:
-        """Close the coroutines of the parts, which will never be awaited."""
-        if isinstance(self.asked, Checking):
-            self.asked.close()
+        """Close the coroutines of parts that are never awaited."""
+        if isinstance(self.checking, Checking):
+            self.checking.close()

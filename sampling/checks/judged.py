@@ -45,9 +45,9 @@ def judge(
         check_instance("options", options, Options, "Options or None")
     most = check_number("out_of", out_of, above=0)
     if at_least is None:
-        asks = Judge(description, YesOrNo(), backend, options)
-        return Requirement(description, asks, judged=True, timeout_s=timeout_s)
+        judge_check = Judge(description, YesOrNo(), backend, options)
+        return Requirement(description, judge_check, judged=True, timeout_s=timeout_s)
     if check_number("at_least", at_least, least=0) > most:
         raise ValueError(f"at_least must be <= out_of, got {at_least:g} and {most:g}")
-    asks = Judge(description, Scored(at_least, most), backend, options)
-    return Requirement(f"{description} ({at_least:g} of {most:g})", asks, judged=True, timeout_s=timeout_s)
+    judge_check = Judge(description, Scored(at_least, most), backend, options)
+    return Requirement(f"{description} ({at_least:g} of {most:g})", judge_check, judged=True, timeout_s=timeout_s)

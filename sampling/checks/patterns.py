@@ -13,7 +13,11 @@ _MAX_PARTIAL_CHARS = 4_096
 
 
 def compiled(what: str, pattern: str) -> Any:
-    """Compile a pattern with the `regex` module, because the standard library's `re` has no timeout."""
+    """
+    Compile a pattern with the `regex` module.
+
+    The standard library's `re` has no timeout.
+    """
     try:
         import regex  # noqa: PLC0415 - an extra
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Requirements for JSON: any JSON, a JSON schema, or a class."""
+"""Requirements for JSON, by schema or by class."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -17,14 +17,19 @@ __all__ = ["json", "json_schema", "model"]
 
 
 def json(*, fenced: bool = False) -> Requirement:
-    """Require that the answer is JSON and nothing else. `fenced=True` reads the first ``` block."""
+    """
+    Require JSON and nothing else.
+
+    `fenced=True` reads the first ``` block.
+    """
     return _json_requirement("is JSON", read_json, fenced=fenced)
 
 
 def model(shape: Any, *, fenced: bool = False) -> Requirement:
     """
-    Require JSON for a pydantic model, an attrs class or a dataclass.
+    Require JSON that fits a class.
 
+    The class is a pydantic model, an attrs class, a dataclass, or a container of these.
     To get the object as the value of the result, give the class to the action instead: `Action("…", Flight)`.
     It needs the extra `pydantic`.
     """
@@ -36,7 +41,7 @@ def model(shape: Any, *, fenced: bool = False) -> Requirement:
 
 def json_schema(schema: Mapping[str, Any], description: str | None = None, *, fenced: bool = False) -> Requirement:
     """
-    Require that the answer is JSON that fits a JSON schema.
+    Require JSON that fits a JSON schema.
 
     A `$ref` may point only into the schema itself. Nothing is ever fetched.
     It needs the extra `jsonschema`, which includes `regex`, so that a pattern can't stall the process.
@@ -58,7 +63,11 @@ def json_schema(schema: Mapping[str, Any], description: str | None = None, *, fe
 
 
 def _json_requirement(description: str, read: Callable[[str], object], *, fenced: bool) -> Requirement:
-    """Build a requirement from a function that raises ValueError for a bad text."""
+    """
+    Build a requirement from a function that reads JSON.
+
+    The function raises ValueError for a bad text.
+    """
     check_bool("fenced", fenced)
 
     def is_right(text: str) -> Verdict:
@@ -68,6 +77,7 @@ def _json_requirement(description: str, read: Callable[[str], object], *, fenced
             return False, str(error)
         return True
 
+    # Before a fence there may be any text, so nothing can be ruled out early.
     return Requirement(description, is_right, partial=None if fenced else may_become_json)
 
 
@@ -81,7 +91,12 @@ _UNFINISHED_NUMBER = re.compile(r"\.?\d{0,300}(?:[eE][+-]?\d{0,300})?")
 
 
 def may_become_json(text: str) -> Verdict:
-    """Return True if a growing text may become JSON, which means that its first error is the missing rest."""
+    """
+    Return True if a growing text may become JSON.
+
+    That is so if its first error is the missing rest.
+    """
+    # Leave deep nesting to the full check, because the decoder recurses for each bracket.
     if len(text) > _MAX_PREFIX_CHARS or text.count("[") + text.count("{") > _MAX_PREFIX_CHARS // 8:
         return True
     start = text.strip()

@@ -15,7 +15,11 @@ __all__ = ["length", "number", "one_of", "similar_to"]
 
 
 def one_of(*choices: str, ignore_case: bool = False) -> Requirement:
-    """Require one of these texts. Surrounding whitespace does not count."""
+    """
+    Require one of these texts and nothing else.
+
+    Surrounding whitespace does not count.
+    """
     if not choices:
         raise ValueError("choices must not be empty, got ()")
     for choice in choices:
@@ -80,11 +84,11 @@ class _Bounds:
 
     def complaint(self, text: str) -> str | None:
         count = self.count(text)
-        what = f"it has {count} {_name(self.unit, count)}; {self.wanted}"
+        what = f"it has {count} {_name(self.unit, count)} instead of {self.wanted}"
         if self.most is not None and count > self.most:
-            return f"{what} may be there: make it shorter"
+            return f"{what}: make it shorter"
         if self.least is not None and count < self.least:
-            return f"{what} must be there: make it longer"
+            return f"{what}: make it longer"
         return None
 
     def is_past(self, text: str) -> bool:
@@ -100,7 +104,11 @@ def length(
     min_lines: int | None = None,
     max_lines: int | None = None,
 ) -> Requirement:
-    """Require a number of characters, words or lines, without surrounding whitespace."""
+    """
+    Require a number of characters, words or lines.
+
+    Surrounding whitespace does not count.
+    """
     bounds = [
         _bounds("chars", min_chars, max_chars),
         _bounds("words", min_words, max_words),
@@ -111,11 +119,12 @@ def length(
         raise ValueError("length() needs at least one bound, such as max_words=50, got none")
 
     def has_length(text: str) -> Verdict:
-        return _told([bound.complaint(text.strip()) for bound in given])
+        return _verdict_of([bound.complaint(text.strip()) for bound in given])
 
+    # Only a maximum can be exceeded early: a growing text may still reach a minimum.
     def is_not_past(text: str) -> Verdict:
         answer = text.strip()
-        return _told([bound.complaint(answer) for bound in given if bound.is_past(answer)])
+        return _verdict_of([bound.complaint(answer) for bound in given if bound.is_past(answer)])
 
     bounds_in_words = ", ".join(f"{bound.wanted} {_name(bound.unit, bound.most or bound.least)}" for bound in given)
     return Requirement(f"has {bounds_in_words}", has_length, partial=is_not_past)
@@ -131,7 +140,7 @@ def _bounds(unit: str, least: int | None, most: int | None) -> _Bounds | None:
     return None if least is None and most is None else _Bounds(unit, least, most)
 
 
-def _told(complaints: Sequence[str | None]) -> Verdict:
+def _verdict_of(complaints: Sequence[str | None]) -> Verdict:
     wrong = [complaint for complaint in complaints if complaint is not None]
     return not wrong, "; ".join(wrong) or None
 
@@ -143,7 +152,11 @@ _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d{1,300})(?:\.\d{1,300})?(?:[
 
 
 def number(*, at_least: float | None = None, at_most: float | None = None, whole: bool = False) -> Requirement:
-    """Require a number within these bounds and nothing else. `whole=True` allows no fraction."""
+    """
+    Require a number within these bounds and nothing else.
+
+    `whole=True` allows no fraction.
+    """
     low = -math.inf if at_least is None else check_number("at_least", at_least)
     high = math.inf if at_most is None else check_number("at_most", at_most)
     if low > high:
@@ -157,6 +170,7 @@ def number(*, at_least: float | None = None, at_most: float | None = None, whole
         if _NUMBER.fullmatch(answer) is None:
             return False, f"{short_repr(answer)} is not a number: answer with {wanted} in digits, and with nothing else"
         value = float(answer.replace(",", ""))
+        # 1e999 matches the pattern but is infinite.
         fits = low <= value <= high and math.isfinite(value) and (not whole or value.is_integer())
         return fits, f"{short_repr(answer)} is not {wanted}"
 
@@ -168,7 +182,7 @@ def number(*, at_least: float | None = None, at_most: float | None = None, whole
 
 def similar_to(reference: str, *, at_least: float = 0.7, similarity: Similarity = rouge_l) -> Requirement:
     """
-    Require that the answer is similar to a reference text.
+    Require an answer that is similar to a reference.
 
     `similarity` is any function of two texts. The default, `rouge_l`, counts words in the same order.
     The similarity is the score of the validation.
@@ -182,7 +196,9 @@ def similar_to(reference: str, *, at_least: float = 0.7, similarity: Similarity 
     def is_similar(text: str) -> Verdict:
         score = similarity(text, reference)
         return Validation(
-            score >= threshold, f"its likeness to what is wanted is {score:.2f}, and {threshold:g} is needed", score
+            score >= threshold,
+            f"its similarity to the expected answer is {score:.2f}, and {threshold:g} is needed",
+            score,
         )
 
-    return Requirement(f"is like the reference, by at least {threshold:g}", is_similar)
+    return Requirement(f"has a similarity of at least {threshold:g} to the reference", is_similar)

@@ -1,4 +1,4 @@
-"""Strategies: pure decisions about what to ask and which answer to keep."""
+"""Strategies: what to ask, and which answer to keep."""
 
 from sampling.strategies.best_of_n import BestOfNStrategy
 from sampling.strategies.budget_forcing import BudgetForcingStrategy, Thinking

@@ -1,4 +1,8 @@
-"""Evaluate arithmetic that a model wrote: exactly, within bounds, and without `eval`."""
+"""
+Evaluate arithmetic that a model wrote, without `eval`.
+
+The result is exact. Everything is bounded, because a hostile answer may hold 9^9^9^9 or a million brackets.
+"""
 
 import re
 from collections.abc import Callable
@@ -13,6 +17,7 @@ _MAX_POWER = 64
 _MAX_BITS = 4_096
 """Maximum size of a numerator or denominator. Real answers are far smaller."""
 
+# Possessive quantifiers (++) never backtrack, so a long run of digits takes linear time.
 _TOKEN = re.compile(r"\s*(?:(\d++(?:\.\d++)?|\.\d++)|(\*\*|[-+*/^()%]))")
 _NOTATION = (("\\left", ""), ("\\right", ""), ("\\cdot", "*"), ("\\times", "*"), ("\\div", "/"), ("×", "*"), ("·", "*"))
 _MORE_NOTATION = (("÷", "/"), ("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\%", "%"), ("$", ""), ("⁄", "/"))
@@ -29,9 +34,10 @@ class NotArithmetic(ValueError):
 
 def evaluate(text: str) -> Fraction:
     r"""
-    Return the exact value of an expression of numbers, + - * / ^ % and brackets.
+    Return the exact value of an arithmetic expression.
 
-    Common LaTeX notation works too: \frac{1}{2}, \cdot, \times. Anything else raises `NotArithmetic`.
+    It may have numbers, + - * / ^ % and brackets, and common LaTeX notation: \frac{1}{2}, \cdot, \times.
+    Anything else raises `NotArithmetic`.
     """
     if len(text) > _MAX_CHARS:
         raise NotArithmetic(f"longer than {_MAX_CHARS} characters")
@@ -66,7 +72,11 @@ def _tokens(text: str) -> list[str]:
 
 
 class _Parser:
-    """A recursive descent parser: sums of products of powers of numbers and brackets."""
+    """
+    A recursive descent parser with one method per precedence.
+
+    From low to high: sums, products, signs, powers, numbers and brackets.
+    """
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
@@ -110,6 +120,7 @@ class _Parser:
         base = self._read_atom()
         if self._take("^", "**") is None:
             return base
+        # The exponent may be a power itself, so 2^2^2^… would recurse without this bound.
         self._go_deeper()
         exponent = self._read_signed()
         self._depth -= 1

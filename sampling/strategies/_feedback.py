@@ -14,7 +14,7 @@ _ESCAPED_FIELD = re.compile(r"\{\{(action|answer|reasons)\}\}")
 
 
 def check_template(template: object, *fields: str) -> str:
-    """Return the template if it contains all of these fields."""
+    """Return the template, or raise if a field is missing."""
     text = check_str("template", template, empty=False)
     for field in fields:
         if field not in text:
@@ -23,7 +23,7 @@ def check_template(template: object, *fields: str) -> str:
 
 
 def fill(template: str, failed: Slice[Any], *, action: str = "") -> str:
-    """Fill a template with the reasons, the answer and the action of one failed slice."""
+    """Fill a template with the feedback on one failed slice."""
     return fill_fields(template, reasons=failed.complaints, action=action, answer=failed.text or "")
 
 
@@ -39,6 +39,10 @@ def fill_fields(template: str, *, reasons: Iterable[str], action: str, answer: s
 
 @lru_cache(maxsize=256)
 def _as_format(template: str) -> str:
-    """Convert a template to `str.format` syntax, with all braces escaped that are not around a field."""
+    """
+    Convert a template to `str.format` syntax.
+
+    All braces that are not around a known field are escaped, so that a template may contain JSON.
+    """
     escaped = template.replace("{", "{{").replace("}", "}}")
     return _ESCAPED_FIELD.sub(r"{\1}", escaped)

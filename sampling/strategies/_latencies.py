@@ -40,7 +40,7 @@ class Latencies:
             self._cached.clear()
 
     def quantile(self, share: float) -> float:
-        """Return the time within which this share of attempts completes."""
+        """Return the time by which this share of attempts completes."""
         with self._lock:
             cached = self._cached.get(share)
             if cached is None:
@@ -70,7 +70,11 @@ def _prior_around(typical_s: float) -> list[tuple[float, bool]]:
 
 
 def _product_limit_quantile(observations: list[tuple[float, bool]], share: float) -> float:
-    """Return the time by which `share` have completed, or the longest time if fewer ever did."""
+    """
+    Return the time by which `share` have completed.
+
+    If fewer ever did, because the slowest are censored, return the longest time.
+    """
     at_risk = len(observations)
     surviving = 1.0
     longest_s = 0.0

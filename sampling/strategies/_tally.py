@@ -43,13 +43,19 @@ class Standing(Generic[T]):
 
 @attrs.frozen
 class Poll(Generic[T]):
-    """The votes so far, by number of votes, then by lowest iteration."""
+    """
+    The votes so far, the leader first.
+
+    Standings are in the order of their votes, then of their lowest iteration.
+    """
 
     standings: Sequence[Standing[T]]
 
     def is_over(self, still_open: int, earliest_open: int, certainty: float) -> bool:
         """
-        Return True if the open draws can't change the outcome, with this certainty.
+        Return True if open draws won't change the outcome.
+
+        With a `certainty` of 1 they can't. Below 1, the probability of a change is below `1 - certainty`.
 
         `earliest_open` is the lowest iteration that an open draw may have. It decides ties.
         """
@@ -64,13 +70,17 @@ class Poll(Generic[T]):
         return _is_settled(leader.votes, (*rivals, (0, newcomer_wins_ties)), still_open, certainty)
 
     def draws_needed(self, still_open: int, certainty: float) -> int:
-        """Return the least number of open draws that can end the vote."""
+        """Return the minimum number of open draws to end it."""
         leader, *others = [standing.votes for standing in self.standings] or [0]
         return draws_needed(leader, tuple(others), still_open, certainty)
 
 
 def count_votes(slices: Iterable[Slice[T]], key_of: Callable[[Slice[T]], Hashable | None]) -> Poll[T]:
-    """Count the votes. A slice whose key is None does not vote."""
+    """
+    Count the votes of these slices.
+
+    A slice whose key is None does not vote.
+    """
     standings: dict[Hashable, Standing[T]] = {}
     for one in slices:
         key = key_of(one)
@@ -92,11 +102,12 @@ def _iteration(one: Slice[Any]) -> int:
 @lru_cache(maxsize=4096)
 def draws_needed(leader: int, others: tuple[int, ...], still_open: int, certainty: float) -> int:
     """
-    Return the least number of open draws that can end a vote.
+    Return the minimum number of open draws to end a vote.
 
     This is the best case: all of them vote for the leader, and the leader wins every tie.
     """
     rivals = tuple([(votes, False) for votes in (*others, 0)])
+    # More votes for the leader never reopen a vote, so a binary search finds the minimum.
     few, enough = 0, still_open
     while few < enough:
         middle = (few + enough) // 2
@@ -115,9 +126,10 @@ def _is_settled(leader: int, rivals: tuple[Rival, ...], still_open: int, certain
 @lru_cache(maxsize=4096)
 def chance_of_change(leader: int, rivals: tuple[Rival, ...], still_open: int) -> float:
     """
-    Return an upper bound on the probability that the open draws change the leader.
+    Return an upper bound on the probability of a new leader.
 
-    It is 0 only if they can't. The last rival has no votes and stands for all unseen answers.
+    It is 0 only if the open draws can't change the leader.
+    The last rival has no votes and stands for all unseen answers.
     """
     contenders = [rival for rival in rivals if _margin(leader, rival) <= still_open]
     if not contenders:
@@ -129,13 +141,13 @@ def chance_of_change(leader: int, rivals: tuple[Rival, ...], still_open: int) ->
 
 
 def _margin(leader: int, rival: Rival) -> int:
-    """Return the lead in open draws that a rival needs to overtake the leader."""
+    """Return the lead in open draws that a rival needs."""
     votes, wins_ties = rival
     return leader - votes + (0 if wins_ties else 1)
 
 
 def _chance_to_overtake(leader: int, rival: Rival, others: int, still_open: int) -> float:
-    """Return the probability that the open draws put this rival ahead."""
+    """Return the probability that this rival overtakes the leader."""
     votes, _ = rival
     margin = _margin(leader, rival)
     ways = 0

@@ -1,4 +1,4 @@
-"""Draw several answers and keep the one with the highest score."""
+"""Draw several answers and keep the best by score."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
@@ -21,7 +21,7 @@ Score: TypeAlias = Callable[[str], float | Awaitable[float]] | Callable[[str, Vi
 
 class BestOfNStrategy(BaseSamplingStrategy):
     """
-    Draw `concurrency_budget` answers and keep the valid one with the highest score.
+    Draw several answers and keep the valid one that scores highest.
 
     Use it when you have a score: a reward model, a judge, or a test that counts.
     The score comes from a function or a reward model (`score(text)` or `score(text, view)`, sync or async),
@@ -33,7 +33,7 @@ class BestOfNStrategy(BaseSamplingStrategy):
     If scoring raises an error, the answer is invalid, and the error is on the result.
     The lowest iteration wins a tie.
 
-    Each subsample is one draw with `loop_budget` attempts. The call makes all draws,
+    Each of `concurrency_budget` subsamples is one draw with `loop_budget` attempts. The call makes all draws,
     unless one scores at least `enough`: then the others are cancelled.
     See `BaseSamplingStrategy` for the cost of breadth.
     """
@@ -53,7 +53,11 @@ class BestOfNStrategy(BaseSamplingStrategy):
         enough: float | None = None,
         **settings: Unpack[StrategySettings],
     ) -> None:
-        """Set the score and the settings of `BaseSamplingStrategy`. None keeps a default."""
+        """
+        Set the score and the settings of `BaseSamplingStrategy`.
+
+        None keeps a default.
+        """
         self._take(enough=enough)
         super().__init__(**settings)
         if score is not None:
@@ -66,16 +70,21 @@ class BestOfNStrategy(BaseSamplingStrategy):
             check_number("enough", self.enough)
 
     def done(self, slices: Sequence[Slice[T]]) -> bool:
-        """Stop when the newest answer is valid and scores at least `enough`."""
+        """Stop when a valid answer scores at least `enough`."""
+        # `done` runs after every attempt, so the earlier slices were not enough.
         newest = slices[-1]
         return self.enough is not None and newest.valid and self.score_of(newest) >= self.enough
 
     def select(self, slices: Sequence[Slice[T]]) -> Slice[T]:
-        """Return the slice with the highest score. The lowest iteration wins a tie."""
+        """
+        Return the slice with the highest score.
+
+        The lowest iteration wins a tie.
+        """
         return max(slices, key=lambda one: (self.score_of(one), -one.iteration))
 
     def score_of(self, one: Slice[Any]) -> float:
-        """Return the score of a slice, or minus infinity if it was not scored."""
+        """Return the score, or minus infinity if there is none."""
         if self._scoring is None:
             return one.score
         return next(
@@ -95,6 +104,7 @@ def _as_scoring(score: object) -> Requirement:
         return Requirement(score, check=judge, judged=True)
     if not callable(score):
         raise wrong_type("score", score, "a callable that takes the text, a sentence, or a Requirement with a score")
+    # A requirement inspects the signature and describes the function, for any check.
     described = Requirement("has a score", check=cast("Check", score))
 
     async def give_score(text: str, view: View) -> Validation:

@@ -1,4 +1,4 @@
-"""Make a model think until its thinking budget is spent, and no longer."""
+"""Make a model think for as long as its budget allows."""
 
 from collections.abc import Mapping
 from typing import Any, Unpack
@@ -52,7 +52,7 @@ class Thinking:
 
 class BudgetForcingStrategy(BaseSamplingStrategy):
     """
-    Make the model think until its thinking budget is spent, then answer.
+    Make the model spend its thinking budget, then answer.
 
     Use it when a reasoning model stops thinking too early, or too late.
     Thoughts that end early are extended with `Wait,`. Thoughts that exceed the budget are cut off.
@@ -68,7 +68,11 @@ class BudgetForcingStrategy(BaseSamplingStrategy):
     thinking: Thinking = Thinking()
 
     def __init__(self, thinking: Thinking | int | None = None, **settings: Unpack[StrategySettings]) -> None:
-        """Set the thinking, or only its tokens, and the settings of `BaseSamplingStrategy`."""
+        """
+        Set the thinking and the settings of `BaseSamplingStrategy`.
+
+        An int sets only the tokens of the thinking.
+        """
         if isinstance(thinking, Thinking):
             self.thinking = thinking
         elif thinking is not None:
@@ -80,12 +84,12 @@ class BudgetForcingStrategy(BaseSamplingStrategy):
         check_instance("thinking", self.thinking, Thinking, "a Thinking, or an int of tokens")
 
     def wrap_backend(self, backend: BackendLike) -> BackendLike:
-        """Wrap the backend of the call in a layer that forces the thinking."""
+        """Wrap the backend in a layer that forces the thinking."""
         return _ForcedThinking(backend, self.thinking)
 
 
 class _ForcedThinking(Layer):
-    """A layer that makes the model think before it answers."""
+    """A layer that requests thoughts, then the answer."""
 
     def __init__(self, backend: BackendLike, thinking: Thinking) -> None:
         super().__init__(backend)
@@ -108,11 +112,12 @@ class _ForcedThinking(Layer):
 
 
 class _Thoughts:
-    """The thoughts of one attempt while they grow, and their usage."""
+    """The growing thoughts of one attempt, and their usage."""
 
     def __init__(self, thinking: Thinking, request: Request) -> None:
         self._thinking = thinking
         self._request = request
+        # Without whitespace, because a model may put more or less of it around the mark.
         self._end = thinking.closing.strip() or thinking.closing
         self._left = thinking.tokens
         self._waits_left = thinking.most_waits
@@ -127,7 +132,7 @@ class _Thoughts:
         return self._text.strip()
 
     def next_request(self) -> Request | None:
-        """Return the request for more thoughts, or None if the thinking is over."""
+        """Return the request for more thoughts, or None if done."""
         if self._left <= 0:
             return None
         if self._wants_to_stop:
@@ -149,7 +154,9 @@ class _Thoughts:
         """Append generated thoughts and record their usage."""
         # A backend that ignores stop words has already begun the answer. Drop it: a later request generates it.
         self._text += piece.text.partition(self._end)[0]
+        # At least 1, so that empty pieces of a backend without usage can't go on for ever.
         self._left -= piece.usage.output_tokens or max(1, estimate_tokens(len(piece.text)))
+        # At its token limit a model was cut off. With any other reason it ended the thoughts itself.
         self._wants_to_stop = piece.finish_reason != "length"
         self.used += piece.usage
 

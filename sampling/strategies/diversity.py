@@ -1,4 +1,4 @@
-"""Vary the options and prompts of subsamples, so that breadth explores."""
+"""Vary options and prompts by subsample, so that answers differ."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -13,13 +13,16 @@ __all__ = ["Diverse"]
 T = TypeVar("T")
 
 _STRIDE = 1_000_003
+"""A large prime, so that seeds of later attempts do not meet the seeds of other subsamples, such as 0, 1, 2."""
+
 _SEEDS = 2**31
+"""Keeps derived seeds within a signed 32-bit integer."""
 
 
 @attrs.frozen
 class Diverse:
     """
-    A variation for any strategy, by the number of the subsample.
+    A variation of options and prompts by subsample.
 
     Pass it as `variation`: `RejectionSamplingStrategy(variation=Diverse(temperatures=(0.2, 0.7, 1.0)), …)`.
     Subsample `s` gets item `s` of each sequence, and each sequence wraps around.
@@ -45,7 +48,11 @@ class Diverse:
             check_str("an item of prompts", prompt)
 
     def __call__(self, plan: Attempt[T], subsample: int, attempt: int) -> Attempt[T]:
-        """Return the varied attempt. Applying it twice changes nothing more."""
+        """
+        Return the varied attempt.
+
+        Applying it twice has the same effect as applying it once.
+        """
         own = Options(
             temperature=_item_for(self.temperatures, subsample),
             model=_item_for(self.models, subsample),
@@ -67,7 +74,11 @@ def _item_for(items: Sequence[Item], subsample: int) -> Item | None:
 
 
 def _with_system_prompt(context: Context, prompt: str | None) -> Context:
-    """Append the prompt to the system message, or add one. Do nothing if it is there already."""
+    """
+    Append the prompt to the system message, or add one.
+
+    Do nothing if it is there already: a repair starts from a context that was varied before.
+    """
     if not prompt:
         return context
     messages = context.messages

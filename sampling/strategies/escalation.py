@@ -1,4 +1,4 @@
-"""Ask cheap models first, and stronger ones only where those fail."""
+"""Ask cheap models first, and stronger ones on failure."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypeVar, Unpack, cast
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @attrs.frozen
 class Tier:
-    """One step of an escalation: a backend, a strategy and options."""
+    """A backend, a strategy and options of an escalation."""
 
     backend: BackendLike | None = None
     """The backend of this tier. None uses the backend of the call."""
@@ -42,7 +42,7 @@ class Tier:
 
 class EscalationStrategy(BaseSamplingStrategy):
     """
-    Try the tiers in order, until one gives a valid answer.
+    Try tiers in order until an answer is valid.
 
     Use it when a cheap model is often good enough.
     Each tier is a nested call with its own backend, strategy and options.
@@ -102,7 +102,7 @@ class EscalationStrategy(BaseSamplingStrategy):
         check_template(self.template, "{reasons}")
 
     def next_stage(self, first: Attempt[T], results: Sequence[SamplingResult[T]]) -> Stage[T] | None:
-        """Return the next tier, or None after a valid answer or the last tier."""
+        """Return the next tier, or None if the call is over."""
         if len(results) == len(self.tiers) or (results and results[-1].success):
             return None
         tier = self.tiers[len(results)]
@@ -137,6 +137,7 @@ class EscalationStrategy(BaseSamplingStrategy):
         return len(history) - 1 - best < self.patience
 
     def _default_strategy(self) -> MultiTurnStrategy:
+        # Requirements and hooks are not copied: a nested call takes those of the outer call.
         return MultiTurnStrategy(
             template=self.template,
             loop_budget=self.loop_budget,

@@ -1,4 +1,4 @@
-"""Start more subsamples only when an attempt is slow or has failed."""
+"""Start more subsamples only after slow or failed attempts."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar, Unpack
@@ -22,7 +22,7 @@ _MIN_WAIT_S = 1e-9
 
 class HedgedSamplingStrategy(BaseSamplingStrategy):
     """
-    Start one subsample, and more only when an attempt is slow or has failed.
+    Start one subsample, and more only after slow or failed attempts.
 
     Use it when you have a latency target and full breadth costs too many requests.
     A hedge, which is one more subsample, starts when the oldest running attempt is slow,
@@ -57,7 +57,11 @@ class HedgedSamplingStrategy(BaseSamplingStrategy):
         window: int | None = None,
         **settings: Unpack[StrategySettings],
     ) -> None:
-        """Set the hedging and the settings of `BaseSamplingStrategy`. None keeps a default."""
+        """
+        Set the hedging and the settings of `BaseSamplingStrategy`.
+
+        None keeps a default.
+        """
         self._take(quantile=quantile, typical_s=typical_s, window=window)
         super().__init__(**settings)
         self._latencies = Latencies(self.typical_s, self.window)
@@ -70,7 +74,12 @@ class HedgedSamplingStrategy(BaseSamplingStrategy):
         check_int("window", self.window, least=1)
 
     def next_subsample_in_s(self, progress: Progress[T]) -> float:
-        """Return 0 after a failure or when nothing runs, else the time until the oldest attempt is slow."""
+        """
+        Return the time until the oldest attempt counts as slow.
+
+        It is 0 after a failure, and when nothing runs.
+        """
+        # One subsample more than there are failures: each failure starts one hedge.
         if self.deterministic or not progress.running or _failures(progress.attempts) >= progress.started:
             return 0.0
         oldest_s = min([attempt.started_s for attempt in progress.running])
@@ -78,8 +87,9 @@ class HedgedSamplingStrategy(BaseSamplingStrategy):
         return wait_s if wait_s > _MIN_WAIT_S else 0.0
 
     def _hedge_after_s(self, progress: Progress[Any]) -> float:
-        """Return the age of the oldest attempt at which the next hedge starts."""
+        """Return the age at which the oldest attempt counts as slow."""
         hedges = progress.concurrency_budget - 1
+        # The share is 1 for the last hedge. The shift moves all the others to an earlier time.
         share = (progress.started - _FIRST_HEDGE_SHIFT) / (hedges - _FIRST_HEDGE_SHIFT)
         return share * self._latencies.quantile(self.quantile)
 

@@ -1,4 +1,4 @@
-"""The earlier attempts that a repair shows to the model."""
+"""Choose the earlier attempts that a repair shows."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeAlias, TypeVar
@@ -6,25 +6,24 @@ from typing import Literal, TypeAlias, TypeVar
 import attrs
 
 from sampling._arguments import check_int, wrong_type
+from sampling._text import CHARS_PER_TOKEN, estimate_tokens
 from sampling.results import Slice
 
 __all__ = ["History", "HistoryLike", "as_history", "estimated_tokens"]
 
 T = TypeVar("T")
 
-CHARS_PER_TOKEN = 4
-"""Average length of a token in English text."""
-
 
 def estimated_tokens(text: str) -> int:
-    """Estimate the tokens of a text: a quarter of its characters, rounded up."""
-    return -(-len(text) // CHARS_PER_TOKEN)
+    """Estimate the tokens of a text, rounded up."""
+    # Rounded up, because a prompt is made of many short texts, and each of them has at least one token.
+    return estimate_tokens(len(text) + CHARS_PER_TOKEN - 1)
 
 
 @attrs.frozen
 class History:
     """
-    A rule for which failed attempts a repair shows to the model.
+    A rule for the failed attempts that a repair shows.
 
     `keep` is "all", "best", or the number of latest attempts.
     "best" is the attempt that met the most requirements, and the latest of them on a tie.
@@ -53,7 +52,7 @@ class History:
         return self.keep == "all" and self.max_tokens is None
 
     def kept(self, history: Sequence[Slice[T]]) -> Sequence[Slice[T]]:
-        """Return the attempts to show, oldest first, without regard to `max_tokens`."""
+        """Return the attempts that `keep` selects, oldest first."""
         if self.keep == "all":
             return history
         if self.keep == "best":
@@ -63,7 +62,11 @@ class History:
     def within(
         self, candidates: Sequence[Slice[T]], texts: Callable[[Slice[T]], Iterable[str]], always: Iterable[str]
     ) -> Sequence[Slice[T]]:
-        """Return the newest candidates that fit beside the `always` texts, oldest first."""
+        """
+        Return the newest candidates that fit, oldest first.
+
+        The `always` texts are part of the prompt in any case, and use up room first.
+        """
         if self.max_tokens is None:
             return candidates
         room = self.max_tokens - self._tokens(always)
@@ -71,6 +74,7 @@ class History:
         for candidate in reversed(candidates):
             room -= self._tokens(texts(candidate))
             if room < 0:
+                # Do not look for shorter ones: the turns that are sent must have no gap.
                 break
             fitting.append(candidate)
         return fitting[::-1]

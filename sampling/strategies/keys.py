@@ -32,7 +32,7 @@ _PUNCTUATION = ".!?,;:\"'`*"
 
 
 def exact(value: Any) -> Hashable | None:
-    """Compare texts without case, spacing, character width and surrounding punctuation."""
+    """Compare texts without case, spacing, width and surrounding punctuation."""
     if not isinstance(value, str):
         return _hashable(value)
     text = unicodedata.normalize("NFKC", value[-_MAX_CHARS:]).casefold()
@@ -40,7 +40,11 @@ def exact(value: Any) -> Hashable | None:
 
 
 def number(value: Any) -> Hashable | None:
-    """Compare answers by the last number in them: 1,000 equals 1000.0 and 1e3."""
+    """
+    Compare answers by the last number in them.
+
+    1,000 equals 1000.0 and 1e3.
+    """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _as_fraction(str(value))
     if not isinstance(value, str):
@@ -53,8 +57,9 @@ def number(value: Any) -> Hashable | None:
 
 def expression(value: Any) -> Hashable | None:
     r"""
-    Compare answers by the value of an expression: 2 * (3 + 4) equals 14, and 1/3 equals \frac{2}{6}.
+    Compare answers by the value of an expression.
 
+    2 * (3 + 4) equals 14, and 1/3 equals \frac{2}{6}.
     The expression is in the last `\boxed{…}`, else after the last equals sign, else in the last line.
     A parser for plain arithmetic evaluates it exactly. Anything else is compared as text.
     """
@@ -69,8 +74,9 @@ def expression(value: Any) -> Hashable | None:
 
 def json_field(path: str) -> Key:
     """
-    Compare answers by a field of their JSON: `json_field("answer")`, `json_field("items.0.name")`.
+    Compare answers by a field of their JSON.
 
+    The path has dots for nested fields and numbers for items: `json_field("items.0.name")`.
     The JSON is the whole answer, or the first fenced block in it. An answer without the field does not vote.
     """
     steps = check_str("path", path, empty=False).split(".")
@@ -95,7 +101,7 @@ def _as_fraction(digits: str) -> Fraction | None:
     try:
         return Fraction(digits)
     except ValueError:
-        # It was "inf" or "nan".
+        # A parser may return a float that is infinite or not a number.
         return None
 
 
@@ -128,13 +134,18 @@ def _inside(data: Any, step: str) -> Any:
         return cast("Mapping[str, Any]", data).get(step)
     if isinstance(data, list | tuple):
         items = cast("Sequence[Any]", data)
+        # Bounded, because int() of a very long number is slow, or an error.
         return items[int(step)] if step.isdecimal() and len(step) < 10 and int(step) < len(items) else None
-    # The action's parser may have returned an object of any class.
+    # The action's parser may have returned an object of any class. Its private attributes are not answers.
     return None if data is None or step.startswith("_") else getattr(cast("object", data), step, None)
 
 
 def _hashable(value: Any) -> Hashable:
-    """Return a hashable key that is equal for equal values, except that 1 and True differ."""
+    """
+    Return a hashable key that is equal for equal values.
+
+    In Python 1 equals True, but as answers they differ, so their keys do.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Draw several answers and keep the one most similar to the others."""
+"""Draw several answers and keep the most typical one."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,15 +20,16 @@ T = TypeVar("T")
 
 class MBRStrategy(BaseSamplingStrategy):
     """
-    Draw `concurrency_budget` answers and keep the one most similar to the others: minimum Bayes risk.
+    Draw several answers and keep the most typical one.
 
+    That is the answer with the highest similarity to all others: minimum Bayes risk.
     Use it when no two draws have the same wording: for a summary, a translation, or code.
     `similarity(a, b)` is any function of two texts, or an `EmbeddingSimilarity`. The default is ROUGE-L.
     Valid answers outrank invalid ones. A failed draw is left out, and the others still count.
     The lowest iteration wins a tie.
 
-    Each subsample is one draw with `loop_budget` attempts. The call nearly always makes all draws,
-    because an open draw may be more similar to the others than any so far.
+    Each of `concurrency_budget` subsamples is one draw with `loop_budget` attempts.
+    The call nearly always makes all draws, because an open draw may be more similar to the others than any so far.
     It ends early if so many answers are identical that no other can be closer to the rest.
     See `BaseSamplingStrategy` for the cost of breadth.
     """
@@ -54,7 +55,11 @@ class MBRStrategy(BaseSamplingStrategy):
         relaxation: float | None = None,
         **settings: Unpack[StrategySettings],
     ) -> None:
-        """Set the similarity and the settings of `BaseSamplingStrategy`. None keeps a default."""
+        """
+        Set the similarity and the settings of `BaseSamplingStrategy`.
+
+        None keeps a default.
+        """
         self._take(similarity=similarity, relaxation=relaxation)
         if self.similarity is rouge_l and self.relaxation is None:
             self.relaxation = _ROUGE_L_RELAXATION
@@ -70,7 +75,7 @@ class MBRStrategy(BaseSamplingStrategy):
             check_number("relaxation", self.relaxation, least=1)
 
     def settled(self, progress: Progress[T]) -> bool:
-        """Stop when so many answers are identical that open draws can't change the winner."""
+        """Stop when identical answers are sure to win."""
         if self.relaxation is None:
             return False
         valid = [one for one in progress.slices if one.valid]
@@ -81,12 +86,20 @@ class MBRStrategy(BaseSamplingStrategy):
         return most > self.relaxation * (len(valid) - most + still_open)
 
     def select(self, slices: Sequence[Slice[T]]) -> Slice[T]:
-        """Return the slice most similar to the others. The lowest iteration wins a tie."""
+        """
+        Return the slice most similar to the others.
+
+        The lowest iteration wins a tie.
+        """
         by_iteration = sorted(slices, key=lambda one: one.iteration)
         return max(by_iteration, key=_TotalSimilarity(by_iteration, self._compare))
 
     def select_from_failure(self, slices: Sequence[Slice[T]]) -> Slice[T]:
-        """Return the slice with the most merit. The one most similar to its equals wins a tie."""
+        """
+        Return the slice with the most merit.
+
+        Among equals, the one most similar to the others wins.
+        """
         best = max((one.passed, one.score) for one in slices)
         return self.select([one for one in slices if (one.passed, one.score) == best])
 
@@ -106,7 +119,11 @@ From the triangle inequality of d follows (1 - F(a, c)) - (1 - F(b, c)) <= 4 * (
 
 
 class _TotalSimilarity:
-    """The sum of the similarities of a slice to all others. Each pair of texts is compared once."""
+    """
+    The sum of the similarities of a slice to all others.
+
+    Each pair of texts is compared once, because a similarity may be slow.
+    """
 
     def __init__(self, slices: Sequence[Slice[Any]], compare: Callable[[Slice[Any], Slice[Any]], float]) -> None:
         self._slices = slices

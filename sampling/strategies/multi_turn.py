@@ -1,4 +1,4 @@
-"""Reply to the model in the same conversation with the reasons why its answer failed."""
+"""Reply with the reasons of a failure, in the same conversation."""
 
 from collections.abc import Sequence
 from typing import TypeVar, Unpack
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 class MultiTurnStrategy(BaseSamplingStrategy):
     """
-    Reply with the reasons of the failure, in the same conversation.
+    Reply with the reasons of a failure in the same conversation.
 
     Use it when checks give reasons that a model can act on, and it should see its earlier answers.
     Each turn sends the whole conversation again, so the prompt grows with depth, unless `history` drops turns.
@@ -48,15 +48,16 @@ class MultiTurnStrategy(BaseSamplingStrategy):
         check_template(self.template, "{reasons}")
 
     def repair(self, history: Sequence[Slice[T]]) -> Attempt[T]:
-        """Add a user message with the reasons of the failed checks."""
+        """Add a user message with the reasons of the failure."""
         if not self.history.keeps_all:
             return self._shortened(first_tried(history), self.history.kept(history))
+        # The context of the newest slice already holds all earlier turns.
         last = history[-1]
         options = None if last.tried is None else last.tried.options
         return Attempt(last.action.with_text(fill(self.template, last)), last.context, options)
 
     def _shortened(self, first: Attempt[T], kept: Sequence[Slice[T]]) -> Attempt[T]:
-        """Continue a conversation that has only the kept turns, as many as fit."""
+        """Continue a conversation of the kept turns that fit."""
         newest = kept[-1]
         feedback = fill(self.template, newest)
 
@@ -69,6 +70,7 @@ class MultiTurnStrategy(BaseSamplingStrategy):
         if not turns:
             # Not even the newest answer fits. The model must still learn why it failed.
             return Attempt(first.action.with_text(f"{first.action.text}\n\n{feedback}"), first.context, first.options)
+        # The texts alternate: question, answer, feedback, answer.
         texts = [first.action.text, *(text for turn in turns for text in texts_of(turn))]
         messages = [Message("assistant" if index % 2 else "user", text) for index, text in enumerate(texts)]
         return Attempt(first.action.with_text(feedback), first.context.add(*messages), first.options)

@@ -1,4 +1,4 @@
-"""Sample again, with the same prompt, until an answer is valid."""
+"""Send the same prompt until an answer is valid."""
 
 from sampling.strategy import BaseSamplingStrategy
 
@@ -7,7 +7,7 @@ __all__ = ["RejectionSamplingStrategy"]
 
 class RejectionSamplingStrategy(BaseSamplingStrategy):
     """
-    Send the same prompt again until an answer is valid.
+    Send the same prompt until an answer is valid.
 
     Use it when a check is reliable, and its reasons would not help the model.
     Every attempt costs the same: the prompt does not grow.

@@ -1,4 +1,4 @@
-"""Restate the action together with the reasons why an answer failed."""
+"""Repeat the question with the reasons of a failure."""
 
 from collections.abc import Sequence
 from typing import TypeVar, Unpack
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 class RepairTemplateStrategy(BaseSamplingStrategy):
     """
-    Repeat the original question, with the reasons why the last answer failed.
+    Repeat the question with the reasons of the last failure.
 
     Use it when checks give reasons that a model can act on, and prompts must stay short.
     The conversation does not grow, so every attempt costs about the same, however deep the call goes.
@@ -47,7 +47,7 @@ class RepairTemplateStrategy(BaseSamplingStrategy):
         check_template(self.template, "{action}", "{reasons}")
 
     def repair(self, history: Sequence[Slice[T]]) -> Attempt[T]:
-        """Restate the first action with the reasons of the checks that failed."""
+        """Restate the first action with the reasons of the failure."""
         original = first_tried(history)
         *older, newest = self.history.kept(history)
         always = [*(message.content for message in original.context), self._restated(original, [newest])]

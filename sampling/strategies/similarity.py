@@ -19,7 +19,11 @@ Embed: TypeAlias = Callable[[str], Sequence[float] | Awaitable[Sequence[float]]]
 
 @attrs.frozen
 class _Embedded(Validation):
-    """A validation that carries the vector of an answer, so that `select` needs no await."""
+    """
+    A validation that carries the vector of an answer.
+
+    `select` can't await, so the vector must be there before it runs.
+    """
 
     vector: tuple[float, ...] = attrs.field(default=(), kw_only=True, repr=False)
 
@@ -47,7 +51,11 @@ class EmbeddingSimilarity:
         """The requirement that computes the embeddings. `MBRStrategy` adds it to its own."""
 
     def __call__(self, one: Slice[Any], other: Slice[Any]) -> float:
-        """Return the similarity of two slices, or 0 if one of them has no embedding."""
+        """
+        Return the similarity of two slices.
+
+        It is 0 if one of them has no embedding.
+        """
         vector, other_vector = self._vector_of(one), self._vector_of(other)
         return cosine(vector, other_vector) if vector and other_vector else 0.0
 
@@ -68,4 +76,5 @@ class EmbeddingSimilarity:
 def _embedded(vector: object) -> Validation:
     if isinstance(vector, str | bytes) or not isinstance(vector, Iterable):
         raise wrong_type("the result of embed", vector, "a sequence of numbers")
+    # Plain floats, because an array of another library may not compare or pickle like a tuple.
     return _Embedded(True, vector=tuple([float(number) for number in vector]))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]

@@ -23,10 +23,10 @@ log = structlog.get_logger("sampling")
 
 class MajorityVotingStrategy(BaseSamplingStrategy):
     """
-    Draw up to `concurrency_budget` answers and keep the most frequent one.
+    Draw several answers and keep the most frequent one.
 
     Use it when there is no check, and answers can be compared: numbers, labels, fields.
-    Each subsample is one draw with `loop_budget` attempts, and its valid answer votes.
+    Each of up to `concurrency_budget` subsamples is one draw with `loop_budget` attempts. Its valid answer votes.
     Valid answers outrank any number of invalid ones. A failed draw does not vote, and the others still count.
     The answer with the lowest iteration wins a tie, so the outcome does not depend on speed.
 
@@ -62,7 +62,11 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
         all_at_once: bool | None = None,
         **settings: Unpack[StrategySettings],
     ) -> None:
-        """Set the key, the early stop, and the settings of `BaseSamplingStrategy`. None keeps a default."""
+        """
+        Set the key, the early stop and the base settings.
+
+        None keeps a default.
+        """
         self._take(key=key, certainty=certainty, early_stop=early_stop, all_at_once=all_at_once)
         super().__init__(**settings)
 
@@ -76,20 +80,25 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
         check_bool("all_at_once", self.all_at_once)
 
     def settled(self, progress: Progress[T]) -> bool:
-        """Stop when the open draws can't change the outcome, or with `certainty` won't."""
+        """Stop when the outcome is certain, or certain enough."""
         if not self.early_stop:
             return False
         still_open = self._open_draws(progress)
         return self._poll(progress.slices).is_over(still_open.count, still_open.earliest, self.certainty)
 
     def next_subsample_in_s(self, progress: Progress[T]) -> float:
-        """Start another draw if the running ones can't settle the vote, even if all agree with the leader."""
+        """
+        Start another draw if the running ones can't settle the vote.
+
+        It counts them as votes for the leader, which is the fastest way to settle it.
+        """
         if self.all_at_once or not self.early_stop:
             return 0.0
         still_open = self._open_draws(progress)
         running = sum([one.subsample not in still_open.closed for one in progress.running])
         # An open vote needs one more draw at least. `draws_needed` may return 0: it assumes that the leader wins ties.
         needed = max(1, self._poll(progress.slices).draws_needed(still_open.count, self.certainty))
+        # Infinity means: not until an attempt ends.
         return 0.0 if running < needed else math.inf
 
     def _open_draws(self, progress: Progress[T]) -> OpenDraws:
@@ -98,7 +107,7 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
         return OpenDraws.after(progress.slices, progress.loop_budget, progress.concurrency_budget, ended)
 
     def select(self, slices: Sequence[Slice[T]]) -> Slice[T]:
-        """Return the slice with the lowest iteration of the most frequent answer."""
+        """Return the earliest slice of the most frequent answer."""
         return self._winner(slices)
 
     def select_from_failure(self, slices: Sequence[Slice[T]]) -> Slice[T]:
@@ -108,14 +117,20 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
 
     def _winner(self, slices: Sequence[Slice[T]]) -> Slice[T]:
         standings = count_votes(slices, self._key_or_warn).standings
+        # If all abstain, the first answer is as good as any other.
         return standings[0].first if standings else min(slices, key=lambda one: one.iteration)
 
     def _poll(self, slices: Sequence[Slice[T]]) -> Poll[T]:
         return count_votes((one for one in slices if one.valid), self._key_of)
 
     def _key_of(self, one: Slice[T], *, warn: bool = False) -> Hashable | None:
-        """Return the key that this slice votes for, or None if there is none or the key function raises."""
+        """
+        Return the key that this slice votes for.
+
+        It is None if the slice abstains or the key function raises.
+        """
         try:
+            # An invalid answer may have no value, because it could not be parsed.
             key = self.key(one.text if one.value is None else one.value)
         except (MemoryError, RecursionError):
             raise

@@ -1,4 +1,4 @@
-"""Upper bounds on the requests and tokens of a call."""
+"""Upper bounds on the usage of a call."""
 
 from collections.abc import Iterator, Sequence
 
@@ -27,7 +27,11 @@ VERDICT_TOKENS = 100
 
 @attrs.frozen
 class WorstCase:
-    """The usage of a call that makes every attempt with answers of maximum length."""
+    """
+    The maximum usage of a call.
+
+    It makes every attempt, and every answer has the maximum length.
+    """
 
     attempts: int = 0
     requests: int = 0
@@ -54,7 +58,7 @@ class WorstCase:
 
 class WorstCases:
     """
-    Compute the worst case of any question to one strategy.
+    Upper bounds for questions to one strategy.
 
     A token counts as four characters, as in budgets. The feedback on a failed answer counts as a hundred tokens,
     and so does a judge's reply. Requests that layers such as `Retrying` repeat are not included.
@@ -76,8 +80,13 @@ class WorstCases:
         self._max_tokens = None if options is None else options.max_tokens
 
     def of(self, question: str, *, longest_answer: int = 0) -> WorstCase:
-        """Return the worst case of one question. `longest_answer` applies if the options have no `max_tokens`."""
+        """
+        Return the worst case of one question.
+
+        `longest_answer` applies if the options have no `max_tokens`.
+        """
         answer = longest_answer if self._max_tokens is None else self._max_tokens
+        # The estimate rounds down, and this is an upper bound.
         prompt = estimate_tokens(self._context_chars + len(question)) + 1
         first, *later = self._stages
         whole = self._of_stage(first, prompt, answer)

@@ -1,4 +1,4 @@
-"""Requirements that are ready made: what passes, what fails, and that what is told can be acted on."""
+"""Ready-made requirements: verdicts, reasons, and early cuts."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -17,7 +17,7 @@ def verdict(requirement, text):
 
 
 def cut_at(requirement, text):
-    """How many characters a stream gives before the requirement cuts it; None if it never does."""
+    """Return the number of characters before the requirement cuts a stream, or None."""
     for length in range(len(text) + 1):
         if not may_still_pass(requirement, text[:length]).passed:
             return length
@@ -32,7 +32,7 @@ def is_told(requirement, text, *words):
 
 
 class Typist:
-    """A backend that streams its answers letter by letter, and counts what it gave."""
+    """A backend that streams its answers letter by letter, and counts the letters."""
 
     def __init__(self, *answers):
         self._answers = list(answers)
@@ -65,7 +65,7 @@ OBJECT = {
 class TestMatches:
     @pytest.mark.parametrize(("text", "expected"), [("2026-11-16", True), ("on 2026-11-16", False), ("", False)])
     def test_the_whole_answer_has_to_match(self, run, text, expected):
-        """A date is a date, not a text with a date in it."""
+        """A text that contains a date is not a date."""
         result = run(sample, text, checks.matches(r"\d{4}-\d\d-\d\d"))
         assert expected is result.success
         if not expected:
@@ -74,18 +74,18 @@ class TestMatches:
             ) == result.best.complaints
 
     def test_the_description_is_told_too(self):
-        """A model knows a date better than a pattern."""
+        """A description helps a model more than a pattern."""
         is_told(checks.matches(r"\d{4}", "a year"), "soon", "it is not a year", r"\d{4}")
 
     def test_a_pattern_that_explodes_is_stopped(self, run):
-        """Row 54: the verdict is an error, and it fails closed; the loop is not held up for hours."""
+        """Row 54: the check fails with an error, and the event loop is not blocked."""
         with capture_logs():
             result = run(sample, "a" * 50 + "!", checks.matches(r"(a|a|aa)+$", timeout_s=0.05))
         assert not result.success
         assert [TimeoutError] == [type(error) for error in result.errors]
 
     def test_a_pattern_that_is_none_says_so(self):
-        """Names the pattern, and what is wrong with it."""
+        """The error has the pattern and the problem."""
         with pytest.raises(ValueError, match=r"pattern must be a regular expression, got '\(': missing \)"):
             checks.matches("(")
 
@@ -101,17 +101,17 @@ class TestMatches:
         ],
     )
     def test_a_text_that_can_never_match_is_cut(self, pattern, text, expected):
-        """At the first letter that can't be right, and not before."""
+        """It is cut at the first wrong letter, and not before."""
         assert expected == cut_at(checks.matches(pattern), text)
 
     def test_long_texts_are_looked_at_when_they_end(self):
-        """Each piece would mean matching from the start again."""
+        """Every piece would be matched from the start again."""
         assert may_still_pass(checks.matches("a+"), "b" * 5_000).passed
 
 
 class TestOneOf:
     def test_one_of_them_and_nothing_else(self):
-        """Blanks around it do no harm."""
+        """Surrounding whitespace does not count."""
         requirement = checks.one_of("yes", "no way")
         assert [True, True, False, False, False] == [
             verdict(requirement, text).passed for text in (" yes\n", "no way", "Yes", "no", "yes, of course")
@@ -119,7 +119,7 @@ class TestOneOf:
         is_told(requirement, "maybe", "'maybe'", "answer with one of yes, no way")
 
     def test_case_may_be_ignored(self):
-        """Where asked for."""
+        """With ignore_case=True."""
         requirement = checks.one_of("Yes", "No", ignore_case=True)
         assert verdict(requirement, "YES").passed
         assert None is cut_at(requirement, "yEs \n")
@@ -128,7 +128,7 @@ class TestOneOf:
         ("text", "expected"), [("yes", None), ("\n no way \n", None), ("nope", 3), ("yes!", 4), ("Sure, yes", 1)]
     )
     def test_what_can_not_become_one_is_cut(self, text, expected):
-        """At the first letter that leads to none of them."""
+        """It is cut at the first letter that fits no choice."""
         assert expected == cut_at(checks.one_of("yes", "no way"), text)
 
 
@@ -142,7 +142,7 @@ class TestLength:
         ],
     )
     def test_characters_words_and_lines_are_counted(self, bounds, fits, too_short, too_long):
-        """Blanks around the answer are not."""
+        """Surrounding whitespace does not count."""
         requirement = checks.length(**bounds)
         assert verdict(requirement, f"  {fits} \n").passed
         is_told(requirement, too_short, "make it longer", "at least" if "lines" not in str(bounds) else "exactly 2")
@@ -151,18 +151,18 @@ class TestLength:
         assert cut_at(requirement, too_long) is not None
 
     def test_it_says_how_many_there_are_and_how_many_there_may_be(self):
-        """What, and how to mend it."""
-        is_told(checks.length(max_words=2), "one two three", "it has 3 words; at most 2 may be there: make it shorter")
-        is_told(checks.length(min_lines=2), "one", "it has 1 line; at least 2 must be there: make it longer")
+        """The reason has both numbers and the fix."""
+        is_told(checks.length(max_words=2), "one two three", "it has 3 words instead of at most 2: make it shorter")
+        is_told(checks.length(min_lines=2), "one", "it has 1 line instead of at least 2: make it longer")
         assert "has at most 1 word, exactly 2 lines" == checks.length(max_words=1, min_lines=2, max_lines=2).description
 
     def test_a_text_that_is_too_short_may_still_grow(self):
-        """Only a maximum can be passed for good."""
+        """Only a maximum can be exceeded for good."""
         assert None is cut_at(checks.length(min_words=3), "one two")
         assert 9 == cut_at(checks.length(max_words=2, min_chars=100), "one two three")
 
     def test_a_stream_is_cut_as_soon_as_it_is_too_long(self, run):
-        """And goes to repair."""
+        """The next attempt gets the reason."""
         backend = Typist("one two three four five", "one two")
 
         async def main():
@@ -177,18 +177,18 @@ class TestLength:
 class TestNumber:
     @pytest.mark.parametrize("text", ["3", " -2.5\n", "1,000", "1e3", "+7"])
     def test_numbers_are_numbers(self, text):
-        """As people and models write them."""
+        """All common notations pass."""
         assert verdict(checks.number(), text).passed
 
     @pytest.mark.parametrize(
         "text", ["", "three", "3 apples", "1,00", "0x10", "nan", "inf", "1e999", "9" * 1000, "1_000"]
     )
     def test_nothing_else_is(self, text):
-        """Whatever Python's float would make of it."""
+        """Some texts that Python's float accepts fail."""
         assert not verdict(checks.number(), text).passed
 
     def test_bounds_are_inclusive(self):
-        """And told."""
+        """The reason has them."""
         requirement = checks.number(at_least=0, at_most=10)
         assert [True, True, False, False] == [verdict(requirement, text).passed for text in ("0", "10", "-1", "10.01")]
         is_told(requirement, "11", "'11' is not a number of at least 0 and of at most 10")
@@ -202,7 +202,7 @@ class TestNumber:
 class TestJson:
     @pytest.mark.parametrize("text", ['{"a": [1, 2.5e3, "x\\u00e4", null, true]}', " [1]\n", "3", '"x"'])
     def test_json_is_json(self, text):
-        """Any of it; and no beginning of it is cut."""
+        """Any JSON passes, and no prefix of it is cut."""
         assert verdict(checks.json(), text).passed
         assert None is cut_at(checks.json(), text)
 
@@ -221,11 +221,11 @@ class TestJson:
         ],
     )
     def test_nothing_else_is(self, text):
-        """Row 78: nor what is too deep, too long, ambiguous, or almost JSON."""
+        """Row 78: JSON that is too deep, too long, ambiguous or invalid fails."""
         is_told(checks.json(), text, "it is not JSON", "answer with one JSON value")
 
     def test_an_answer_without_end_is_not_read(self):
-        """Row 78: a size limit before the parser."""
+        """Row 78: there is a size limit before the parser."""
         is_told(checks.json(), f'"{"a" * 1_000_001}"', "longer than 1,000,000 characters")
 
     @pytest.mark.parametrize(
@@ -241,11 +241,11 @@ class TestJson:
         ],
     )
     def test_what_can_not_become_json_is_cut(self, text, expected):
-        """At the first letter that JSON can't have there."""
+        """It is cut at the first letter that can't be JSON."""
         assert expected == cut_at(checks.json(), text)
 
     def test_a_fence_is_allowed_on_request(self):
-        """Then only what stands in it counts, and nothing is cut."""
+        """Only the fenced block counts, and nothing is cut."""
         fenced = 'Sure:\n```json\n{"a": 1}\n```\nAnything else?'
         assert not verdict(checks.json(), fenced).passed
         assert verdict(checks.json(fenced=True), fenced).passed
@@ -254,12 +254,12 @@ class TestJson:
 
 class TestJsonSchema:
     def test_what_fits_passes(self):
-        """With a reference into the schema."""
+        """The schema has a reference into itself."""
         requirement = checks.json_schema(OBJECT)
         assert verdict(requirement, '{"name": "Anna", "legs": [{"km": 3}], "class": "first"}').passed
 
     def test_each_problem_is_told_with_its_place(self):
-        """Where, what, and what is allowed there; all of them, not only the first."""
+        """The reason has the place, the problem and the allowed values of all problems."""
         answer = '{"name": "anna", "legs": [{"km": 3}, {"km": "far"}, {"km": 0}], "class": "third", "x": 1}'
         is_told(
             checks.json_schema(OBJECT),
@@ -273,12 +273,12 @@ class TestJsonSchema:
         is_told(checks.json_schema(OBJECT), "{}", "at the top level: 'name' is a required property")
 
     def test_of_alternatives_the_nearest_is_told(self):
-        """That none of them is met is nothing to act on."""
+        """A model can't act on the message that no alternative fits."""
         schema = {"anyOf": [{"type": "object", "required": ["a"]}, {"type": "string"}]}
         is_told(checks.json_schema(schema), "{}", "at the top level: 'a' is a required property")
 
     def test_many_problems_are_told_in_part(self):
-        """A repair is no place for a thousand lines, nor for a long one."""
+        """The reason is limited in the number and the length of problems."""
         schema = {"type": "array", "items": {"type": "string", "maxLength": 3}}
         reason = verdict(checks.json_schema(schema), str([*range(1000), *["x"] * 0]).replace("'", '"')).reason
         assert reason.endswith("and 995 more")
@@ -286,12 +286,12 @@ class TestJsonSchema:
 
     @pytest.mark.parametrize("target", ["http://127.0.0.1:9/x.json", "other.json", "file:///etc/passwd"])
     def test_nothing_is_ever_fetched(self, target):
-        """Row 75: a reference out of the schema is refused when it is made."""
+        """Row 75: a reference to another document is an error at construction."""
         with pytest.raises(ValueError, match=r"a \$ref in schema must point into the schema"):
             checks.json_schema({"properties": {"a": {"$ref": target}}})
 
     def test_a_reference_that_leads_nowhere_fails_closed(self, run):
-        """And is kept as an error."""
+        """The validation has the error."""
         with capture_logs():
             result = run(sample, "3", checks.json_schema({"$ref": "#/$defs/nope"}))
         assert not result.success
@@ -315,7 +315,7 @@ class TestJsonSchema:
         assert [TimeoutError] == [type(error) for error in result.errors]
 
     def test_names_that_match_a_pattern_are_held_to_its_schema(self):
-        """And what no pattern and no name allows is named."""
+        """Names that fit no pattern and no property are reported."""
         schema = {
             "properties": {"id": {}},
             "patternProperties": {"^n_": {"type": "number"}},
@@ -337,19 +337,19 @@ class TestJsonSchema:
         ],
     )
     def test_patterns_that_could_not_be_stopped_are_refused(self, elsewhere):
-        """Row 54: they would go through the standard library's `re`, wherever they stand."""
+        """Row 54: such patterns would use the standard library's `re`."""
         with pytest.raises(ValueError, match="use additionalProperties"):
             checks.json_schema({**elsewhere, "unevaluatedProperties": False})
 
     def test_what_is_no_schema_is_refused(self):
-        """Where it is made, with the place."""
+        """The error is raised at construction, and has the place."""
         with pytest.raises(ValueError, match="schema must be a valid JSON schema, got an invalid one, at /type"):
             checks.json_schema({"type": "strange"})
 
 
 class TestSimilarTo:
     def test_likeness_is_the_score(self):
-        """And what is needed is told, but not the reference: it would only be repeated."""
+        """The reason has the score and the threshold, but not the reference, which the model could repeat."""
         requirement = checks.similar_to("the cat sat on the mat", at_least=0.8)
         assert (True, 1.0) == (
             verdict(requirement, "The cat sat on the mat").passed,
@@ -359,7 +359,7 @@ class TestSimilarTo:
         assert "cat" not in verdict(requirement, "the dog sat").reason
 
     def test_any_function_of_two_texts_will_do(self):
-        """Also one that is no share."""
+        """The score need not be between 0 and 1."""
         requirement = checks.similar_to("abc", at_least=-1, similarity=lambda one, other: -abs(len(one) - len(other)))
         assert [True, False] == [verdict(requirement, text).passed for text in ("abcd", "abcdef")]
 
@@ -367,7 +367,7 @@ class TestSimilarTo:
 class TestPythonParses:
     @pytest.mark.parametrize("text", ["x = 1", "Sure:\n```python\ndef f():\n    return 1\n```", "'\\d'"])
     def test_python_is_python(self, text):
-        """In a fence or bare; a warning to its author is none to us."""
+        """The code may be fenced or not. A SyntaxWarning does not count."""
         assert verdict(checks.python_parses(), text).passed
 
     @pytest.mark.parametrize(
@@ -384,12 +384,12 @@ class TestPythonParses:
         ],
     )
     def test_nothing_else_is(self, text, words):
-        """Where, and what; nothing that is too deep or too long reaches the stack."""
+        """The reason has the place and the problem. Code that is too deep or too long is safe."""
         is_told(checks.python_parses(), text, words)
 
 
 def test_an_extra_that_is_missing_is_named(monkeypatch):
-    """With the command that installs it."""
+    """The error has the command that installs it."""
     monkeypatch.setitem(__import__("sys").modules, "regex", None)
     with pytest.raises(MissingExtra, match=r'matches\(\) needs the package \'regex\': pip install "sampling\[regex\]"'):
         checks.matches("a")
@@ -399,7 +399,7 @@ def test_an_extra_that_is_missing_is_named(monkeypatch):
 
 
 def test_everything_ready_made_is_a_requirement():
-    """All names of the module, but those that are helpers."""
+    """Every name of the module except the helpers returns a requirement."""
     made = [
         checks.all_of("a"),
         checks.any_of("a"),

@@ -1,4 +1,4 @@
-"""Row 77: code from a model runs in a process of its own, with limits, and nothing of it is left."""
+"""Row 77: code from a model runs in a limited process of its own, and leaves nothing behind."""
 
 import os
 import tempfile
@@ -18,7 +18,7 @@ ADD = "Here you are:\n```python\ndef add(a, b):\n    return a + b\n```\n"
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path, monkeypatch):
-    """Where temporary directories are made; none of them may be left."""
+    """Return the directory for temporary files, and check that it is empty afterwards."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield tmp_path
     assert [] == list(tmp_path.glob("sampling-*"))
@@ -57,7 +57,7 @@ async def until(condition):
     ],
 )
 async def test_what_runs_to_its_end_passes(text, settings):
-    """As a script, or, with tests, as a module."""
+    """The code is a script or, with tests, a module."""
     assert (await sample(text, **settings)).success
 
 
@@ -76,7 +76,7 @@ async def test_what_runs_to_its_end_passes(text, settings):
         ("raise KeyboardInterrupt", {}, "KeyboardInterrupt"),
         ("input()", {}, "EOFError"),
         ("import os; os._exit(0)", {"tests": "pass"}, "ended the process itself, before it and its tests"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", {}, "it ended with the code -15"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", {}, "it ended with exit code -15"),
         ("x = [0] * 10**9", {}, "MemoryError"),
         ("open('x', 'w').write('a' * 2_000_000)", {}, "File too large"),
         ("print('a' * 2_000_000)", {}, "File too large"),
@@ -85,7 +85,7 @@ async def test_what_runs_to_its_end_passes(text, settings):
     ],
 )
 async def test_what_does_not_is_told(text, settings, words):
-    """Where, what, and what would be right; nothing of how it was run."""
+    """The reason has the place and the problem, but no frames of the runner."""
     result = await sample(text, **settings)
     assert not result.success
     [complaint] = result.best.complaints
@@ -95,7 +95,7 @@ async def test_what_does_not_is_told(text, settings, words):
 
 
 async def test_it_is_a_process_of_its_own_with_nothing_of_ours(monkeypatch):
-    """No environment, no input, an empty directory, no core file, and none of this process."""
+    """It has no environment, no input, an empty directory, no core file, and its own process id."""
     monkeypatch.setenv("SAMPLING_CANARY", "secret")
     code = (
         "import os, resource, sys\n"
@@ -113,7 +113,7 @@ async def test_it_is_a_process_of_its_own_with_nothing_of_ours(monkeypatch):
 
 
 async def test_what_it_leaves_running_is_killed(tmp_path):
-    """The whole group of the process, also when the code itself ended well."""
+    """The whole process group is killed, even if the code itself succeeded."""
     if os.geteuid() != 0:
         pytest.skip("only root may start processes there at all")
     child = tmp_path / "child"
@@ -126,7 +126,7 @@ async def test_what_it_leaves_running_is_killed(tmp_path):
 
 @pytest.mark.parametrize("ends", ["cancelled", "timed out"])
 async def test_a_process_does_not_outlive_its_check(tmp_path, ends):
-    """Row 35, I6: neither when the call is cancelled nor when time is up; and its directory is gone."""
+    """Row 35, I6: it is killed after a cancellation and after a timeout, and its directory is removed."""
     file = tmp_path / "pid"
     code = f"import os, time\nopen({str(file)!r}, 'w').write(str(os.getpid()) + '.')\ntime.sleep(600)"
     timeout_s = 600 if ends == "cancelled" else 1.0
@@ -139,7 +139,7 @@ async def test_a_process_does_not_outlive_its_check(tmp_path, ends):
 
 
 async def test_a_python_that_is_not_there_fails_closed():
-    """And is kept as an error."""
+    """The validation has the error."""
     with capture_logs():
         result = await sample("x = 1", python="/nowhere/python")
     assert not result.success
@@ -147,7 +147,7 @@ async def test_a_python_that_is_not_there_fails_closed():
 
 
 async def test_no_more_run_at_once_than_there_are_processors(monkeypatch, tmp_path):
-    """The others wait, and their time does not run meanwhile."""
+    """The others wait, and the wait does not count against their timeout."""
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     log = tmp_path / "log"
     write = f"print(what, file=open({str(log)!r}, 'a'))"

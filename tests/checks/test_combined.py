@@ -1,4 +1,4 @@
-"""Requirements made of requirements: what they mean together, in which order they are asked, and what they tell."""
+"""Combinations of requirements: verdicts, order and reasons."""
 
 import anyio
 import pytest
@@ -27,7 +27,7 @@ def broken(text):
 
 
 async def sample(text, requirement, critic=None):
-    """Answer with the text; what is judged is up to the critic."""
+    """Sample with this answer and this judge."""
     writer = ScriptedBackend(lambda request: (critic or "yes") if "You check" in request.messages[0].content else text)
     result = await RejectionSamplingStrategy().sample("q", None, writer, [requirement])
     return result, len(writer.requests) - 1
@@ -39,7 +39,7 @@ async def sample(text, requirement, critic=None):
     [("HELLO WORLD", True, True, False), ("hello world", False, True, False), ("hi", False, False, True)],
 )
 def test_all_any_and_not(run, long, text, both, either, neither):
-    """Of plain, async and blocking checks alike."""
+    """They combine plain, async and blocking checks."""
     for requirement, expected in (
         (checks.all_of(long, LOUD), both),
         (checks.any_of(long, LOUD), either),
@@ -50,56 +50,56 @@ def test_all_any_and_not(run, long, text, both, either, neither):
 
 
 def test_plain_checks_are_combined_without_waiting():
-    """No coroutine is made where nothing has to be awaited."""
+    """There is no coroutine if nothing must be awaited."""
     requirement = checks.all_of(checks.any_of(LONG, LOUD), checks.not_(LOUD))
     assert Validation(True) == requirement.check("hello world", None)
 
 
 class TestWhatIsTold:
     def test_all_of_tells_what_failed(self, run):
-        """And nothing of what passed."""
+        """Checks that passed are not mentioned."""
         result, _ = run(sample, "HI", checks.all_of(LONG, LOUD))
         assert ("it is short",) == result.best.complaints
         assert "is long; and is loud" == checks.all_of(LONG, LOUD).description
 
     def test_any_of_tells_what_would_do(self, run):
-        """Each of them, with why it failed."""
+        """The reason has every part, and why it failed."""
         result, _ = run(sample, "hi", checks.any_of(LONG, LOUD))
         assert ("at least one of these must be true: is long; or is loud (it is short)",) == result.best.complaints
 
     def test_not_tells_what_must_not_be(self, run):
-        """In the words of what it turns around."""
+        """The reason has the description of the requirement."""
         result, _ = run(sample, "HI", checks.not_(LOUD))
         assert ("this must not be true of the answer: is loud",) == result.best.complaints
 
     def test_a_description_of_ones_own(self):
-        """For those that would get too long."""
+        """It replaces a long generated one."""
         assert "is fine" == checks.all_of(LONG, LOUD, description="is fine").description
 
 
 class TestErrors:
     @pytest.mark.parametrize("combine", [checks.all_of, checks.any_of, checks.not_])
     def test_a_check_that_breaks_never_passes(self, run, combine):
-        """Semantics 6: not turned around, either; and the error is kept."""
+        """Semantics 6: not even inside not_(). The error is kept."""
         with capture_logs():
             result, _ = run(sample, "hi", combine(Requirement("is well", broken)))
         assert not result.success
         assert [LookupError] == [type(error) for error in result.errors]
 
     def test_what_another_check_makes_up_for_is_no_error(self, run):
-        """any_of passes if one does."""
+        """any_of() passes if one part passes."""
         result, _ = run(sample, "HI", checks.any_of(Requirement("is well", broken), LOUD))
         assert (True, ()) == (result.success, result.errors)
 
     def test_a_check_without_a_clear_answer_ends_the_call(self, run):
-        """Row 53: as it does by itself."""
+        """Row 53: as it does outside of a combination."""
         with pytest.raises(BadVerdict, match="is well"):
             run(sample, "hi", checks.any_of(LOUD, Requirement("is well", lambda text: None)))
 
 
 class TestJudges:
     def test_whatever_holds_a_judge_is_judged(self):
-        """So that it waits for all that is code, outside and inside."""
+        """It runs after all code checks, inside and outside of the combination."""
         assert checks.all_of(LONG, "is polite").judged
         assert checks.not_(checks.any_of(LONG, checks.weighted([("is polite", 1)]))).judged
         assert not checks.all_of(LONG, LOUD).judged
@@ -114,22 +114,22 @@ class TestJudges:
         ],
     )
     def test_a_judge_is_asked_only_if_it_depends_on_it(self, run, combine, text, asked, success):
-        """It costs money; what is code does not."""
+        """A judge costs money, and code does not."""
         result, questions = run(sample, text, combine("is polite", LONG))
         assert (asked, success) == (questions, result.success)
 
     def test_a_judge_that_says_no_counts(self, run):
-        """And its words are told."""
+        """The reason has its words."""
         result, questions = run(sample, "hello world", checks.all_of("is polite", SLOW), critic="no: it is rude")
         assert (1, False, ("it is rude",)) == (questions, result.success, result.best.complaints)
 
     def test_the_opposite_of_a_no_is_a_pass(self, run):
-        """A clear one."""
+        """Only a clear no counts."""
         result, _ = run(sample, "hi", checks.not_("is rude"), critic="no")
         assert result.success
 
     def test_an_outer_check_that_fails_keeps_an_inner_judge_from_being_asked(self, run):
-        """Semantics 6, for what is combined."""
+        """Semantics 6 applies to combinations."""
 
         async def main():
             writer = ScriptedBackend(["hello world"])
@@ -140,7 +140,7 @@ class TestJudges:
 
 class TestWeighted:
     def test_enough_of_them_will_do(self, run):
-        """By weight; and what they came to is the score."""
+        """The share of the weights is the score."""
         requirement = checks.weighted([(LONG, 3), (LOUD, 1)], at_least=0.75)
         result, _ = run(sample, "hello world", requirement)
         assert (True, 0.75) == (result.success, result.best.score)
@@ -149,32 +149,32 @@ class TestWeighted:
         assert ("it has 0.25 of the points, and 0.75 are needed (it is short)",) == result.best.complaints
 
     def test_a_score_counts_as_that_much(self, run):
-        """Between 0 and 1."""
+        """A failed check with a score of 0.5 counts half of its weight."""
         scored = Requirement("is good", lambda text: Validation(False, "not quite", 0.5))
         result, _ = run(sample, "HI", checks.weighted([(scored, 1), (LOUD, 1)], at_least=0.75))
         assert (True, 0.75) == (result.success, result.best.score)
 
     @pytest.mark.parametrize(("text", "asked"), [("HELLO WORLD", 0), ("hello world", 1), ("hi", 0)])
     def test_a_judge_is_asked_only_if_its_weight_decides(self, run, text, asked):
-        """Neither when it is won already, nor when it is lost whatever it says."""
+        """It does not run if the outcome is certain without it."""
         requirement = checks.weighted([(LONG, 2), (LOUD, 1), ("is polite", 1)], at_least=0.75)
         _, questions = run(sample, text, requirement)
         assert asked == questions
 
     def test_weights_that_do_not_add_up_exactly(self, run):
-        """Ten times a tenth is one."""
+        """Ten times 0.1 is 1."""
         always = [(Requirement(f"is {n}", check=lambda text: True), 0.1) for n in range(10)]
         assert run(sample, "hi", checks.weighted(always, at_least=1))[0].success
 
 
 def other_slow(text):
-    """An async check behind a plain function: its coroutine is made before anybody awaits it."""
+    """An async check behind a plain function, which creates the coroutine before it is awaited."""
     return slowly_long(text)
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["scope", "native"])
 def test_a_cancellation_at_any_step_leaves_nothing_unawaited(native):
-    """Row 35: what was started inside of a combination is ended with it."""
+    """Row 35: everything that a combination started ends with it."""
 
     async def scenario(world):
         inner = checks.all_of(other_slow, checks.any_of(SLOW, other_slow), "is polite")
@@ -185,7 +185,7 @@ def test_a_cancellation_at_any_step_leaves_nothing_unawaited(native):
 
 
 def test_what_never_came_to_be_awaited_is_closed(run):
-    """Row 53: a bad verdict ends the call before the others are waited for."""
+    """Row 53: a bad verdict ends the call before the others are awaited."""
     no_verdict = Requirement("is well", lambda text: None)
 
     async def main():
@@ -203,18 +203,18 @@ class TestPartial:
     YES = checks.one_of("yes", "no")
 
     def test_all_of_is_cut_by_any(self):
-        """What one of them can't pass, all can't."""
+        """If one part can't pass, the whole can't."""
         both = checks.all_of(self.SHORT, LOUD)
         assert may_still_pass(both, "abc").passed
         assert not may_still_pass(both, "abcd").passed
 
     def test_any_of_is_cut_by_all(self):
-        """While one may still pass, it goes on."""
+        """It continues while one part may still pass."""
         either = checks.any_of(self.SHORT, self.YES)
         assert may_still_pass(either, "abc").passed
         assert not may_still_pass(either, "abcd").passed
         assert checks.any_of(self.SHORT, LOUD).partial is None
 
     def test_not_is_never_cut(self):
-        """What can't pass any more is what it wants."""
+        """A part that can't pass any more means that not_() may pass."""
         assert checks.not_(self.SHORT).partial is None

@@ -1,4 +1,4 @@
-"""Strategies that draw many: what a vote, a score and a similarity may be."""
+"""Voting, best of n, minimum Bayes risk and diversity."""
 
 import anyio
 import pytest
@@ -48,24 +48,24 @@ class TestVotes:
         ],
     )
     def test_any_function_says_which_answers_are_the_same(self, run, key, answers, expected):
-        """Ready made or your own; the winner's first answer stands for all of its votes."""
+        """A ready-made key or a function works. The result is the first answer of the winner."""
         result = run(sample, MajorityVotingStrategy(key, concurrency_budget=3), answering(*answers))
         assert expected == result.text
 
     def test_typed_answers_vote_by_their_value(self, run):
-        """What the parser made is what is compared."""
+        """The key gets the parsed value."""
         strategy = MajorityVotingStrategy(concurrency_budget=3)
         result = run(sample, strategy, answering("07", "8", "7"), action=Action("n?", int))
         assert (7, "07") == (result.value, result.text)
 
     def test_an_answer_without_a_key_does_not_vote(self, run):
-        """None abstains; where all do, the first answer is kept."""
+        """None abstains. If all answers abstain, the first one wins."""
         strategy = MajorityVotingStrategy(number, concurrency_budget=3)
         assert "7" == run(sample, strategy, answering("none", "none", "7")).text
         assert "none" == run(sample, strategy, answering("none", "no", "no")).text
 
     def test_a_key_function_that_raises_costs_that_vote_only(self, run):
-        """And the log says so, once, without a word of the answer."""
+        """The log has one warning, without any text of the answer."""
         strategy = MajorityVotingStrategy(int, concurrency_budget=3)
         with capture_logs() as logs:
             result = run(sample, strategy, answering("secret", "7", "7"))
@@ -74,7 +74,7 @@ class TestVotes:
         assert "secret" not in str(logs)
 
     def test_a_key_that_can_not_be_counted_is_an_error_that_says_so(self, run):
-        """It is a slip in the key function, not in an answer."""
+        """A bug in the key function is not blamed on an answer."""
         with pytest.raises(SelectionFailed, match="key must return something hashable, or None to abstain"):
             run(sample, MajorityVotingStrategy(list, concurrency_budget=3), answering("a", "b", "c"))
 
@@ -90,20 +90,20 @@ class TestVotes:
         ],
     )
     def test_bad_input_is_refused_by_name(self, arguments, message):
-        """At construction."""
+        """The error is raised at construction."""
         with pytest.raises((TypeError, ValueError), match=message):
             MajorityVotingStrategy(**arguments)
 
 
 class TestBestOfN:
     def test_the_highest_score_among_the_valid_wins(self, run):
-        """However high an invalid one would be."""
+        """A higher score of an invalid answer does not count."""
         result = run(sample, BestOfNStrategy(len), answering("a", "bbbb", "ccc", "dddddd"), [lambda t: "d" not in t])
         assert "bbbb" == result.text
         assert 4 == len(result.slices)
 
     def test_a_score_may_be_async_and_see_the_view(self, run):
-        """A reward model is awaited, and gets what a check gets."""
+        """A reward model is awaited, and gets the view as a check does."""
 
         async def reward(text, view):
             await anyio.sleep(0.5)
@@ -114,7 +114,7 @@ class TestBestOfN:
         assert 13.5 == result.best.score
 
     def test_a_sentence_is_judged_and_counted(self, run):
-        """The backend of the call gives each answer points; what that costs is on the slice and in the budget."""
+        """The backend of the call gives points. Their cost is on the slice and in the budget."""
 
         def reply(request):
             if request.messages[0].role == "system":
@@ -129,21 +129,21 @@ class TestBestOfN:
         assert (Usage(13, 6), 2) == (result.best.usage, result.best.requests)
 
     def test_nothing_is_paid_for_the_score_of_an_answer_that_failed(self, run):
-        """The score is asked after the code checks, as judges are."""
+        """Like a judge, the score runs after the code checks."""
         scored = []
         strategy = BestOfNStrategy(lambda text: scored.append(text) or 1.0, concurrency_budget=3)
         run(sample, strategy, answering("a", "b", "c"), [lambda text: text == "b"])
         assert ["b"] == scored
 
     def test_a_requirement_may_give_the_score(self, run):
-        """Its own score counts, and no other."""
+        """Scores of other requirements do not count."""
         quality = Requirement("is good", check=lambda text: Validation(True, score=len(text)))
         other = Requirement("noise", check=lambda text: Validation(True, score=100.0 if text == "a" else 0.0))
         result = run(sample, BestOfNStrategy(quality, concurrency_budget=2), answering("a", "bb"), [other])
         assert "bb" == result.text
 
     def test_without_a_score_those_of_the_requirements_count(self, run):
-        """All together."""
+        """They are added up."""
         scored = Requirement("scored", check=lambda text: Validation(True, score=len(text)))
         assert "bb" == run(sample, BestOfNStrategy(concurrency_budget=2), answering("a", "bb"), [scored]).text
 
@@ -154,7 +154,7 @@ class TestBestOfN:
         assert ["valid", "valid", "cancelled", "cancelled"] == [one.outcome for one in result.attempts]
 
     def test_a_tie_goes_to_the_lowest_iteration(self, run):
-        """Whatever came first."""
+        """The order of arrival does not matter."""
         backend = ScriptedBackend(lambda request: After(5.0 - request.subsample, "abcd"[request.subsample]))
         assert "a" == run(sample, BestOfNStrategy(len), backend).text
 
@@ -167,7 +167,7 @@ class TestBestOfN:
 
     @pytest.mark.parametrize("score", [None, "high", True, float("nan")])
     def test_a_score_that_is_no_number_is_an_error_that_says_so(self, run, score):
-        """A slip in the score function is not blamed on the answers."""
+        """A bug in the score function is not blamed on an answer."""
         with pytest.raises(TypeError, match=r"has a score.*score must"):
             run(sample, BestOfNStrategy(lambda text: score), answering("a", "b", "c", "d"))
 
@@ -180,19 +180,19 @@ class TestBestOfN:
         ],
     )
     def test_bad_input_is_refused_by_name(self, arguments, message):
-        """At construction."""
+        """The error is raised at construction."""
         with pytest.raises((TypeError, ValueError), match=message):
             BestOfNStrategy(**arguments)
 
 
 class TestMBR:
     def test_the_answer_most_like_all_the_others_wins(self, run):
-        """By ROUGE-L, where no two are the same."""
+        """ROUGE-L works where no two answers are equal."""
         answers = ["the cat sat on the mat", "two dogs", "the cat sat on a mat", "the cat lay on the mat", "cats sit"]
         assert answers[0] == run(sample, MBRStrategy(), answering(*answers)).text
 
     def test_any_similarity_of_two_texts_will_do(self, run):
-        """Here, how close their lengths are."""
+        """Here the similarity compares lengths."""
         result = run(
             sample, MBRStrategy(lambda a, b: -abs(len(a) - len(b))), answering("a", "b" * 4, "c" * 5, "d" * 9, "e" * 20)
         )
@@ -200,7 +200,7 @@ class TestMBR:
 
     @pytest.mark.parametrize("asynchronous", [True, False])
     def test_embeddings_are_awaited_once_for_each_answer(self, run, asynchronous):
-        """As part of the validation; comparing them needs no waiting any more."""
+        """Embedding is part of the validation, so the comparison needs no await."""
         embedded = []
 
         def embed(text):
@@ -218,7 +218,7 @@ class TestMBR:
 
     @pytest.mark.anyio
     async def test_an_embedding_that_computes_for_long_goes_into_a_thread(self):
-        """Where it does not hold up the event loop."""
+        """It does not block the event loop."""
         import threading
 
         threads = []
@@ -246,7 +246,7 @@ class TestMBR:
 
     @pytest.mark.parametrize("similarity", [lambda a, b: None, lambda a, b: float("nan"), lambda a, b: True])
     def test_a_similarity_that_is_no_number_is_an_error_that_says_so(self, run, similarity):
-        """With all draws on it."""
+        """The error has all draws."""
         with pytest.raises(SelectionFailed, match="similarity must return a finite number"):
             run(sample, MBRStrategy(similarity), answering(*"abcde"))
 
@@ -260,14 +260,14 @@ class TestMBR:
         ],
     )
     def test_bad_input_is_refused_by_name(self, build, message):
-        """At construction."""
+        """The error is raised at construction."""
         with pytest.raises((TypeError, ValueError), match=message):
             build()
 
 
 class TestDiversity:
     def test_each_subsample_gets_its_own_by_its_number(self, run):
-        """Each sequence starts over when it is used up, and nothing depends on timing."""
+        """Each sequence wraps around, and nothing depends on timing."""
         diverse = Diverse(temperatures=(0.1, 0.9), models=("a", "b", "c"), seeds=range(5, 9))
         backend = ScriptedBackend(lambda request: After(5.0 - request.subsample, "no"))
         run(sample, RejectionSamplingStrategy(concurrency_budget=4, variation=diverse), backend, [lambda text: False])
@@ -275,7 +275,7 @@ class TestDiversity:
         assert {0: (0.1, "a", 5), 1: (0.9, "b", 6), 2: (0.1, "c", 7), 3: (0.9, "a", 8)} == asked
 
     def test_the_callers_options_are_kept_where_nothing_else_is_said(self, run):
-        """And never changed."""
+        """The caller's options object is never changed."""
         options = Options(temperature=0.5, max_tokens=9, seed=3)
         backend = ScriptedBackend(["a"])
         run(sample, RejectionSamplingStrategy(variation=Diverse(temperatures=(0.1,))), backend, options=options)
@@ -283,7 +283,7 @@ class TestDiversity:
         assert Options(temperature=0.5, max_tokens=9, seed=3) == options
 
     def test_no_two_attempts_have_the_same_seed(self, run):
-        """Asking the same again with the same seed would get the same answer."""
+        """The same prompt with the same seed would give the same answer."""
         backend = ScriptedBackend(lambda _: "no")
         strategy = RejectionSamplingStrategy(loop_budget=5, concurrency_budget=4, variation=Diverse(seeds=range(4)))
         run(sample, strategy, backend, [lambda text: False])
@@ -293,7 +293,7 @@ class TestDiversity:
 
     @pytest.mark.parametrize("strategy_class", [RejectionSamplingStrategy, RepairTemplateStrategy, MultiTurnStrategy])
     def test_a_prompt_is_put_in_front_once_and_stays_through_repairs(self, run, strategy_class):
-        """As a system message of its own, or at the end of the one that is there."""
+        """It is a new system message, or the end of the existing one."""
         diverse = Diverse(prompts=("", "Think step by step.", "Be brief."))
         for ctx, expected in [
             (None, {0: (), 1: ("Think step by step.",), 2: ("Be brief.",)}),
@@ -325,6 +325,6 @@ class TestDiversity:
         ],
     )
     def test_bad_input_is_refused_by_name(self, arguments, message):
-        """At construction."""
+        """The error is raised at construction."""
         with pytest.raises((TypeError, ValueError), match=message):
             Diverse(**arguments)

@@ -1,4 +1,4 @@
-"""Escalation: tier by tier, from cheap to strong, and all of it on one result."""
+"""Escalation from cheap to strong tiers, with everything on one result."""
 
 import anyio
 import attrs
@@ -45,7 +45,7 @@ def failing(error):
 
 class TestGoingUp:
     def test_the_next_tier_is_asked_only_if_the_last_gave_no_valid_answer(self, run):
-        """S20: cheap first, and the strong one not at all where that is enough."""
+        """S20: the strong tier is not called if the cheap one gives a valid answer."""
         small, large = saying("yes"), saying("yes")
         result = run(EscalationStrategy([small, large]).sample, "q", None, small, [is_yes])
         assert (True, 1, 0) == (result.success, len(small.requests), len(large.requests))
@@ -58,7 +58,7 @@ class TestGoingUp:
         assert ["no"] * 4 + ["yes"] == [one.text for one in result.slices]
 
     def test_a_tier_without_a_backend_asks_that_of_the_call_with_its_own_options(self, run):
-        """Another model of the same server is a tier, too; the caller's options stay below."""
+        """A tier may be another model of the same server. Its options override the caller's."""
         backend = ScriptedBackend(lambda request: "yes" if request.options.model == "large" else "no")
         strategy = EscalationStrategy([Tier(), Tier(options=Options(model="large"))])
         result = run(strategy.sample, "q", None, backend, [is_yes], options=Options(model="small", temperature=0.5))
@@ -80,7 +80,7 @@ class TestGoingUp:
         assert (2, 8, 8) == (small.max_in_flight, len(small.requests), result.max_attempts)
 
     def test_the_next_tier_sees_the_best_attempt_and_why_it_failed(self, run):
-        """S20: carried up are the question, the best answer, and the reasons; not the whole way there."""
+        """S20: it gets the question, the best answer and the reasons, but not the other turns."""
         small = ScriptedBackend(["bad", "better", "worse"])
         large = saying("good")
         reqs = [
@@ -98,7 +98,7 @@ class TestGoingUp:
         assert "it is worse" not in request.messages[-1].content
 
     def test_nothing_is_carried_if_not_wanted_or_if_there_is_nothing(self, run):
-        """A tier may start afresh."""
+        """The tier gets only the question."""
         large = saying("yes")
         for strategy in (
             EscalationStrategy([saying("no"), large], carry=False),
@@ -108,7 +108,7 @@ class TestGoingUp:
             assert [("user", "q")] == [(message.role, message.content) for message in large.requests.pop().messages]
 
     def test_a_subsample_without_progress_gives_its_tier_up(self, run):
-        """No progress: no more requirements met, and no higher score, than in the best attempt before."""
+        """No progress means: no more requirements met and no higher score than in the best attempt before."""
         scores = {"a": 1.0, "b": 2.0, "c": 2.0, "d": 1.5, "e": 9.0}
 
         def scored(text):
@@ -122,7 +122,7 @@ class TestGoingUp:
             assert asked == len(small.requests), f"with a patience of {patience}"
 
     def test_progress_in_requirements_met_keeps_a_tier_going(self, run):
-        """Each attempt meets one more: nobody is impatient."""
+        """Each attempt meets one more requirement, so patience never runs out."""
         small = ScriptedBackend(["", "a", "ab", "abc"])
         reqs = [Requirement(f"has {letter}", lambda text, letter=letter: letter in text) for letter in "abc"]
         strategy = EscalationStrategy([small, saying("unused")], loop_budget=4, patience=1)
@@ -130,7 +130,7 @@ class TestGoingUp:
         assert ("abc", 4) == (result.text, len(result.attempts))
 
     def test_where_no_tier_is_valid_the_best_of_all_is_the_answer(self, run):
-        """By merit, and of equals the one of the strongest tier."""
+        """The best by merit wins, and the strongest tier wins a tie."""
         reqs = [lambda text: "a" in text, lambda text: "b" in text]
         strategy = EscalationStrategy([saying("a"), saying("b"), saying("x")])
         result = run(strategy.sample, "q", None, saying("unused"), reqs)
@@ -139,7 +139,7 @@ class TestGoingUp:
 
 class TestTheJudge:
     def test_it_is_really_asked_on_every_tier_by_the_backend_of_that_tier(self, run):
-        """S20: a sentence is judged, and its no fails the attempt."""
+        """S20: a model judges the sentence, and its no fails the attempt."""
 
         def tier(verdict):
             return ScriptedBackend(lambda request: verdict if request.messages[0].role == "system" else "hello")
@@ -150,7 +150,7 @@ class TestTheJudge:
         assert "Too curt" in large.requests[0].messages[-1].content
 
     def test_one_that_always_says_no_lets_nothing_pass(self, run):
-        """S20: asked once for each answer, on each tier."""
+        """S20: the judge runs once for each answer, on each tier."""
         backend = ScriptedBackend(lambda request: "no" if request.messages[0].role == "system" else "hello")
         strategy = EscalationStrategy([backend] * 3, loop_budget=2)
         result = run(strategy.sample, "greet", None, backend, ["is polite"])
@@ -160,7 +160,7 @@ class TestTheJudge:
 
 class TestOneCall:
     def test_hooks_fire_on_every_tier_and_tiers_carry_their_parent(self, run):
-        """S20: those of the escalation, of the tier and of the call."""
+        """S20: the hooks of the escalation, of the tier and of the call all fire."""
         own, of_tier, of_call = CapturedEvents(), CapturedEvents(), CapturedEvents()
         tiers = [saying("no"), Tier(saying("yes"), RejectionSamplingStrategy(hooks=of_tier))]
         strategy = EscalationStrategy(tiers, hooks=own)
@@ -177,7 +177,7 @@ class TestOneCall:
         ]
 
     def test_what_all_tiers_did_is_on_the_result(self, run):
-        """I1: attempts, slices, usage and times of every tier, and LoopFinished says the same."""
+        """I1: attempts, slices, usage and times of every tier. LoopFinished has the same."""
 
         async def main():
             watch = Watch(saying("no"))
@@ -200,7 +200,7 @@ class TestOneCall:
         assert [Usage(20, 2), Usage(10, 1), Usage(30, 3)] == [end.usage for end in ends]
 
     def test_one_budget_governs_all_tiers(self, run):
-        """Semantics 9: when it runs out, the best so far is returned, and no further tier is asked."""
+        """Semantics 9: when it runs out, the best so far is the result, and no further tier starts."""
         budget, third = Budget(attempts=3), saying("yes")
         strategy = EscalationStrategy([saying("no"), saying("no"), third], loop_budget=2)
         result = run(strategy.sample, "q", None, third, [is_yes], budget=budget)
@@ -214,14 +214,14 @@ class TestOneCall:
         assert 3 == budget.attempts_made
 
     def test_one_deadline_governs_all_tiers(self, run):
-        """I12: exact, wherever it falls."""
+        """I12: it is exact in every tier."""
         strategy = EscalationStrategy([saying("no", 2.0), saying("no", 2.0), saying("yes", 2.0)])
         result = run(strategy.sample, "q", None, saying("unused"), [is_yes], budget=Budget(deadline_s=3.0))
         assert ("deadline", 3.0, "no") == (result.stop_reason, result.elapsed_s, result.text)
         assert ["invalid", "cancelled"] == [one.outcome for one in result.attempts]
 
     def test_requirements_of_all_are_checked_each_once(self, run):
-        """S15: a tier's own, and those of the escalation and of the call."""
+        """S15: the requirements of the tier, of the escalation and of the call."""
         checked = []
 
         def noting(name):
@@ -234,7 +234,7 @@ class TestOneCall:
         assert ["tier", "both", "escalation", "call"] == checked
 
     def test_ids_are_those_of_the_call_that_asks(self, run):
-        """S9: what a backend reads is the tier's call, and the outer call is its parent."""
+        """S9: a backend reads the ids of the tier's call, whose parent is the outer call."""
         seen = []
 
         async def backend(request):
@@ -247,7 +247,7 @@ class TestOneCall:
         assert [result.sampling_id] == [one.parent_id for one in seen]
 
     def test_a_failure_of_a_hook_on_a_tier_is_on_the_result(self, run):
-        """Row 46: recorded, and the call went on."""
+        """Row 46: it is recorded, and the call continues."""
         hooks = Hooks()
 
         @hooks.on(IterationStarted)
@@ -259,7 +259,7 @@ class TestOneCall:
         assert (True, ["IterationStarted"]) == (result.success, [one.event for one in result.hook_failures])
 
     def test_a_critical_hook_ends_the_whole_call_from_within_a_tier(self, run):
-        """Its exception is no failure of a tier."""
+        """Its exception does not count as a failure of a tier."""
         hooks, large = Hooks(), saying("yes")
 
         @hooks.on(IterationFinished, critical=True)
@@ -273,7 +273,7 @@ class TestOneCall:
 
 class TestErrors:
     def test_a_tier_that_only_failed_is_passed_over_and_its_errors_are_kept(self, run):
-        """S6: on the result, and logged once."""
+        """S6: they are on the result, and logged once."""
         with capture_logs() as logs:
             strategy = EscalationStrategy([failing(RateLimited), saying("yes")], loop_budget=2)
             result = run(strategy.sample, "q", None, saying("unused"), [is_yes])
@@ -283,21 +283,21 @@ class TestErrors:
         assert 2 == sum(log["event"] == "attempt_failed" for log in logs)
 
     def test_a_fatal_error_ends_the_call(self, run):
-        """Semantics 5: a bad key is not what the next tier is for."""
+        """Semantics 5: the next tier can't help against a bad key."""
         large = saying("yes")
         with pytest.raises(AuthenticationFailed):
             run(EscalationStrategy([failing(AuthenticationFailed), large]).sample, "q", None, large, [is_yes])
         assert not large.requests
 
     def test_a_fatal_error_after_an_answer_leaves_that_answer(self, run):
-        """Semantics 4: some survive, so there is a result, with the error on it."""
+        """Semantics 4: there is a result, with the error on it."""
         strategy = EscalationStrategy([saying("no"), failing(AuthenticationFailed), saying("yes")])
         result = run(strategy.sample, "q", None, saying("unused"), [is_yes])
         assert (False, "failed", "no") == (result.success, result.stop_reason, result.text)
         assert ["AuthenticationFailed"] == [type(error).__name__ for error in result.errors]
 
     def test_where_every_tier_failed_the_first_failure_is_raised_from_all(self, run):
-        """S6 and row 29: with its own type, and the iteration of each in its notes, once."""
+        """S6 and row 29: it has its own type. Each error has its iteration in a note, once."""
         strategy = EscalationStrategy([failing(RateLimited), failing(RuntimeError)], loop_budget=2)
         with pytest.raises(RateLimited) as raised:
             run(strategy.sample, "q", None, saying("unused"), [is_yes])
@@ -307,7 +307,7 @@ class TestErrors:
         assert [1, 1, 1] == [len(notes) for notes in iterations]
 
     def test_a_single_tier_raises_what_it_would_raise_alone(self, run):
-        """No second group is built around the first."""
+        """There is no second group around the first."""
         with pytest.raises(RateLimited) as raised:
             run(EscalationStrategy([failing(RateLimited)], loop_budget=2).sample, "q", None, saying("unused"))
         assert 2 == len(raised.value.__cause__.exceptions)
@@ -316,14 +316,14 @@ class TestErrors:
 
 class TestNesting:
     def test_a_tier_may_vote(self, run):
-        """What the vote chose is the answer, not what came first."""
+        """The result is the winner of the vote, not the first answer."""
         draws = ScriptedBackend(lambda request: "b" if request.subsample == 0 else "a")
         strategy = EscalationStrategy([Tier(draws, MajorityVotingStrategy(concurrency_budget=3))])
         result = run(strategy.sample, "q", None, draws)
         assert ("a", True) == (result.text, any(result.best is one for one in result.slices))
 
     def test_a_tier_may_hedge_and_escalate_by_itself(self, run):
-        """Ids carry their parents, call by call."""
+        """The id of each call is the parent of the next."""
         events = CapturedEvents()
         inner = EscalationStrategy([saying("no"), Tier(saying("yes"), HedgedSamplingStrategy(concurrency_budget=2))])
         strategy = EscalationStrategy([saying("no"), Tier(strategy=inner)])
@@ -337,7 +337,7 @@ class TestNesting:
         assert [0, 1, 1, 2, 2] == [depth[sampling_id] for sampling_id in parents]
 
     def test_each_tier_of_a_deterministic_escalation_is_deterministic(self, run):
-        """Semantics 8, tier by tier."""
+        """Semantics 8 applies to each tier."""
         backend = ScriptedBackend(lambda request: After(3.0 - request.subsample, "yes"))
         strategy = EscalationStrategy([Tier()], concurrency_budget=3, deterministic=True)
         assert 0 == run(strategy.sample, "q", None, backend, [is_yes]).best.subsample
@@ -353,7 +353,7 @@ class TestNesting:
     ],
 )
 def test_bad_tiers_are_named(arguments, error, message):
-    """The argument, the value and what is allowed."""
+    """The error has the argument, the value and the allowed values."""
     with pytest.raises(error) as raised:
         EscalationStrategy(*arguments)
     assert message in str(raised.value)
@@ -378,7 +378,7 @@ def test_bad_tiers_are_named(arguments, error, message):
     ],
 )
 def test_bad_settings_are_named(make, error, message):
-    """The argument, the value and what is allowed."""
+    """The error has the argument, the value and the allowed values."""
     with pytest.raises(error) as raised:
         make()
     assert message in str(raised.value)

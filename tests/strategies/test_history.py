@@ -1,4 +1,4 @@
-"""Which of the earlier attempts a repair tells the model of."""
+"""The earlier attempts that a repair shows."""
 
 import pytest
 
@@ -15,20 +15,20 @@ def has(letter):
 
 
 async def asked(strategy, answers, letters="xyz", ctx=SYSTEM):
-    """What each attempt of one subsample sent, as texts; no answer is ever valid."""
+    """Return the texts that each attempt of one subsample sent. No answer is ever valid."""
     backend = ScriptedBackend(answers)
     await strategy.sample("Q", ctx, backend, [has(letter) for letter in letters])
     return [[message.content for message in request.messages] for request in backend.requests]
 
 
 def turns(strategy, answers, run, **arguments):
-    """What the last attempt of a conversation sent."""
+    """Return the texts of the last request of a conversation."""
     return run(asked, strategy(loop_budget=len(answers), template="{reasons}", **arguments), answers, "x")[-1]
 
 
 class TestMultiTurn:
     def test_all_is_the_default(self, run):
-        """S14: the whole conversation, each time."""
+        """S14: every request has the whole conversation."""
         expected = ["be brief", "Q", "a", "- a has no x", "b", "- b has no x"]
         assert expected == turns(MultiTurnStrategy, ["a", "b", "c"], run)
         assert expected == turns(MultiTurnStrategy, ["a", "b", "c"], run, history="all")
@@ -41,19 +41,19 @@ class TestMultiTurn:
         assert everything == turns(MultiTurnStrategy, answers, run, history=History(max_tokens=1_000))
 
     def test_only_the_last_turns(self, run):
-        """The first question stays; what was said in between is left out."""
+        """The first question stays, and the turns in between are dropped."""
         last_two = ["be brief", "Q", "b", "- b has no x", "c", "- c has no x"]
         assert last_two == turns(MultiTurnStrategy, ["a", "b", "c", "d"], run, history=2)
         assert ["be brief", "Q", "c", "- c has no x"] == turns(MultiTurnStrategy, ["a", "b", "c", "d"], run, history=1)
 
     def test_the_prompt_stops_growing(self, run):
-        """Which is what it is for."""
+        """Its length is bounded at any depth."""
         strategy = MultiTurnStrategy(loop_budget=20, history=3)
         lengths = [len(messages) for messages in run(asked, strategy, [str(n) for n in range(10, 30)])]
         assert [2, 4, 6, 8, *[8] * 16] == lengths
 
     def test_only_the_best(self, run):
-        """By merit, and the latest of equals: go on from where most was right."""
+        """The best by merit is kept, and the latest wins a tie."""
         strategy = MultiTurnStrategy(loop_budget=5, history="best", template="{reasons}")
         sent = run(asked, strategy, ["x", "xy", "z", "yz", "-"])
         assert ["be brief", "Q", "x", "- x has no y\n- x has no z"] == sent[1]
@@ -61,7 +61,7 @@ class TestMultiTurn:
         assert ["be brief", "Q", "yz", "- yz has no x"] == sent[4]
 
     def test_the_oldest_turns_go_when_there_is_no_room(self, run):
-        """Counted with the user's own counter: here a token a character."""
+        """The user's function counts the tokens. Here a character is a token."""
         answers = ["a" * 10, "b" * 10, "c" * 10, "d"]
         newest = len("be brief") + len("Q") + 10 + len("- cccccccccc has no x")
         one_more = newest + 10 + len("- bbbbbbbbbb has no x")
@@ -73,18 +73,18 @@ class TestMultiTurn:
             assert sum(map(len, sent)) <= limit
 
     def test_when_not_even_one_answer_has_room_its_reasons_are_told_with_the_question(self, run):
-        """So that the prompt stays as short as it can be, and users and assistants take turns."""
+        """The prompt is as short as possible, and roles still alternate."""
         history = History(max_tokens=60, count_tokens=len)
         sent = turns(MultiTurnStrategy, ["a", "b" * 100, "c"], run, history=history)
         assert ["be brief", f"Q\n\n- {'b' * 100} has no x"] == sent
 
     def test_limits_go_together(self, run):
-        """At most so many, and at most so long."""
+        """A number of turns and a number of tokens both apply."""
         history = History(2, max_tokens=10_000)
         assert 6 == len(turns(MultiTurnStrategy, ["a", "b", "c", "d"], run, history=history))
 
     def test_the_parser_the_options_and_the_context_stay(self, run):
-        """Whatever is left out."""
+        """Dropping turns does not change them."""
         backend = ScriptedBackend(["a", "b", "c"])
         strategy = MultiTurnStrategy(loop_budget=3, history=1)
 
@@ -105,24 +105,24 @@ class TestRepairTemplate:
         return run(asked, strategy, answers, letters)[-1][-1]
 
     def test_the_last_is_the_default(self, run):
-        """S13: the reasons of the answer before."""
+        """S13: the prompt has the reasons of the answer before."""
         assert "Q:\n- b has no x" == self.restated(run, ["a", "b", "c"])
         assert "Q:\n- b has no x" == self.restated(run, ["a", "b", "c"], history=1)
 
     def test_more_of_them(self, run):
-        """Oldest first, and what two answers have in common once."""
+        """The oldest come first, and a shared reason is listed once."""
         assert "Q:\n- a has no x\n- b has no x" == self.restated(run, ["a", "b", "c"], history="all")
         assert "Q:\n- b has no x\n- c has no x" == self.restated(run, ["a", "b", "c", "d"], history=2)
         assert "Q:\n- a has no x" == self.restated(run, ["a", "a", "a", "d"], history="all")
 
     def test_the_best_and_its_text(self, run):
-        """A template may show the answer that is told of."""
+        """A template may contain the answer."""
         template = "{action}\nMend this: {answer}\n{reasons}"
         sent = self.restated(run, ["x{reasons}", "-", "d"], "xy", template, history="best")
         assert "Q\nMend this: x{reasons}\n- x{reasons} has no y" == sent
 
     def test_the_oldest_reasons_go_when_there_is_no_room(self, run):
-        """Those of the newest are always told."""
+        """The reasons of the newest answer are always sent."""
         answers = ["a", "b", "c", "d"]
         newest = len("be brief") + len("Q:\n- c has no x")
         one_more = newest + len("\n- b has no x")
@@ -133,12 +133,12 @@ class TestRepairTemplate:
 
 @pytest.mark.parametrize(("text", "tokens"), [("", 0), ("a", 1), ("abcd", 1), ("abcde", 2), ("a" * 400, 100)])
 def test_a_token_is_guessed_to_be_four_characters(text, tokens):
-    """Rounded up."""
+    """The estimate rounds up."""
     assert tokens == estimated_tokens(text)
 
 
 def test_a_class_may_set_its_own():
-    """As for all settings."""
+    """A class attribute sets the default, as for all settings."""
 
     class Forgetful(MultiTurnStrategy):
         history = History(1)

@@ -1,4 +1,4 @@
-"""What makes two answers the same."""
+"""Keys that are equal for equal answers."""
 
 import contextlib
 from fractions import Fraction
@@ -17,16 +17,16 @@ any_text = st.text(max_size=200) | st.text("0123456789+-*/^(){}\\frac boxed.,=%[
 class TestExact:
     @pytest.mark.parametrize("text", ["The Rhine", " the  rhine.\n", "**THE RHINE**", "Ｔｈｅ Ｒｈｉｎｅ"])
     def test_case_spacing_width_and_punctuation_around_it_do_not_matter(self, text):
-        """Texts that a reader would call the same have the same key."""
+        """Texts that a reader would call equal have equal keys."""
         assert "the rhine" == exact(text)
 
     @pytest.mark.parametrize("text", ["", " \n", "..."])
     def test_an_empty_answer_does_not_vote(self, text):
-        """Nothing is not an answer."""
+        """An empty text has no key."""
         assert exact(text) is None
 
     def test_parsed_values_are_compared_as_they_are(self):
-        """A dict, a list or a set is hashable here, in whatever order its items came."""
+        """A dict, a list or a set has a hashable key. The order of a dict or set does not matter."""
         assert exact({"a": [1, 2], "b": {3}}) == exact({"b": {3}, "a": [1, 2]})
         assert exact({"a": [1, 2]}) != exact({"a": [2, 1]})
         assert exact(1) == exact(1.0)
@@ -52,12 +52,12 @@ class TestNumber:
         ],
     )
     def test_the_last_number_counts(self, text, expected):
-        """However it is written, and whatever stands around it."""
+        """Its notation and the text around it do not matter."""
         assert expected == number(text)
 
     @pytest.mark.parametrize("text", ["", "none", "-", float("nan"), float("inf"), "9" * 400])
     def test_an_answer_without_a_number_does_not_vote(self, text):
-        """Nor does one whose number nobody could have meant."""
+        """Neither does infinity, nor an absurdly long number."""
         assert number(text) is None
 
 
@@ -81,12 +81,12 @@ class TestExpression:
         ],
     )
     def test_what_works_out_to_the_same_is_the_same(self, text, expected):
-        """Exactly, in all the notations that models use."""
+        """Values are exact, in all notations that models use."""
         assert expected == expression(text)
 
     @pytest.mark.parametrize("text", ["x + 1", "1/0", "2^1000", "1 2", "__import__('os')", "((1", "9**9**9**9"])
     def test_what_is_no_arithmetic_is_compared_as_text(self, text):
-        """It is never run, and never a number."""
+        """Other text is never executed, and never a number."""
         assert exact(text.strip(".!?,;:\"'`* $")) == expression(text)
 
     @pytest.mark.parametrize(
@@ -94,14 +94,14 @@ class TestExpression:
         ["(" * 900, "-" * 999 + "1", "2^" * 300 + "1", "9" * 999 + "^9", "1+" * 499 + "1", r"\frac{" * 150, "x" * 9999],
     )
     def test_hostile_expressions_are_bounded(self, text):
-        """Too deep, too long or too large is an error at once, or a number; never a crash."""
+        """Expressions that are too deep, too long or too large never crash."""
         with contextlib.suppress(NotArithmetic):
             evaluate(text)
 
 
 class TestJsonField:
     def test_a_field_of_the_json_counts(self):
-        """In a fenced block too, by a path into it, and whatever else is there."""
+        """It may be in a fenced block, and the path may be nested."""
         key = json_field("items.0.name")
         assert key('{"items": [{"name": "Rhine"}], "why": "long"}') == key(
             'Here:\n```json\n{"items": [{"name": "Rhine"}]}\n```'
@@ -110,11 +110,11 @@ class TestJsonField:
 
     @pytest.mark.parametrize("text", ["", "no", "{}", '{"a": null}', '{"a"', "[1]", "[" * 100_000, '{"b": {"a": 1}}'])
     def test_an_answer_without_it_does_not_vote(self, text):
-        """Not even one that is made to overflow the stack."""
+        """JSON that is nested too deeply does not vote either."""
         assert json_field("a")(text) is None
 
     def test_a_field_of_an_object_that_the_parser_made_counts(self):
-        """But nothing private of it."""
+        """Private attributes do not count."""
 
         @attrs.frozen
         class River:
@@ -124,19 +124,19 @@ class TestJsonField:
         assert json_field("__class__")(River("Rhine")) is None
 
     def test_structures_are_compared_by_what_is_in_them(self):
-        """The order of keys does not matter; that of a list does."""
+        """The order of keys does not matter, but that of a list does."""
         key = json_field("a")
         assert key('{"a": {"x": 1, "y": [2]}}') == key('{"a": {"y": [2], "x": 1}}')
         assert key('{"a": [1, 2]}') != key('{"a": [2, 1]}')
 
     def test_bad_input_is_refused(self):
-        """A path is a text."""
+        """The path must not be empty."""
         with pytest.raises(ValueError, match="path must not be empty"):
             json_field("")
 
 
 @given(any_text)
 def test_no_text_breaks_a_key(text):
-    """A key is hashable or None, for every text, and the same each time."""
+    """For every text, a key is hashable or None, and the same each time."""
     for key in (exact, number, expression, json_field("a.0")):
         assert hash(key(text)) == hash(key(text))

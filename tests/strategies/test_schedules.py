@@ -1,4 +1,4 @@
-"""Strategies that draw many, in seeded schedules and cancelled at every step: the invariants of a call hold."""
+"""Drawing strategies keep the invariants in seeded schedules, cancelled at every step."""
 
 import pytest
 
@@ -11,7 +11,7 @@ KINDS = [*DRAW_MANY, Varied, EagerHedge]
 
 
 def call_of(strategy_class, **settings):
-    """A call with answers, errors and delays that the schedule draws."""
+    """Make a call whose answers, errors and delays come from the schedule."""
 
     async def scenario(world):
         errors = [(TransientError, 0.1), (RuntimeError, 0.05)]
@@ -25,7 +25,7 @@ def call_of(strategy_class, **settings):
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("strategy_class", KINDS)
 def test_the_invariants_hold_in_every_schedule(strategy_class, deterministic, loop):
-    """I1 to I12: 25 seeds of each, some of them twice to see that a seed says it all."""
+    """I1 to I12: 25 seeds of each, some run twice to check that a seed determines everything."""
     scenario = call_of(strategy_class, deterministic=deterministic)
     exploration = explore(scenario, seeds=range(25), loops=[loop], must_reach=["validated"], replay=0.05)
     assert 25 == exploration.runs

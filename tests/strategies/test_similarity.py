@@ -1,4 +1,4 @@
-"""How alike two texts are."""
+"""ROUGE-L and cosine similarity."""
 
 import random
 
@@ -8,7 +8,7 @@ from sampling._similarity import MAX_WORDS, cosine, rouge_l
 
 
 def common_length(one, other):
-    """The longest common subsequence, by the table that everybody knows."""
+    """Return the length of the longest common subsequence, by the textbook table."""
     table = [[0] * (len(other) + 1) for _ in range(len(one) + 1)]
     for i, a in enumerate(one):
         for j, b in enumerate(other):
@@ -17,7 +17,7 @@ def common_length(one, other):
 
 
 def test_rouge_l_is_that_of_the_longest_common_subsequence():
-    """On 1,000 random pairs, and the same both ways round."""
+    """It holds for 1,000 random pairs, in both directions."""
     draw = random.Random(7)
     for _ in range(1_000):
         one, other = ([draw.choice("abcde") for _ in range(draw.randrange(1, 20))] for _ in range(2))
@@ -30,18 +30,18 @@ def test_rouge_l_is_that_of_the_longest_common_subsequence():
     [("", "", 1.0), ("a", "", 0.0), ("", "a", 0.0), ("A b", "a  B\n", 1.0), ("a b", "c d", 0.0)],
 )
 def test_the_edges(one, other, expected):
-    """Nothing is like nothing; case and blanks do not count."""
+    """Empty texts are equal. Case and whitespace do not count."""
     assert expected == rouge_l(one, other)
 
 
 def test_only_so_many_words_are_looked_at():
-    """Texts without end take no time without end."""
+    """The time is bounded for texts of any length."""
     words = "a " * MAX_WORDS
     assert 1.0 == rouge_l(words + "b " * 100_000, words + "c " * 100_000)
 
 
 def test_cosine():
-    """Of the angle between two vectors; none without a length."""
+    """It is the cosine of the angle, or 0 for a zero vector."""
     assert 1.0 == pytest.approx(cosine([1, 2], [2, 4]))
     assert (0.0, 0.0, -1.0) == (cosine([1, 0], [0, 1]), cosine([0, 0], [1, 1]), cosine([1, 0], [-2, 0]))
     with pytest.raises(ValueError, match="both vectors must have the same length, got 1 and 2"):

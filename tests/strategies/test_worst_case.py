@@ -1,4 +1,4 @@
-"""The worst case is one: no call takes more."""
+"""No call exceeds its worst case."""
 
 import pytest
 
@@ -62,7 +62,7 @@ def test_no_call_takes_more_than_its_worst_case(run, strategy, judged):
 
 
 def test_depth_times_breadth_is_exact():
-    """Semantics 1: where every attempt is one request, the worst case is their number, and it costs what it costs."""
+    """Semantics 1: if every attempt is one request, the worst case is exact."""
     cases = WorstCases(RejectionSamplingStrategy(loop_budget=2, concurrency_budget=3), (), None, Options(max_tokens=10))
     worst = cases.of("x" * 39)
     assert (6, 6, 60) == (worst.attempts, worst.requests, worst.output_tokens)
@@ -70,19 +70,19 @@ def test_depth_times_breadth_is_exact():
 
 
 def test_the_conversation_before_it_counts():
-    """Every request carries all of it."""
+    """Every request has the whole conversation."""
     context = Context([Message("system", "x" * 400)])
     with_it, without = (WorstCases(RejectionSamplingStrategy(), (), one, OPTIONS).of("y") for one in (context, None))
     assert 100 == with_it.input_tokens - without.input_tokens
 
 
 def test_without_a_limit_an_answer_is_as_long_as_the_longest_known():
-    """Budgets learn it as they go."""
+    """Budgets learn the longest answer, too."""
     cases = WorstCases(RejectionSamplingStrategy())
     assert (0, 7) == (cases.of("x").output_tokens, cases.of("x", longest_answer=7).output_tokens)
 
 
 def test_worst_cases_add_up():
-    """Of many questions, that of all of them."""
+    """The sum is the worst case of all questions."""
     assert WorstCase(2, 4, 6, 8) == WorstCase(1, 2, 3, 4) + WorstCase(1, 2, 3, 4)
     assert 14 == WorstCase(2, 4, 6, 8).tokens
