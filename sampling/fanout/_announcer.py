@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sampling._engine import scope as identity
+from sampling._engine.scope import parent_id
 from sampling._plugins import installed_hooks
 from sampling.fanout._arguments import FanOutArguments, handles_run_events
 from sampling.fanout.items import FanOutEvent, FanOutFinished, FanOutStarted, ItemFinished, ItemOutcome
@@ -30,7 +30,7 @@ class Announcer:
 
     async def emit_started(self, run_id: str, recorded: int) -> None:
         """Emit `FanOutStarted`."""
-        self._ids = {"run_id": run_id, "parent_id": identity.parent_id()}
+        self._ids = {"run_id": run_id, "parent_id": parent_id()}
         if self._emitter.hooks_for(FanOutStarted):
             arguments = self._arguments
             event = FanOutStarted(

@@ -11,7 +11,6 @@ The slot is released when the outcome is queued for writing. The intent of the n
 in a later one, so the number of calls whose outcome could be lost never exceeds the number of slots.
 """
 
-import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -22,7 +21,7 @@ import structlog
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
-from sampling._engine import scope as identity
+from sampling._engine.scope import Scope, enter_item, new_sampling_id, parent_id
 from sampling.errors import JournalWriteFailed
 from sampling.fanout._announcer import Announcer
 from sampling.fanout._arguments import FanOutArguments
@@ -57,13 +56,12 @@ class FanOut(Generic[T]):
     Every outcome that was paid for is in the journal by then.
     """
 
-    def __init__(self, arguments: FanOutArguments, *, bounded: bool = True) -> None:
+    def __init__(self, arguments: FanOutArguments) -> None:
         self._arguments = arguments
         self._source = Source(arguments.items)
         self._session = self._new_session(arguments)
         self._buffer = OutcomeBuffer(ordered=arguments.ordered)
-        max_outstanding = arguments.max_concurrency + arguments.max_buffered if bounded else math.inf
-        self._slots = Slots(arguments.max_concurrency, max_outstanding=max_outstanding)
+        self._slots = Slots(arguments.max_concurrency, max_buffered=arguments.max_buffered)
         self._ending = Ending(arguments)
         self._announcer = Announcer(arguments)
         self._stack: AsyncExitStack | None = None
@@ -77,7 +75,7 @@ class FanOut(Generic[T]):
         self._usage = NO_USAGE
         self._unrecorded = Spent()
         self._parent_id: str | None = None
-        self.run_id = identity.new_sampling_id()
+        self.run_id = new_sampling_id()
         """The id of the run. A resumed run keeps the id in its journal."""
 
         self.status: RunStatus = "running"
@@ -122,7 +120,7 @@ class FanOut(Generic[T]):
         if self._stack is not None:
             raise RuntimeError("this fan-out was entered before: call open_fan_out again for another run")
         self._stack = AsyncExitStack()
-        self._parent_id = identity.parent_id()
+        self._parent_id = parent_id()
         try:
             await self._begin(self._stack)
         except BaseException as error:
@@ -321,21 +319,21 @@ class FanOut(Generic[T]):
 
     async def _run_item(self, item: Item[T], digest: int) -> None:
         """Sample one item in its own task. Only a cancellation of the whole run is raised."""
-        place = identity.enter_item(item.item_id, self._parent_id)
+        scope = enter_item(item.item_id, self._parent_id)
         outcome: ItemOutcome[T] | None = None
         try:
             try:
                 if item.index < self._ending.cancelled_from and (
                     self._session is None or await self._session.intend(item, digest).on_disk()
                 ):
-                    outcome = await self._sample_item(item, place)
+                    outcome = await self._sample_item(item, scope)
                     if not self._decide(outcome):
                         outcome = None
             finally:
                 # No longer cancellable by index from here on: an outcome that was paid for is kept.
                 del self._running[item.index]
                 self._slots.release()
-                batch = self._settle(item, digest, outcome, place)
+                batch = self._settle(item, digest, outcome, scope)
                 self._slots.notify()
             if outcome is not None and (batch is None or await batch.on_disk()):
                 await self._hand_out(outcome, recorded=False)
@@ -351,13 +349,13 @@ class FanOut(Generic[T]):
             if not self._slots.alive:
                 self._check_over()
 
-    async def _sample_item(self, item: Item[T], place: identity.Scope) -> ItemOutcome[T]:
+    async def _sample_item(self, item: Item[T], scope: Scope) -> ItemOutcome[T]:
         try:
             result = await self._sample(item)
         except (MemoryError, RecursionError):
             raise
         except Exception as error:  # noqa: BLE001 - it is the item's outcome
-            return ItemOutcome(item.index, item.key, "errored", None, error, usage=reported_usage(place))
+            return ItemOutcome(item.index, item.key, "errored", None, error, usage=reported_usage(scope))
         return ItemOutcome(item.index, item.key, "succeeded" if result.success else "failed", result)
 
     def _decide(self, outcome: ItemOutcome[T]) -> bool:
@@ -369,11 +367,11 @@ class FanOut(Generic[T]):
         return is_outcome
 
     def _settle(
-        self, item: Item[T], digest: int, outcome: ItemOutcome[T] | None, place: identity.Scope
+        self, item: Item[T], digest: int, outcome: ItemOutcome[T] | None, scope: Scope
     ) -> Batch[PendingOutcome] | None:
         """Count the usage of an item and queue its outcome for writing. Return the batch to wait for, if any."""
         result = None if outcome is None else outcome.result
-        spent = spent_by(result, place)
+        spent = spent_by(result, scope)
         if spent.usage is not NO_USAGE:
             self._usage += spent.usage
         if self._session is None:

@@ -1,7 +1,5 @@
 """Limits on how many items run at once and how many outcomes wait for the reader."""
 
-import math
-
 import anyio
 
 __all__ = ["Slots"]
@@ -10,9 +8,9 @@ __all__ = ["Slots"]
 class Slots:
     """The free slots of a run, and the number of items whose tasks have not ended."""
 
-    def __init__(self, max_concurrency: int, *, max_outstanding: float = math.inf) -> None:
+    def __init__(self, max_concurrency: int, *, max_buffered: int) -> None:
         self._free = max_concurrency
-        self._max_outstanding = max_outstanding
+        self._max_outstanding = max_concurrency + max_buffered
         self._waiter: anyio.Event | None = None
         self.alive = 0
         """Items whose tasks have not ended. Some of them have given their slot back already."""

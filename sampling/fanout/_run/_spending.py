@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sampling._engine import scope as identity
+from sampling._engine.scope import Scope
 from sampling.fanout.journal._store import Spent
 from sampling.results import SamplingResult
 from sampling.usage import Usage
@@ -10,16 +10,16 @@ from sampling.usage import Usage
 __all__ = ["reported_usage", "spent_by", "stopped_by_budget"]
 
 
-def spent_by(result: SamplingResult[Any] | None, place: identity.Scope) -> Spent:
+def spent_by(result: SamplingResult[Any] | None, scope: Scope) -> Spent:
     """Return the amount spent: as the result states it, else as counted while the call ran."""
     if result is None:
-        return Spent(reported_usage(place), place.requests, place.requests)
+        return Spent(reported_usage(scope), scope.requests, scope.requests)
     return Spent(result.usage, len(result.attempts), sum([attempt.requests for attempt in result.attempts]))
 
 
-def reported_usage(place: identity.Scope) -> Usage:
+def reported_usage(scope: Scope) -> Usage:
     """Return the usage counted for an item, plus what `report_usage` added."""
-    return place.spent if place.reported is None else place.spent + place.reported
+    return scope.spent if scope.reported is None else scope.spent + scope.reported
 
 
 def stopped_by_budget(result: SamplingResult[Any]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import attrs
 
 from sampling import errors
-from sampling._engine import scope as identity
+from sampling._engine.scope import iteration_id
 from sampling._json import bounded as bounded_json
 from sampling._message_json import dump_generation, load_generation
 from sampling._redaction import Redactor
@@ -162,8 +162,8 @@ class Recorder:
             parent_id=record.get("parent_id"),
             stop_detail=record.get("stop_detail"),
             hook_failures=tuple(
-                HookFailure(hook, event, load_error(error), iteration_id)
-                for hook, event, error, iteration_id in record.get("hook_failures", ())
+                HookFailure(hook, event, load_error(error), failed_in)
+                for hook, event, error, failed_in in record.get("hook_failures", ())
             ),
         )
 
@@ -183,7 +183,7 @@ class Recorder:
         error_index: int | None = record.get("error")
         return Slice(
             record["iteration"],
-            identity.iteration_id(sampling_id, record["iteration"]),
+            iteration_id(sampling_id, record["iteration"]),
             record.get("subsample", 0),
             record.get("attempt", 0),
             record["outcome"],

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 import attrs
 
-from sampling._engine import scope as identity
+from sampling._engine.scope import new_sampling_id
 from sampling._json import bounded as bounded_json
 from sampling._message_json import canonical
 from sampling.errors import JournalDamaged, JournalError, JournalMismatch, JournalTooNew, JournalWriteFailed
@@ -161,7 +161,7 @@ class Store:
         with closing(sqlite3.connect(new, isolation_level=None)) as database:
             database.execute("PRAGMA synchronous = FULL")
             create_or_migrate(database, 0)
-            run = (identity.new_sampling_id(), time.time(), canonical(fingerprint))
+            run = (new_sampling_id(), time.time(), canonical(fingerprint))
             database.execute("INSERT INTO run VALUES (1, ?, ?, ?, ?)", (*run, checksum(*run)))
             database.execute("PRAGMA journal_mode = WAL")
         new.replace(self.path)

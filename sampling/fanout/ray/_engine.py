@@ -12,7 +12,7 @@ import attrs
 import structlog
 
 from sampling._arguments import check_int, check_number, check_str, wrong_type
-from sampling._engine import scope as identity
+from sampling._engine.scope import current_item
 from sampling.errors import WorkerLost
 from sampling.fanout.engines import SampleItem, Work
 from sampling.fanout.items import Item
@@ -282,10 +282,10 @@ class _RayRun:
 
 def _add_usage(reply: WorkerReply | None) -> None:
     """Add the usage of a reply to the item of the current task."""
-    place = identity.current_item()
-    if place is not None and reply is not None:
-        place.spent += reply.usage
-        place.requests += reply.requests
+    scope = current_item()
+    if scope is not None and reply is not None:
+        scope.spent += reply.usage
+        scope.requests += reply.requests
 
 
 def _result_of(reply: WorkerReply) -> SamplingResult[Any]:

@@ -14,6 +14,7 @@ from sampling.load.capacity._confidence import wilson
 from sampling.load.capacity._search import Bracket, Trial, find_bracket
 from sampling.load.capacity._verdict import Verdict
 from sampling.load.model._report import LoadReport
+from sampling.load.model._schema import check_schema
 from sampling.load.model._slo import Slo
 from sampling.load.model._units import format_seconds, format_share
 
@@ -171,10 +172,7 @@ class CapacityAnswer:
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> "CapacityAnswer":
         """Rebuild an answer from the result of `to_dict`. Derived values are computed from the steps."""
-        if found.get("schema") != cls.schema:
-            raise ValueError(
-                f"can't read this as a capacity answer: schema must be {cls.schema!r}, got {found.get('schema')!r}"
-            )
+        check_schema(found, cls.schema, "capacity answer")
         return cls(
             slo=Slo.from_dict(found["slo"]),
             steps=tuple(Step.from_dict(step) for step in found["steps"]),

@@ -11,6 +11,7 @@ import attrs
 from sampling._json.bounded import loads
 from sampling.load.model._profiles import ClosedLoop, OpenLoop, Profile, profile_from_dict
 from sampling.load.model._recording import COLUMNS, Recording
+from sampling.load.model._schema import check_schema
 from sampling.load.model._series import EMPTY, Summary
 from sampling.load.model._slo import Slo
 from sampling.load.model._stall import Stall
@@ -340,10 +341,7 @@ class LoadReport:
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> "LoadReport":
         """Rebuild a report from the result of `to_dict`."""
-        if found.get("schema") != cls.schema:
-            raise ValueError(
-                f"can't read this as a load report: schema must be {cls.schema!r}, got {found.get('schema')!r}"
-            )
+        check_schema(found, cls.schema, "load report")
         known = {field.name: found[field.name] for field in attrs.fields(cls) if field.name in found}
         known["profile"] = profile_from_dict(found["profile"])
         known["slo"] = None if found.get("slo") is None else Slo.from_dict(found["slo"])

@@ -8,6 +8,7 @@ import attrs
 
 from sampling._arguments import check_int, check_items, check_number
 from sampling.backends.simulated import SimulatedBackend
+from sampling.load.model._schema import check_schema
 
 __all__ = ["ServerModel"]
 
@@ -116,10 +117,7 @@ class ServerModel:
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> "ServerModel":
         """Rebuild a model from the result of `to_dict`."""
-        if found.get("schema") != cls.schema:
-            raise ValueError(
-                f"can't read this as a server model: schema must be {cls.schema!r}, got {found.get('schema')!r}"
-            )
+        check_schema(found, cls.schema, "server model")
         return cls(**{field.name: found[field.name] for field in attrs.fields(cls)})
 
     def __str__(self) -> str:

@@ -8,17 +8,10 @@ from itertools import count
 from sampling.load.capacity._answer import CapacityAnswer, Step
 from sampling.load.model._profiles import Profile
 from sampling.load.model._report import LoadReport
-from sampling.load.model._units import format_seconds
+from sampling.load.model._units import format_seconds, number_or_dash, seconds_or_dash, share_or_dash
 from sampling.load.report._page.chart import Size, draw
 from sampling.load.report._page.markup import Markup, element, joined, raw
-from sampling.load.report._page.pictures import (
-    Picture,
-    load_pictures,
-    number_or_dash,
-    seconds_or_dash,
-    share_or_dash,
-    step_pictures,
-)
+from sampling.load.report._page.pictures import Picture, load_pictures, step_pictures
 from sampling.load.report._page.style import STYLE
 
 __all__ = ["html_document", "render_html"]
