@@ -14,7 +14,11 @@ __all__ = ["Announcer"]
 
 
 class Announcer:
-    """Emits the events of one run to the hooks that listen. An error of a critical hook is raised."""
+    """
+    Emits the events of one run to hooks.
+
+    An error of a critical hook is raised, other hooks can't affect the run.
+    """
 
     def __init__(self, arguments: FanOutArguments) -> None:
         self._emitter = Emitter((*filter(handles_run_events, installed_hooks()), *arguments.run_hooks))

@@ -71,7 +71,7 @@ class FanOutArguments:
 
     @property
     def total(self) -> int | None:
-        """The number of items, if it is known without reading them."""
+        """The number of items, or None for an iterator."""
         try:
             return len(self.items)  # type: ignore[arg-type]
         except TypeError:
@@ -162,7 +162,11 @@ def _journal(journal: object) -> Journal | None:
 
 
 def _split_hooks(hooks: Hooks | None) -> tuple[Hooks, Hooks | None]:
-    """Split hooks into those on events of the run and those on events of its calls. A hook on `Event` is in both."""
+    """
+    Split hooks into those of the run and those of its calls.
+
+    A hook on `Event` is in both, because it receives the events of both.
+    """
     run_hooks, call_hooks = Hooks(), Hooks()
     for hook in hooks or ():
         if handles_run_events(hook):
@@ -173,7 +177,7 @@ def _split_hooks(hooks: Hooks | None) -> tuple[Hooks, Hooks | None]:
 
 
 def handles_run_events(hook: Hook) -> bool:
-    """Return whether a hook receives events of a run: one kind of them, or all events."""
+    """Return whether a hook receives events of a run."""
     return issubclass(hook.event, FanOutEvent) or issubclass(FanOutEvent, hook.event)
 
 

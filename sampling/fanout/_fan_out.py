@@ -37,7 +37,7 @@ async def fan_out(  # noqa: PLR0913 - each is an independent setting
     engine: FanOutEngine | None = None,
 ) -> FanOutResult[Any]:
     """
-    Sample every item, and return all outcomes in the order of the items.
+    Sample every item, and return all outcomes in order.
 
     Args:
         strategy: The strategy for each item.
@@ -117,7 +117,9 @@ def open_fan_out(  # noqa: PLR0913
     max_buffered: int = MAX_BUFFERED,
 ) -> FanOut[Any]:
     """
-    Sample every item, and stream the outcomes without holding all of them in memory.
+    Sample every item, and stream the outcomes.
+
+    Memory stays bounded, because outcomes are handed out as they become ready:
 
         async with open_fan_out(strategy, items, None, backend) as outcomes:
             async for outcome in outcomes:

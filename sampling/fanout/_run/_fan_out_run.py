@@ -50,8 +50,9 @@ _REPLAYS_PER_CHECKPOINT = 500
 
 class FanOut(Generic[T]):
     """
-    A run in progress: an async context manager, and an async iterator of its outcomes.
+    A run in progress.
 
+    It is an async context manager, and an async iterator of the outcomes.
     It starts when the block is entered. Leaving the block, in any way, cancels the items in flight.
     Every outcome that was paid for is in the journal by then.
     """
@@ -97,17 +98,25 @@ class FanOut(Generic[T]):
 
     @property
     def halted_by(self) -> int | None:
-        """The index of the item that halted the run, if one did."""
+        """The index of the item that halted the run."""
         return self._ending.halted_by
 
     @property
     def usage(self) -> Usage:
-        """The usage so far, including that of cancelled items and of the time before a resume."""
+        """
+        The usage so far.
+
+        It includes cancelled items, and the time before a resume.
+        """
         return self._usage if self._session is None else self._session.state.spent.usage + self._usage
 
     @property
     def maybe_billed_twice(self) -> tuple[int, ...]:
-        """Indexes of items that an earlier process started but did not finish, and that were sampled again."""
+        """
+        Indexes of items that may have been billed twice.
+
+        An earlier process started them and did not finish, so they were sampled again.
+        """
         return () if self._session is None else tuple(sorted(self._session.sampled_again))
 
     def __repr__(self) -> str:
@@ -166,7 +175,7 @@ class FanOut(Generic[T]):
             raise unseen
 
     async def _end_run(self, error: BaseException | None) -> None:
-        """Stop the items in flight, and close the resources in reverse order."""
+        """Cancel the items in flight, and close all resources."""
         self._stop_admitting()
         if self._entered and not self._over.is_set():
             self._tasks.cancel_scope.cancel()
@@ -198,11 +207,19 @@ class FanOut(Generic[T]):
     # Control and results.
 
     def drain(self) -> None:
-        """Start no more items. Those in flight finish and are handed out, and then the iteration ends."""
+        """
+        Start no more items.
+
+        Those in flight finish and are handed out, and then the iteration ends.
+        """
         self._stop_admitting()
 
     def cancel(self) -> None:
-        """Start no more items, and cancel those in flight. Finished ones are still handed out."""
+        """
+        Start no more items, and cancel those in flight.
+
+        Outcomes of finished items are still handed out.
+        """
         self._ending.cut_short |= bool(self._running)
         self._stop_admitting()
         self._cancel_above(-1)
@@ -221,7 +238,7 @@ class FanOut(Generic[T]):
         return outcome
 
     async def collect(self) -> tuple[ItemOutcome[T], ...]:
-        """Wait for all outcomes, and return them in the order of the items."""
+        """Wait for all outcomes, and return them in order."""
         await self._over.wait()
         self._raise_error()
         return tuple(self._buffer.take_all())
@@ -255,7 +272,7 @@ class FanOut(Generic[T]):
     # Reading items.
 
     async def _admit(self) -> None:
-        """Read and start items until there are no more or the run stops."""
+        """Read and start items until the run stops."""
         try:
             await self._admit_all()
         except anyio.get_cancelled_exc_class():
@@ -288,7 +305,11 @@ class FanOut(Generic[T]):
             session.check_end(source.count)
 
     async def _replay(self, given: object, digest: int, session: Session) -> bool:
-        """Hand out the recorded outcome of an item. Return False if there is none."""
+        """
+        Hand out the recorded outcome of an item.
+
+        Return False if there is none.
+        """
         index = self._source.count
         if session.must_read(index):
             await session.read(index)
@@ -318,7 +339,11 @@ class FanOut(Generic[T]):
     # Running one item.
 
     async def _run_item(self, item: Item[T], digest: int) -> None:
-        """Sample one item in its own task. Only a cancellation of the whole run is raised."""
+        """
+        Sample one item in its own task.
+
+        Only a cancellation of the whole run is raised.
+        """
         scope = enter_item(item.item_id, self._parent_id)
         outcome: ItemOutcome[T] | None = None
         try:
@@ -359,7 +384,11 @@ class FanOut(Generic[T]):
         return ItemOutcome(item.index, item.key, "succeeded" if result.success else "failed", result)
 
     def _decide(self, outcome: ItemOutcome[T]) -> bool:
-        """End the run if this outcome ends it. Return False if its error is raised instead of handed out."""
+        """
+        End the run if this outcome ends it.
+
+        Return False if its error is raised instead of handed out.
+        """
         ending = self._ending
         is_outcome = ending.is_outcome(outcome)
         if ending.ends_run(outcome):
@@ -369,7 +398,11 @@ class FanOut(Generic[T]):
     def _settle(
         self, item: Item[T], digest: int, outcome: ItemOutcome[T] | None, scope: Scope
     ) -> Batch[PendingOutcome] | None:
-        """Count the usage of an item and queue its outcome for writing. Return the batch to wait for, if any."""
+        """
+        Count the usage of an item, and queue its outcome.
+
+        Return the batch to wait for before the outcome is handed out, or None without a journal.
+        """
         result = None if outcome is None else outcome.result
         spent = spent_by(result, scope)
         if spent.usage is not NO_USAGE:
@@ -393,7 +426,7 @@ class FanOut(Generic[T]):
     # Ending.
 
     def _end_at(self, index: int, error: BaseException | None) -> None:
-        """End the run with this item, unless an earlier item ends it already."""
+        """End the run at this item, unless an earlier one does."""
         if self._ending.end_at(index, error):
             self._buffer.last = index
             self._stop_admitting()
@@ -412,12 +445,12 @@ class FanOut(Generic[T]):
             self._buffer.wake()
 
     def _end_with_crash(self, error: BaseException) -> None:
-        """End the run at once, after an interrupt or when memory runs out."""
+        """End the run at once, after an interrupt or MemoryError."""
         self._ending.end_with_crash(error)
         self.cancel()
 
 
 def _unwrap(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first interrupt of a group, else its first error."""
+    """Return the first interrupt, else the first error."""
     first = (group.split(Exception)[1] or group).exceptions[0]
     return _unwrap(cast("BaseExceptionGroup[BaseException]", first)) if isinstance(first, BaseExceptionGroup) else first

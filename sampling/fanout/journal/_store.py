@@ -1,6 +1,7 @@
 """
-The SQLite file of a journal, written by one run at a time and readable by others.
+The SQLite file of a journal.
 
+One run writes it at a time, and others may read it meanwhile.
 All of this blocks, so a run calls it in a thread. When `write` returns, its transaction is on disk. If it raises,
 nothing was written. The tables call a process that worked on the run a "life".
 """
@@ -95,7 +96,7 @@ RawRow: TypeAlias = tuple[int, int, str, int, ItemStatus, int, int, float, int, 
 
 @attrs.frozen(kw_only=True)
 class JournalState:
-    """The content of a journal when a run begins or resumes."""
+    """The content of a journal when a run begins."""
 
     run_id: str
     recorded: int
@@ -129,7 +130,11 @@ class Store:
     # Open and close.
 
     def open(self, fingerprint: Mapping[str, Any], on_change: OnChange) -> JournalState:
-        """Lock the file, check that it is undamaged and of this run, and register this process."""
+        """
+        Lock and check the file, and register this process.
+
+        The file must be undamaged and belong to this run.
+        """
         with self._translate_errors("opened"):
             self._lock.acquire()
         try:
@@ -148,8 +153,9 @@ class Store:
 
     def _create(self, fingerprint: Mapping[str, Any]) -> None:
         """
-        Create the file under another name and move it into place when it is complete.
+        Create the file.
 
+        It is created under another name and renamed when it is complete.
         So an empty file is never an unfinished journal of ours.
         """
         for suffix in ("-wal", "-journal"):
@@ -241,7 +247,11 @@ class Store:
     # Read and write.
 
     def write(self, intents: Sequence[Intent], outcomes: Sequence[OutcomeRow]) -> None:
-        """Write intents and outcomes in one transaction, and return when it is on disk."""
+        """
+        Write intents and outcomes in one transaction.
+
+        When it returns, they are on disk.
+        """
         process = self.process
         with self._translate_errors("written"):
             database = self._connection
@@ -262,7 +272,7 @@ class Store:
                 raise
 
     def read(self, first: int, limit: int) -> list[RawRow]:
-        """Return up to `limit` outcomes from this item on, ordered by index."""
+        """Return up to `limit` outcomes, ordered, from this item on."""
         with self._translate_errors("read"):
             rows = self._connection.execute(
                 f"SELECT {_OUTCOME_COLUMNS} FROM outcomes WHERE item >= ? ORDER BY item LIMIT ?",  # noqa: S608 - ours
@@ -272,13 +282,21 @@ class Store:
             return rows
 
     def digests(self) -> dict[int, int]:
-        """Return the digests of all items with an intent or an outcome, by index."""
+        """
+        Return the digests of recorded items, by index.
+
+        An item is recorded if it has an intent or an outcome.
+        """
         with self._translate_errors("read"):
             query = "SELECT item, digest FROM intents UNION SELECT item, digest FROM outcomes ORDER BY item"
             return dict(self._connection.execute(query).fetchall())
 
     def items_of_last_run(self) -> int | None:
-        """Return the number of items, if an earlier process read all of them."""
+        """
+        Return the number of items, if it is known.
+
+        It is known once a process has read all of them.
+        """
         (items,) = self._connection.execute("SELECT max(items) FROM lives").fetchone()
         return cast("int | None", items)
 
@@ -296,7 +314,7 @@ class Store:
 
 @contextmanager
 def translate_errors(path: Path, verb: str) -> Generator[None]:
-    """Turn errors of SQLite and the system into `JournalError`s, which have hints."""
+    """Raise errors of SQLite and the system as `JournalError`."""
     try:
         yield
     except JournalError:
@@ -366,7 +384,7 @@ def _check_whole(database: sqlite3.Connection, path: Path) -> None:
 
 
 def run_of(database: sqlite3.Connection, path: Path) -> tuple[str, float, str]:
-    """Return the id, the start time and the fingerprint of the run."""
+    """Return the id, start time and fingerprint of the run."""
     row = database.execute("SELECT run_id, created_s, fingerprint, checksum FROM run").fetchone()
     if row is None or checksum(*row[:-1]) != row[-1]:
         raise JournalDamaged(f"{path} is damaged: the entry of the run has a wrong checksum")
@@ -387,7 +405,7 @@ def check_rows(rows: Sequence[RawRow], path: Path) -> None:
 
 @contextmanager
 def connect_to_read(path: Path) -> Generator[sqlite3.Connection]:
-    """Open a journal for reading, even while a run writes it."""
+    """Open a journal for reading, even during a run."""
     if not path.exists():
         raise FileNotFoundError(f"no such journal: {path}")
     with translate_errors(path, "read"), closing(connect(path)) as database:
@@ -395,7 +413,11 @@ def connect_to_read(path: Path) -> Generator[sqlite3.Connection]:
 
 
 def all_outcomes(database: sqlite3.Connection, path: Path, chunk: int = 1_000) -> Iterator[OutcomeRow]:
-    """Yield all outcomes, ordered by index, with one chunk in memory at a time."""
+    """
+    Yield all outcomes, ordered by index.
+
+    One chunk is in memory at a time.
+    """
     cursor = database.execute(f"SELECT {_OUTCOME_COLUMNS} FROM outcomes ORDER BY item")  # noqa: S608 - ours
     while rows := cursor.fetchmany(chunk):
         check_rows(rows, path)

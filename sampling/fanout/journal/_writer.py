@@ -1,4 +1,8 @@
-"""A writer that batches entries: while one transaction is written, the next batch fills up."""
+"""
+A writer that batches entries.
+
+While one transaction is written, the next batch fills up.
+"""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -36,13 +40,17 @@ class Batch(Generic[E]):
     """Whether the batch is on disk. Valid once `ended` is set."""
 
     async def on_disk(self) -> bool:
-        """Wait for the write, and return whether it succeeded. Cancelling the wait does not cancel the write."""
+        """
+        Wait for the write, and return whether it succeeded.
+
+        Cancelling the wait does not cancel the write.
+        """
         await self.ended.wait()
         return self.stored
 
 
 class Writer(Generic[E]):
-    """Accepts entries from any number of tasks, and writes them in its own task."""
+    """Writes the entries of all tasks, in its own task."""
 
     def __init__(self, write: Callable[[Sequence[Intent], Sequence[E]], Awaitable[None]]) -> None:
         self._write = write
@@ -61,7 +69,11 @@ class Writer(Generic[E]):
         return self._put()
 
     def put_outcome(self, outcome: E) -> Batch[E]:
-        """Queue an outcome. It is written even if the run is cancelled."""
+        """
+        Queue an outcome.
+
+        It is written even if the run is cancelled.
+        """
         self._batch.outcomes.append(outcome)
         return self._put()
 
@@ -86,7 +98,11 @@ class Writer(Generic[E]):
             self._wake.set()
 
     async def run(self) -> None:
-        """Write until closed. Shielded from cancellation, because outcomes were paid for."""
+        """
+        Write until closed.
+
+        Shielded from cancellation, because outcomes were paid for.
+        """
         with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - it ends when it is closed
             while self.failure is None and await self._wait_for_entries():
                 await self._gather()

@@ -1,4 +1,8 @@
-"""The worker process: it holds the strategy and the backend, and samples the items that the driver sends."""
+"""
+The worker process, which samples items for the driver.
+
+It holds the strategy and the backend.
+"""
 
 from contextlib import AsyncExitStack
 from typing import Any, cast
@@ -17,8 +21,9 @@ __all__ = ["Worker"]
 
 class Worker:
     """
-    Samples any number of items at once. Ray runs it as an async actor.
+    Samples any number of items at once.
 
+    Ray runs it as an async actor.
     The driver makes all decisions: which items run, in which order, and when they stop.
     """
 
@@ -34,7 +39,11 @@ class Worker:
         """Calls that were stopped before they started: messages of the driver may overtake each other."""
 
     async def serve(self, packed: bytes) -> None:
-        """Keep the backend open until `close` is called. One task opens and closes it, as some backends require."""
+        """
+        Keep the backend open until `close` is called.
+
+        One task opens and closes it, as some backends require.
+        """
         try:
             async with AsyncExitStack() as stack:
                 self._shared = cast("Shared", unpack(packed))
@@ -57,12 +66,20 @@ class Worker:
         return backend
 
     async def ready(self) -> bytes:
-        """Wait until the backend is open. The reply has the error if it could not be opened."""
+        """
+        Wait until the backend is open.
+
+        The reply has the error if it could not be opened.
+        """
         await self._open.wait()
         return pack_reply(WorkerReply(error=self._failure), {})
 
     async def sample(self, call: str, packed: bytes) -> bytes:
-        """Sample one item, and reply when nothing of it is running any more."""
+        """
+        Sample one item.
+
+        The reply is sent when nothing of the item is running any more.
+        """
         await self._open.wait()
         job = cast("WorkerJob", unpack(packed))
         budget = Budget() if job.allowance is None else job.allowance.budget()
@@ -103,7 +120,11 @@ class Worker:
         return WorkerReply(result=result)
 
     async def stop(self, call: str) -> None:
-        """Cancel a call. Its reply is sent once it has stopped."""
+        """
+        Cancel a call.
+
+        Its reply is sent once it has stopped.
+        """
         cancel_scope = self._cancel_scopes.get(call)
         if cancel_scope is not None:
             cancel_scope.cancel()
