@@ -71,7 +71,7 @@ class FanOutArguments:
 
     @property
     def total(self) -> int | None:
-        """The number of items, or None for an iterator."""
+        """The number of items, or None if they have no length."""
         try:
             return len(self.items)  # type: ignore[arg-type]
         except TypeError:

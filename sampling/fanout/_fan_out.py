@@ -119,7 +119,7 @@ def open_fan_out(  # noqa: PLR0913
     """
     Sample every item, and stream the outcomes.
 
-    Memory stays bounded, because outcomes are handed out as they become ready:
+    The run does not hold all of them in memory:
 
         async with open_fan_out(strategy, items, None, backend) as outcomes:
             async for outcome in outcomes:

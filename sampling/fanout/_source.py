@@ -47,11 +47,7 @@ class Source:
             self._reading.cancel()
 
     async def close(self) -> None:
-        """
-        Close an async generator.
-
-        Otherwise its cleanup would run at garbage collection, or never.
-        """
+        """Close an async generator. Otherwise its cleanup would run at garbage collection."""
         close = getattr(self._async, "aclose", None)
         if close is not None:
             with anyio.move_on_after(_CLOSE_GRACE_S, shield=True):

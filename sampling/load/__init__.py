@@ -1,8 +1,8 @@
 """
-Load tests: open-loop and closed-loop traffic, and a search for the highest rate that meets an SLO.
+Load tests, and a search for the highest sustainable rate.
 
-`run_load` generates traffic and returns a report. `find_capacity` raises the load until an SLO breaks.
-Both drive any `async def f(arrival)`. `strategy_workload` turns a strategy into such a function.
+`run_load` generates open-loop or closed-loop traffic and returns a report. `find_capacity` raises the load until an SLO
+breaks. Both drive any `async def f(arrival)`. `strategy_workload` turns a strategy into such a function.
 `calibrate`, `simulate` and `plan` predict the results without traffic.
 """
 

@@ -43,11 +43,7 @@ def live_display(
 
 @contextmanager
 def _redrawing(live: Live) -> Generator[None]:
-    """
-    Refresh the display in its own thread.
-
-    So no event waits for the terminal.
-    """
+    """Refresh the display in its own thread. So no event waits for the terminal."""
     # Not rich's own refresh thread, which may outlive the display for a moment.
     over = threading.Event()
 

@@ -55,11 +55,7 @@ def progress(*, console: Console | None = None, show: bool | None = None) -> Gen
 
 @attrs.define
 class _Bar:
-    """
-    The state of one bar.
-
-    It shows one call, or several calls together.
-    """
+    """The state of one bar. It shows one call, or several calls together."""
 
     label: str
     allowed: int
@@ -118,11 +114,7 @@ def _short(strategy: str) -> str:
 
 
 class _Bars:
-    """
-    The bars of all calls.
-
-    Hooks only count, and the slow work happens in `render`.
-    """
+    """The bars of all calls. Hooks only count, and the slow work happens in `render`."""
 
     def __init__(self) -> None:
         self._calls = 0

@@ -58,11 +58,7 @@ def fan_out_progress(
 
 
 class _RunLine:
-    """
-    The state of a run.
-
-    Hooks only count, and the slow work happens in `render`.
-    """
+    """The state of a run. Hooks only count, and the slow work happens in `render`."""
 
     def __init__(self, total: int | None) -> None:
         self._total = total

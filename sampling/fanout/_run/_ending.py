@@ -50,11 +50,7 @@ class Ending:
 
     @property
     def crash(self) -> BaseException | None:
-        """
-        An interrupt, or an error such as MemoryError.
-
-        It takes precedence over every other error.
-        """
+        """An interrupt, or an error such as MemoryError. It takes precedence over every other error."""
         return self._crash
 
     @property

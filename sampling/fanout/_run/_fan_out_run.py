@@ -103,11 +103,7 @@ class FanOut(Generic[T]):
 
     @property
     def usage(self) -> Usage:
-        """
-        The usage so far.
-
-        It includes cancelled items, and the time before a resume.
-        """
+        """The usage so far. It includes cancelled items, and the time before a resume."""
         return self._usage if self._session is None else self._session.state.spent.usage + self._usage
 
     @property
@@ -305,11 +301,7 @@ class FanOut(Generic[T]):
             session.check_end(source.count)
 
     async def _replay(self, given: object, digest: int, session: Session) -> bool:
-        """
-        Hand out the recorded outcome of an item.
-
-        Return False if there is none.
-        """
+        """Hand out the recorded outcome of an item. Return False if there is none."""
         index = self._source.count
         if session.must_read(index):
             await session.read(index)
@@ -401,7 +393,7 @@ class FanOut(Generic[T]):
         """
         Count the usage of an item, and queue its outcome.
 
-        Return the batch to wait for before the outcome is handed out, or None without a journal.
+        Return the batch to wait for before the outcome is handed out, or None if nothing is written.
         """
         result = None if outcome is None else outcome.result
         spent = spent_by(result, scope)

@@ -94,7 +94,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
     """
     Convert any value to JSON values.
 
-    They are the same in every process, so ids and memory addresses are left out.
+    They are the same in every process. So an object is described, not shown by its `repr`, which may have its address.
     """
     if value is None or isinstance(value, str | bool | int):
         return value

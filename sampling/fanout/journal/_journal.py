@@ -100,11 +100,7 @@ class Journal:
         self.on_change: OnChange = on_change
 
     def summary(self) -> JournalSummary:
-        """
-        Return the state of the run.
-
-        This reads the file, and blocks meanwhile.
-        """
+        """Return the state of the run. This reads the file, and blocks meanwhile."""
         with connect_to_read(self.path) as database:
             run_id, _, _ = run_of(database, self.path)
             counts = dict(database.execute("SELECT status, count(*) FROM outcomes GROUP BY status").fetchall())
@@ -196,11 +192,7 @@ class Session:
     # Open and close.
 
     async def open(self, items: object, budget: Budget | None) -> None:
-        """
-        Lock and check the journal.
-
-        What the run spent earlier is charged to the budget.
-        """
+        """Lock and check the journal. What the run spent earlier is charged to the budget."""
         store = self._store
         self.state = await self._in_thread(store.open, self._fingerprint, self._journal.on_change)
         try:

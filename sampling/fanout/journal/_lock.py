@@ -65,11 +65,7 @@ class FileLock:
             self.close()
 
     def close(self) -> None:
-        """
-        Close the file without removing it.
-
-        The end of the process does the same.
-        """
+        """Close the file without removing it. The end of the process does the same."""
         descriptor, self._descriptor = self._descriptor, None
         _held.discard(self)
         if descriptor is not None:

@@ -234,11 +234,7 @@ class _Messages:
         self.new: list[Message] = []
 
     def numbers(self, attempt: Slice[Any]) -> list[int] | None:
-        """
-        Return the numbers of the messages that an attempt sent.
-
-        Return None if it sent the item unchanged.
-        """
+        """Return the numbers of the messages that an attempt sent, or None if it sent the item unchanged."""
         tried = attempt.tried
         if tried is None or (tried.action.text == self._action.text and tried.context is self._known):
             return None
@@ -282,11 +278,7 @@ def _index_of(error: Exception, problems: list[Exception]) -> int:
 
 
 def _value(record: Mapping[str, Any], action: Action[T], best: Slice[T]) -> T | None:
-    """
-    Parse the answer again.
-
-    JSON may not be able to hold the parsed value.
-    """
+    """Parse the answer again. JSON may not be able to hold the parsed value."""
     if not best.valid or best.text is None:
         return cast("T | None", record.get("value"))
     try:

@@ -247,11 +247,7 @@ class Store:
     # Read and write.
 
     def write(self, intents: Sequence[Intent], outcomes: Sequence[OutcomeRow]) -> None:
-        """
-        Write intents and outcomes in one transaction.
-
-        When it returns, they are on disk.
-        """
+        """Write intents and outcomes in one transaction. When it returns, they are on disk."""
         process = self.process
         with self._translate_errors("written"):
             database = self._connection
@@ -413,11 +409,7 @@ def connect_to_read(path: Path) -> Generator[sqlite3.Connection]:
 
 
 def all_outcomes(database: sqlite3.Connection, path: Path, chunk: int = 1_000) -> Iterator[OutcomeRow]:
-    """
-    Yield all outcomes, ordered by index.
-
-    One chunk is in memory at a time.
-    """
+    """Yield all outcomes, ordered by index. One chunk is in memory at a time."""
     cursor = database.execute(f"SELECT {_OUTCOME_COLUMNS} FROM outcomes ORDER BY item")  # noqa: S608 - ours
     while rows := cursor.fetchmany(chunk):
         check_rows(rows, path)

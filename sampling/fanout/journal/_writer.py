@@ -1,8 +1,4 @@
-"""
-A writer that batches entries.
-
-While one transaction is written, the next batch fills up.
-"""
+"""A writer that batches entries. While one transaction is written, the next batch fills up."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -69,11 +65,7 @@ class Writer(Generic[E]):
         return self._put()
 
     def put_outcome(self, outcome: E) -> Batch[E]:
-        """
-        Queue an outcome.
-
-        It is written even if the run is cancelled.
-        """
+        """Queue an outcome. It is written even if the run is cancelled."""
         self._batch.outcomes.append(outcome)
         return self._put()
 
@@ -98,11 +90,7 @@ class Writer(Generic[E]):
             self._wake.set()
 
     async def run(self) -> None:
-        """
-        Write until closed.
-
-        Shielded from cancellation, because outcomes were paid for.
-        """
+        """Write until closed. Shielded from cancellation, because outcomes were paid for."""
         with anyio.CancelScope(shield=True):  # noqa: ASYNC912 - it ends when it is closed
             while self.failure is None and await self._wait_for_entries():
                 await self._gather()

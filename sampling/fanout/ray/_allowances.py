@@ -67,11 +67,7 @@ class Allowances:
         return Grant(worst_case, held, _allowance(budget, held))
 
     def _hold(self, budget: Budget, worst_case: Reservation) -> Reservation | None:
-        """
-        Reserve the worst case and a share of the rest.
-
-        Return None if other items must return first.
-        """
+        """Reserve the worst case and a share of the rest. Return None if other items must return first."""
         try:
             budget.hold(worst_case)
         except BudgetExceeded:
@@ -85,11 +81,7 @@ class Allowances:
         return _sum(worst_case, share)
 
     def settle(self, grant: Grant, reply: WorkerReply | None) -> None:
-        """
-        Release a grant, and charge the amount spent.
-
-        Without a reply, charge the worst case.
-        """
+        """Release a grant, and charge the amount spent. Without a reply, charge the worst case."""
         if self._budget is None:
             return
         self._out -= 1
@@ -135,11 +127,7 @@ def _sum(one: Reservation, other: Reservation) -> Reservation:
 
 
 def _allowance(budget: Budget, held: Reservation) -> Allowance:
-    """
-    Return the limits for an item.
-
-    Amounts that the budget does not limit are None.
-    """
+    """Return the limits for an item. Amounts that the budget does not limit are None."""
     now = anyio.current_time()
     return Allowance(
         attempts=None if budget.attempts is None else held.attempts,

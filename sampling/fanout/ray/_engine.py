@@ -113,11 +113,7 @@ def _options(name: str, options: object) -> dict[str, Any]:
 
 @attrs.define(eq=False)
 class _Slot:
-    """
-    The slot of one worker.
-
-    When the worker dies, a new one takes the slot.
-    """
+    """The slot of one worker. When the worker dies, a new one takes the slot."""
 
     actor: Actor
     in_flight: int = 0
@@ -294,11 +290,7 @@ class _RayRun:
         return None
 
     def _replace(self, slot: _Slot, actor: Actor) -> None:
-        """
-        Replace a worker.
-
-        Several items may notice its death, but it is replaced once.
-        """
+        """Replace a worker. Several items may notice its death, but it is replaced once."""
         if slot.actor is actor:
             slot.actor = self._new_actor()
             actor.kill_soon()

@@ -62,11 +62,7 @@ class BridgeThread:
         return future.result()
 
     def run_soon(self, blocking: Callable[..., object], *args: Any) -> None:
-        """
-        Run a function in the thread without waiting.
-
-        Its result is ignored.
-        """
+        """Run a function in the thread without waiting. Its result is ignored."""
         self._tasks.put(partial(_run_ignoring_errors, partial(blocking, *args)))
 
     async def wait(self, future: Future[T]) -> T:
@@ -91,11 +87,7 @@ class BridgeThread:
             anyio.from_thread.run_sync(_set_all, done, token=self._token)
 
     def _other_tasks(self) -> Sequence[Callable[[], anyio.Event | None]]:
-        """
-        Return the other queued tasks.
-
-        So one turn of the event loop ends many waits.
-        """
+        """Return the other queued tasks. So one turn of the event loop ends many waits."""
         more: list[Callable[[], anyio.Event | None]] = []
         try:
             while True:

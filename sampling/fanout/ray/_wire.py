@@ -53,11 +53,7 @@ Names = Mapping[str, Any]
 
 @attrs.frozen(kw_only=True)
 class Allowance:
-    """
-    The budget of one item on a worker.
-
-    None means no limit.
-    """
+    """The budget of one item on a worker. None means no limit."""
 
     attempts: int | None = None
     requests: int | None = None
@@ -72,11 +68,7 @@ class Allowance:
 
 @attrs.frozen(kw_only=True)
 class Shared:
-    """
-    The arguments that all items share.
-
-    They are sent to each worker once.
-    """
+    """The arguments that all items share. They are sent to each worker once."""
 
     strategy: BaseSamplingStrategy
     context: Context | None
@@ -137,11 +129,7 @@ class WorkerReply:
 
 
 def pack_shared(work: Work, backend_factory: Callable[[], BackendLike] | None) -> tuple[bytes, Shared]:
-    """
-    Pickle the shared arguments.
-
-    Raise `NotSendable`, naming the part, if one can't be pickled.
-    """
+    """Pickle the shared arguments. Raise `NotSendable`, naming the part, if one can't be pickled."""
     parts: dict[str, Any] = {
         "strategy": work.strategy,
         "context": work.context,
@@ -181,22 +169,14 @@ def pack_job(job: WorkerJob) -> bytes:
 
 
 def pack(thing: object, names: Names | None = None) -> bytes:
-    """
-    Pickle an object.
-
-    Objects in `names` are replaced by their names.
-    """
+    """Pickle an object. Objects in `names` are replaced by their names."""
     buffer = io.BytesIO()
     _Packer(buffer, names or {}).dump(thing)
     return buffer.getvalue()
 
 
 def unpack(packed: bytes, names: Names | None = None) -> Any:
-    """
-    Unpickle an object.
-
-    Names are replaced by the objects in `names`.
-    """
+    """Unpickle an object. Names are replaced by the objects in `names`."""
     return _Unpacker(io.BytesIO(packed), names or {}).load()
 
 
@@ -245,11 +225,7 @@ class _Unpacker(pickle.Unpickler):
 
 
 def pack_reply(reply: WorkerReply, names: Names) -> bytes:
-    """
-    Pickle a reply.
-
-    If that fails, pickle one with a `NotSendable` error instead.
-    """
+    """Pickle a reply. If that fails, pickle one with a `NotSendable` error instead."""
     try:
         return pack(reply, names)
     except Exception as cause:  # noqa: BLE001 - pickling user objects may raise anything
@@ -267,11 +243,7 @@ def unpack_reply(packed: bytes, names: Names) -> WorkerReply:
 
 
 def with_traceback(error: Exception) -> Exception:
-    """
-    Add the traceback of an unexpected error as a note.
-
-    Pickling loses the traceback itself.
-    """
+    """Add the traceback of an unexpected error as a note. Pickling loses the traceback itself."""
     if not isinstance(error, SamplingError):
         lines = "".join(traceback.format_tb(error.__traceback__)).rstrip()
         error.add_note(f"raised on a worker:\n{lines}")

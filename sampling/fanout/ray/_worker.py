@@ -120,11 +120,7 @@ class Worker:
         return WorkerReply(result=result)
 
     async def stop(self, call: str) -> None:
-        """
-        Cancel a call.
-
-        Its reply is sent once it has stopped.
-        """
+        """Cancel a call. Its reply is sent once it has stopped."""
         cancel_scope = self._cancel_scopes.get(call)
         if cancel_scope is not None:
             cancel_scope.cancel()

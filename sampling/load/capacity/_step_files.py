@@ -1,4 +1,4 @@
-"""Files of finished steps, so that an interrupted search can be resumed."""
+"""Files of finished steps, to resume a search."""
 
 import json
 import os
@@ -16,8 +16,9 @@ _SCHEMA = "sampling.capacity-journal/1"
 
 class StepJournal:
     """
-    A journal with one line of JSON per step, after a header with the settings.
+    A journal with one line of JSON per step.
 
+    Its header has the settings.
     An incomplete last line, left by a crash, is removed before anything is appended.
     """
 

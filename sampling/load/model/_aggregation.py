@@ -1,4 +1,4 @@
-"""Aggregate a recording into a report, with exact percentiles of every series."""
+"""Aggregate a recording into a report."""
 
 import math
 from array import array
@@ -20,7 +20,11 @@ _SUCCEEDED: tuple[Outcome, ...] = ("valid", "invalid")
 def build_report(
     recording: Recording, profile: Profile, *, seed: int, workers: int = 1, slo: Slo | None = None
 ) -> LoadReport:
-    """Build the report of a recording. `LoadReport` checks the generator's counts against the samples."""
+    """
+    Build the report of a recording.
+
+    `LoadReport` checks the counts of the generator against the samples.
+    """
     tally, outcomes = recording.tally, recording.outcomes()
     warmup_s = profile.warmup_s
     duration_s = max(0.0, recording.ended_s - warmup_s)
@@ -111,7 +115,7 @@ def _operation_of(recording: Recording, name: str) -> Operation:
 
 
 def _good(recording: Recording, slo: Slo) -> int:
-    """Count the valid answers within the per-request limits of the SLO."""
+    """Count the valid answers within the SLO's request limits."""
     limits = slo.request_limits
     latency_s = min(limits.get("latency", math.inf), limits.get("time_to_valid", math.inf))
     first_s = limits.get("time_to_first_token", math.inf)
@@ -124,7 +128,7 @@ def _good(recording: Recording, slo: Slo) -> int:
 
 
 def _levels(recording: Recording, warmup_s: float, duration_s: float) -> tuple[list[int], list[float]]:
-    """Return the numbers of requests in flight during the measurement, and their times."""
+    """Return the levels of requests in flight, and their times."""
     every_s = recording.levels.every_s
     inside = [
         (level, number * every_s)
@@ -135,7 +139,11 @@ def _levels(recording: Recording, warmup_s: float, duration_s: float) -> tuple[l
 
 
 def _timeline(recording: Recording, warmup_s: float) -> tuple[Bin, ...]:
-    """Divide the measurement into intervals, by the times at which requests were due."""
+    """
+    Divide the measurement into intervals.
+
+    A request belongs to the interval in which it was due.
+    """
     every_s = recording.levels.every_s
     due = (recording.columns["intended_s"], recording.dropped_s, recording.missed_s)
     last_s = max((max(instants) for instants in due if instants), default=None)

@@ -49,7 +49,11 @@ class _SimulatedCall:
 
 @attrs.define(eq=False)
 class _SimulatedAttempt:
-    """One request to the server. Remaining times are those of a request alone on the server."""
+    """
+    One request to the server.
+
+    Remaining times are those of a request alone on the server.
+    """
 
     call: _SimulatedCall
     number: int
@@ -69,7 +73,7 @@ class _SimulatedAttempt:
 
 
 class _Server:
-    """The queue and the slots, and a clock that jumps from event to event."""
+    """The queue, the slots and the simulated clock. The clock jumps from event to event."""
 
     def __init__(self, model: ServerModel) -> None:
         self._model = model
@@ -99,7 +103,11 @@ class _Server:
         return 1 + self._model.first_token_slowdown * others, 1 + self._model.token_slowdown * others
 
     def next_event_s(self) -> float:
-        """Return the time of the next first token or complete answer, if nothing arrives before."""
+        """
+        Return the time of the next event, if nothing arrives.
+
+        An event is a first token or a complete answer.
+        """
         if not self.busy:
             return math.inf
         first, later = self._slowness()
@@ -109,7 +117,7 @@ class _Server:
         )
 
     def advance(self, to_s: float) -> list[_SimulatedAttempt]:
-        """Advance the time, at most to the next event, and return the attempts that are complete."""
+        """Advance the time, and return the completed attempts. It stops at the next event."""
         first, later = self._slowness()
         passed_s, self.now_s = to_s - self.now_s, to_s
         whole: list[_SimulatedAttempt] = []
@@ -271,7 +279,9 @@ def simulate(
     slo: Slo | None = None,
 ) -> LoadReport:
     """
-    Return the report that `run_load` would return for this traffic and server. Deterministic for a seed.
+    Return the report that `run_load` would return.
+
+    It is deterministic for a seed.
 
     Args:
         server: A server model, from `calibrate` or assumed.
@@ -297,6 +307,10 @@ def simulate(
 
 
 def replay(server: ServerModel, sent_s: Sequence[float], lengths: Sequence[int], *, seed: int = 0) -> Recording:
-    """Simulate these requests on a server. The index of each is its position in the list."""
+    """
+    Simulate these requests on a server.
+
+    The index of each is its position in the list.
+    """
     profile = OpenLoop(trace=tuple(sent_s), max_in_flight=1_000_000, drain_s=None)
     return _Simulation(server, profile, seed=seed, lengths=lengths).run()

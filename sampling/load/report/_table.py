@@ -14,12 +14,12 @@ SUMMARY_COLUMNS = ("", "count", "mean", "p50", "p90", "p95", "p99", "max")
 
 
 def load_table(report: LoadReport) -> str:
-    """Return the counts, latencies and notes of a report as text."""
+    """Return a report as text, for a terminal."""
     return "\n".join([*_counts(report), "", *aligned([SUMMARY_COLUMNS, *summary_rows(report)]), *_remarks(report)])
 
 
 def summary_rows(report: LoadReport) -> list[tuple[str, ...]]:
-    """Return one row for each series of times that is not empty."""
+    """Return one row for each series with values."""
     return [(name, *_cells(summary)) for name, summary in _series(report) if summary.count]
 
 

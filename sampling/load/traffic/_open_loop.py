@@ -21,7 +21,7 @@ _MOST_IN_A_TURN = 16
 
 
 async def drive_open_loop(sender: Sender, profile: OpenLoop, draw: Draw, *, seed: int, shard: Shard) -> None:
-    """Send or drop every arrival on schedule, then wait for the remaining answers."""
+    """Send every arrival on schedule, or drop it. Then wait for the remaining answers."""
     ticker = _Ticker(sender, profile, draw, seed, shard)
     with anyio.CancelScope() as overtime:
         async with anyio.create_task_group() as tasks:
@@ -66,7 +66,7 @@ class _Ticker:
 
     async def _wait_for(self, instant_s: float) -> None:
         """
-        Sleep until a time of the run, unless it has passed.
+        Sleep until a time, unless it has passed.
 
         At a high rate several arrivals are due at each iteration of the event loop. An iteration costs about as much
         as a request, so due arrivals share one. If all permits are taken, other tasks run first, because their
@@ -84,8 +84,9 @@ class _Ticker:
 
     def _slept_through(self, instant_s: float) -> bool:
         """
-        Return True if the machine stood still for longer than `late_limit_s` past this time.
+        Return True if the machine stood still for too long.
 
+        That is longer than `late_limit_s` past this time.
         Sending all arrivals of such a long pause would be an unwanted burst. After a shorter pause, the requests are
         sent late, and their latency counts from the time they were due.
         """

@@ -1,4 +1,8 @@
-"""A TCP stream directly on a socket, cheaper to open and to use than an anyio stream."""
+"""
+A TCP stream directly on a socket.
+
+It is cheaper to open and to use than an anyio stream.
+"""
 
 import errno
 import os
@@ -23,7 +27,7 @@ class SocketAddress(NamedTuple):
 
     @classmethod
     def of(cls, host: str, port: int) -> "SocketAddress | None":
-        """Return the address of a numeric host, or None for a host name."""
+        """Return the address of a numeric host, or None for a host name, which must be resolved first."""
         try:
             version = ip_address(host).version
         except ValueError:
@@ -32,7 +36,11 @@ class SocketAddress(NamedTuple):
 
 
 class RawSocketStream(ByteSendStream, ByteReceiveStream):
-    """A stream that sends without a checkpoint if the socket buffer has room. It yields only on receive."""
+    """
+    A stream that only yields to the event loop on receive.
+
+    It sends without a checkpoint if the socket buffer has room.
+    """
 
     def __init__(self, raw: socket.socket) -> None:
         self._raw = raw

@@ -1,4 +1,4 @@
-"""The charts of a report, with captions and tables of their numbers."""
+"""The charts of a report."""
 
 import statistics
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _MOST_ROWS = 30
 
 @attrs.frozen
 class Picture:
-    """A chart with a caption and a table of its numbers."""
+    """A chart with a caption and a table."""
 
     chart: Chart
     caption: str
@@ -48,14 +48,18 @@ def _time_axis(name: str, values: Sequence[float | None]) -> ChartAxis:
 
 
 def step_pictures(answer: CapacityAnswer) -> list[Picture]:
-    """Return the chart of latency by rate, with the limits, the highest rate that passed and the knee."""
+    """
+    Return the chart of latency by rate.
+
+    It shows the limits, the highest rate that passed, and the knee.
+    """
     measured = [step for step in answer.steps if step.report is not None and step.report.latency.count]
     return [_rates(answer, measured)] if measured else []
 
 
 def find_knee(points: Sequence[tuple[float, float]]) -> float | None:
     """
-    Return the rate at which a curve begins to rise steeply, or None.
+    Return the rate where a curve starts to rise steeply.
 
     It is the point farthest below the straight line from the first point to the last, with both axes scaled to that
     line. At least four points are needed.
@@ -152,7 +156,11 @@ def _step_row(step: Step) -> list[str]:
 
 
 def load_pictures(report: LoadReport) -> list[Picture]:
-    """Return the charts of a run: latency over time, requests in flight, and the latency distribution."""
+    """
+    Return the charts of a run.
+
+    They show latency over time, requests in flight, and the latency distribution.
+    """
     pictures = [_over_time(report), _in_flight(report), _spread(report)]
     return [picture for picture in pictures if picture is not None]
 
