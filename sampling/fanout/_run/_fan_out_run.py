@@ -134,6 +134,7 @@ class FanOut(Generic[T]):
         return self
 
     async def _begin(self, stack: AsyncExitStack) -> None:
+        # The stack unwinds in reverse: the items end, then the engine, then the writer, and then the file is closed.
         session, arguments = self._session, self._arguments
         if session is not None:
             await session.open(arguments.items, arguments.budget)

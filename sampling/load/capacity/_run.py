@@ -228,6 +228,7 @@ class CapacityRun:
     # Steps.
 
     async def _ramp(self) -> None:
+        # A resumed search runs inconclusive steps again.
         known = {step.target_rate: step for step in self._steps if step.verdict != "INCONCLUSIVE"}
         for target in self._settings.steps:
             step = known.get(target) or await self._step(target, "ramp")
@@ -247,6 +248,7 @@ class CapacityRun:
 
     async def _step(self, target: float, why: Literal["ramp", "refine", "repeat"]) -> Step | None:
         """Run, judge and save one step. Return None if it was stopped before the end of the measurement."""
+        # A repeated run has other random numbers, or it would only repeat its verdict.
         runs = sum(step.target_rate == target for step in self._steps)
         seed = derive_seed(self._settings.seed, "step", repr(target), runs)
         report, backlog = await self._measure(target, seed)

@@ -24,6 +24,7 @@ class StepJournal:
 
     def __init__(self, path: str | Path, settings: Mapping[str, Any]) -> None:
         self._path = Path(path)
+        # As they are read from a file, to compare them: JSON has no tuples.
         self._settings = json.loads(json.dumps(settings))
 
     def read(self) -> tuple[Step, ...]:

@@ -115,6 +115,7 @@ def judge(
         return Judgement("INCONCLUSIVE", (unmeasured,))
     findings = list(_findings(report, slo, backlog))
     late = _client_lag(report, slo)
+    # A late generator adds its lag to all latencies. Then only the service time can prove that a limit is broken.
     broken = [
         finding
         for finding in findings

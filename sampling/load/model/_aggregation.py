@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterable
 import attrs
 
 from sampling.load.model._profiles import ClosedLoop, Profile
-from sampling.load.model._recording import OUTCOMES, USER_ENDS, Outcome, Recording
+from sampling.load.model._recording import ANSWERED, OUTCOMES, USER_ENDS, Outcome, Recording
 from sampling.load.model._report import Bin, LoadReport, Operation
 from sampling.load.model._series import Summary, cumulative, slope
 from sampling.load.model._slo import Slo
 
 __all__ = ["build_report"]
-
-_SUCCEEDED: tuple[Outcome, ...] = ("valid", "invalid")
 
 
 def build_report(
@@ -28,6 +26,7 @@ def build_report(
     tally, outcomes = recording.tally, recording.outcomes()
     warmup_s = profile.warmup_s
     duration_s = max(0.0, recording.ended_s - warmup_s)
+    # The planned length, unless the run ended early. The recorded end is read from the clock, a little later.
     if profile.measured_s is not None and not recording.interrupted and not recording.exhausted:
         duration_s = profile.measured_s
     levels, times = _levels(recording, warmup_s, duration_s)
@@ -67,8 +66,8 @@ def build_report(
         output_tokens=sum(recording.columns["output_tokens"]),
         cost=recording.cost,
         timeline=_timeline(recording, warmup_s),
-        latency_distribution=tuple(cumulative(recording.times("intended_s", "done_s", outcomes=_SUCCEEDED))),
-        service_distribution=tuple(cumulative(recording.times("sent_s", "done_s", outcomes=_SUCCEEDED))),
+        latency_distribution=tuple(cumulative(recording.times("intended_s", "done_s", outcomes=ANSWERED))),
+        service_distribution=tuple(cumulative(recording.times("sent_s", "done_s", outcomes=ANSWERED))),
         stalls=tuple(attrs.evolve(stall, at_s=stall.at_s - warmup_s) for stall in recording.stalls),
         interrupted=recording.interrupted,
         exhausted=recording.exhausted,
@@ -86,9 +85,9 @@ def _user_ends(recording: Recording, profile: ClosedLoop) -> dict[str, int]:
 
 def _summaries(recording: Recording, operation: str | None) -> dict[str, Summary]:
     stamps: dict[str, tuple[str, str, tuple[Outcome, ...]]] = {
-        "latency": ("intended_s", "done_s", _SUCCEEDED),
-        "service_time": ("sent_s", "done_s", _SUCCEEDED),
-        "time_to_first_token": ("intended_s", "first_token_s", _SUCCEEDED),
+        "latency": ("intended_s", "done_s", ANSWERED),
+        "service_time": ("sent_s", "done_s", ANSWERED),
+        "time_to_first_token": ("intended_s", "first_token_s", ANSWERED),
         "time_to_valid": ("intended_s", "done_s", ("valid",)),
     }
     return {
@@ -123,6 +122,7 @@ def _good(recording: Recording, slo: Slo) -> int:
     valid = OUTCOMES.index("valid")
     good = 0
     for code, due, first, done in zip(*(recording.columns[name] for name in names), strict=True):
+        # `not >` instead of `<=`, because a first token that was not reported is NaN and breaks no limit.
         good += code == valid and done - due <= latency_s and not first - due > first_s
     return good
 
@@ -151,12 +151,13 @@ def _timeline(recording: Recording, warmup_s: float) -> tuple[Bin, ...]:
         return ()
     count = max(1, math.floor((last_s - warmup_s) / every_s) + 1)
 
-    def place(instant: float) -> int:
+    def bin_of(instant: float) -> int:
         return min(int((instant - warmup_s) / every_s), count - 1)
 
-    times = _times_by_place(recording, place, count)
-    dropped, missed = (_histogram(each, warmup_s, place, count) for each in (recording.dropped_s, recording.missed_s))
+    times = _times_by_bin(recording, bin_of, count)
+    dropped, missed = (_histogram(each, warmup_s, bin_of, count) for each in (recording.dropped_s, recording.missed_s))
     first = round(warmup_s / every_s)
+    # Padded, because the last interval may begin after the last sample.
     levels = [*recording.levels.values[first : first + count], *[0] * count]
     return tuple(
         Bin(
@@ -173,26 +174,26 @@ def _timeline(recording: Recording, warmup_s: float) -> tuple[Bin, ...]:
     )
 
 
-def _times_by_place(
-    recording: Recording, place: Callable[[float], int], count: int
+def _times_by_bin(
+    recording: Recording, bin_of: Callable[[float], int], count: int
 ) -> "Iterable[tuple[int, int, array[float], array[float]]]":
     """Yield (sent, failed, latencies, service times) for each interval."""
     sent, failed = [0] * count, [0] * count
     latencies, services = [array("d") for _ in range(count)], [array("d") for _ in range(count)]
     names = ("outcome", "intended_s", "sent_s", "done_s")
     for code, due, started, done in zip(*(recording.columns[name] for name in names), strict=True):
-        number = place(due)
+        number = bin_of(due)
         sent[number] += 1
         failed[number] += OUTCOMES[code] == "failed"
-        if OUTCOMES[code] in _SUCCEEDED:
+        if OUTCOMES[code] in ANSWERED:
             latencies[number].append(max(done - due, 0.0))
             services[number].append(done - started)
     return zip(sent, failed, latencies, services, strict=True)
 
 
-def _histogram(instants: Iterable[float], from_s: float, place: Callable[[float], int], count: int) -> list[int]:
+def _histogram(instants: Iterable[float], from_s: float, bin_of: Callable[[float], int], count: int) -> list[int]:
     counts = [0] * count
     for instant in instants:
         if instant >= from_s:
-            counts[place(instant)] += 1
+            counts[bin_of(instant)] += 1
     return counts

@@ -56,6 +56,7 @@ _PLAIN = (
 _NANOSECOND = 1e-9
 NO_USER = -1
 _MOST_TOKENS = 2**31 - 1
+"""The largest number that fits into a column of tokens."""
 
 
 @attrs.define
@@ -110,6 +111,7 @@ class Levels:
         self.values = array("i", longer)
         for number, value in enumerate(shorter):
             self.values[number] += value
+        # An upper bound: the workers need not have had their peaks at the same time.
         self.peak += other.peak
 
 

@@ -183,15 +183,15 @@ class _InFlight:
         return max(1.0, (self._up_to(end_s, slots) - self._up_to(start_s, slots)) / (end_s - start_s))
 
     def _up_to(self, instant: float, slots: int) -> float:
-        place = bisect.bisect_right(self._instants, instant) - 1
-        if place < 0:
+        index = bisect.bisect_right(self._instants, instant) - 1
+        if index < 0:
             return 0.0
-        return self._integral(slots)[place] + (instant - self._instants[place]) * min(self._levels[place], slots)
+        return self._integral(slots)[index] + (instant - self._instants[index]) * min(self._levels[index], slots)
 
     def at(self, instant: float) -> int:
         """Return the requests in flight right after a time."""
-        place = bisect.bisect_right(self._instants, instant) - 1
-        return self._levels[place] if place >= 0 else 0
+        index = bisect.bisect_right(self._instants, instant) - 1
+        return self._levels[index] if index >= 0 else 0
 
 
 def _samples(runs: Iterable[LoadReport], slots: int) -> Iterator[_Sample]:
@@ -216,6 +216,7 @@ def _samples(runs: Iterable[LoadReport], slots: int) -> Iterator[_Sample]:
 
 def _fit(runs: Sequence[LoadReport], slots: int) -> ServerModel:
     samples = list(_samples(runs, slots))
+    # The time to first token of a queued request contains its wait, which the model adds by itself.
     unqueued = [sample for sample in samples if sample.found_a_slot] or samples
     first_s, first_slowdown = _pace([(sample.busy_first - 1, sample.first_s) for sample in unqueued])
     long = [sample for sample in samples if sample.tokens > 1]
@@ -264,6 +265,7 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     spread = math.fsum((x - middle_x) ** 2 for x, _ in points)
     slope = math.fsum((x - middle_x) * (y - middle_y) for x, y in points) / spread if spread > 1e-9 else 0.0
     if slope < 0:
+        # A server is not faster under load. Noise made it look so.
         return middle_y, 0.0
     start = middle_y - slope * middle_x
     # The intercept is not positive, so anchor the line at half of the least observed time instead.
@@ -304,7 +306,7 @@ def _replayed(server: ServerModel, run: LoadReport) -> Iterator[tuple[float, flo
     start_s = rows[0][0]
     columns = replay(server, [row[0] - start_s for row in rows], [max(1, row[2]) for row in rows]).columns
     stamps = zip(columns["index"], columns["sent_s"], columns["done_s"], strict=True)
-    expected = {place: ended - started for place, started, ended in stamps}
-    for place, (sent, done, _, code) in enumerate(rows):
-        if OUTCOMES[code] in ANSWERED and done > sent and expected[place] > 0:
-            yield expected[place], done - sent
+    expected = {index: ended - started for index, started, ended in stamps}
+    for index, (sent, done, _, code) in enumerate(rows):
+        if OUTCOMES[code] in ANSWERED and done > sent and expected[index] > 0:
+            yield expected[index], done - sent

@@ -61,14 +61,14 @@ class _RecordedRun:
         names = ("sent_s", "first_token_s", "done_s", "output_tokens", "outcome")
         rows = sorted(zip(*(recording.columns[name] for name in names), strict=True))[:_MOST_REPLAYED]
         stamps = [
-            (place, sent, first, done)
-            for place, (sent, first, done, _, code) in enumerate(rows)
+            (index, sent, first, done)
+            for index, (sent, first, done, _, code) in enumerate(rows)
             if OUTCOMES[code] in ANSWERED and done > sent
         ]
         return cls(
             sent_s=tuple(row[0] - rows[0][0] for row in rows),
             tokens=tuple(max(1, row[3]) for row in rows),
-            answered=frozenset(place for place, *_ in stamps),
+            answered=frozenset(index for index, *_ in stamps),
             times=_times(stamps),
         )
 
@@ -118,6 +118,7 @@ def fit_server(server: ServerModel, traffic: Sequence[Traffic]) -> Fit:
 
         traffic: The recorded traffic of each rate.
     """
+    # Logarithms make relative errors: a short and a long time have the same weight.
     recorded = [math.log(time) for part in traffic for time in part.percentiles()]
 
     def residuals(numbers: Sequence[float]) -> list[float]:
@@ -166,7 +167,7 @@ def _least_squares(residuals: Callable[[Sequence[float]], list[float]], start: S
     """Minimize the sum of squares of `residuals(numbers)`, from a start."""
     numbers, errors, damping = list(start), residuals(start), 0.01
     for _ in range(_MOST_ROUNDS):
-        slopes = [_slopes(residuals, numbers, errors, place) for place in range(len(numbers))]
+        slopes = [_slopes(residuals, numbers, errors, index) for index in range(len(numbers))]
         before = _square(errors)
         for _ in range(_MOST_ROUNDS):
             step = _solve(_normal_matrix(slopes, damping), [-_dot(slope, errors) for slope in slopes])
@@ -182,16 +183,16 @@ def _least_squares(residuals: Callable[[Sequence[float]], list[float]], start: S
 
 
 def _slopes(
-    residuals: Callable[[Sequence[float]], list[float]], numbers: Sequence[float], errors: Sequence[float], place: int
+    residuals: Callable[[Sequence[float]], list[float]], numbers: Sequence[float], errors: Sequence[float], index: int
 ) -> list[float]:
     """
     Return the derivative of each residual by one number.
 
     It is 0 if the number is at its lower bound of 0.
     """
-    nudged = [number + _NUDGE * (place == here) for here, number in enumerate(numbers)]
+    nudged = [number + _NUDGE * (index == here) for here, number in enumerate(numbers)]
     slopes = [(after - before) / _NUDGE for after, before in zip(residuals(nudged), errors, strict=True)]
-    return [0.0] * len(slopes) if not numbers[place] and _dot(slopes, errors) > 0 else slopes
+    return [0.0] * len(slopes) if not numbers[index] and _dot(slopes, errors) > 0 else slopes
 
 
 def _normal_matrix(slopes: Sequence[Sequence[float]], damping: float) -> list[list[float]]:
@@ -209,14 +210,14 @@ def _normal_matrix(slopes: Sequence[Sequence[float]], damping: float) -> list[li
 def _solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
     """Solve linear equations by elimination. Pivoting is not needed, because the matrix is positive definite."""
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
-    for place, pivot in enumerate(rows):
-        for row in rows[place + 1 :]:
-            factor = row[place] / pivot[place]
-            row[place:] = [value - factor * above for value, above in zip(row[place:], pivot[place:], strict=True)]
+    for index, pivot in enumerate(rows):
+        for row in rows[index + 1 :]:
+            factor = row[index] / pivot[index]
+            row[index:] = [value - factor * above for value, above in zip(row[index:], pivot[index:], strict=True)]
     found = [0.0] * len(rows)
-    for place in reversed(range(len(rows))):
-        row = rows[place]
-        found[place] = (row[-1] - _dot(row[place + 1 : -1], found[place + 1 :])) / row[place]
+    for index in reversed(range(len(rows))):
+        row = rows[index]
+        found[index] = (row[-1] - _dot(row[index + 1 : -1], found[index + 1 :])) / row[index]
     return found
 
 

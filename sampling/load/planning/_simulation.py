@@ -117,7 +117,7 @@ class _Server:
         )
 
     def advance(self, to_s: float) -> list[_SimulatedAttempt]:
-        """Advance the time, and return the completed attempts. It stops at the next event."""
+        """Advance the time to the next event or before, and return the completed attempts."""
         first, later = self._slowness()
         passed_s, self.now_s = to_s - self.now_s, to_s
         whole: list[_SimulatedAttempt] = []
@@ -166,6 +166,7 @@ class _Simulation:
     def run(self) -> Recording:
         """Process all events and return the recording."""
         arrivals = enumerate(instants(self._profile, self._seed))
+        # The last one, at infinity, lets the server answer what is left.
         for index, due_s in chain(arrivals, [(-1, math.inf)]):
             while self._server.next_event_s() <= due_s and self._server.busy:
                 if self._overdue(index):
@@ -189,6 +190,7 @@ class _Simulation:
 
     def _wait_until(self, due_s: float) -> None:
         whole = self._server.advance(due_s)
+        # All tokens first: the end of a call counts the attempts in slots, and these have left theirs.
         for attempt in whole:
             attempt.call.output_tokens += attempt.tokens
         for attempt in whole:
@@ -217,9 +219,11 @@ class _Simulation:
         model, rng = self._model, call.rng
         tokens = rng.choice(model.output_tokens) if self._lengths is None else self._lengths[call.arrival.index]
         passes = rng.random() < model.pass_probability
+        # Its mean is 1, so that jitter does not change the average.
         pace = rng.lognormvariate(-(model.jitter**2) / 2, model.jitter) if model.jitter else 1.0
         token_s = model.time_per_token_s * pace
         first_s = model.time_to_first_token_s * pace
+        # Never 0, because a time left until the first token marks an attempt that has none yet.
         return _SimulatedAttempt(call, number, tokens, passes, token_s, max(first_s, 1e-9), (tokens - 1) * token_s)
 
     def _answered(self, attempt: _SimulatedAttempt) -> None:
@@ -312,5 +316,6 @@ def replay(server: ServerModel, sent_s: Sequence[float], lengths: Sequence[int],
 
     The index of each is its position in the list.
     """
+    # Nothing may be dropped, because every request in a recording was sent.
     profile = OpenLoop(trace=tuple(sent_s), max_in_flight=1_000_000, drain_s=None)
     return _Simulation(server, profile, seed=seed, lengths=lengths).run()

@@ -80,6 +80,7 @@ class _UserGroup:
                 return "budget"
             self._follow_ups -= 1
             self._unsent += 1
+            # Due only after this answer. That is why a stall hardly shows in the latencies of a closed loop.
             intended_s = done_s + profile.think_time_s
             number += 1
 
@@ -91,6 +92,7 @@ class _UserGroup:
             self._sender.recording.active_users += 1
         self._sender.recording.ended_s = self._sender.elapsed_s
         if not self._follow_ups and not self._unsent:
+            # This was the last request, so the drain begins.
             self._end_by(arrival.intended_s)
 
     def _end_by(self, instant_s: float) -> None:

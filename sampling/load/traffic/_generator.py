@@ -34,7 +34,7 @@ class Generator:
     ) -> None:
         check_instance("profile", profile, (OpenLoop, ClosedLoop), "an OpenLoop or a ClosedLoop")
         if not isinstance(workload, ImportedWorkload):
-            draw_function(workload)
+            draw_function(workload)  # raises if it is not a workload
         self._workload = workload
         self._profile = profile
         self._seed = check_int("seed", seed)
@@ -68,6 +68,7 @@ class Generator:
         """
         profile, recording = self._profile, self.recording
         sender = Sender(recording, start, profile.warmup_s)
+        # Until the end is reached, because a cancellation may come at any time.
         recording.interrupted = True
         try:
             with self._stopping:

@@ -227,17 +227,17 @@ class _ResponseReader:
         This is hot: a streamed response has one chunk per token.
         """
         data = self._unread
-        place = self._left or 0
+        position = self._left or 0
         # `find` is three times as fast for one byte as for the two that end a line.
-        while (end := data.find(b"\n", place)) >= 0:
-            size = _size(data[place:end])
+        while (end := data.find(b"\n", position)) >= 0:
+            size = _size(data[position:end])
             if not size:
                 # An empty line follows the last chunk, unless there are trailers.
                 self.whole = data.find(_HEAD_END, end - 1) >= 0
                 break
-            place = end + 1 + size + 2
-        self._left = max(0, place - len(data))
-        self._unread = data[place:]
+            position = end + 1 + size + 2
+        self._left = max(0, position - len(data))
+        self._unread = data[position:]
 
 
 def _size(line: bytes) -> int:

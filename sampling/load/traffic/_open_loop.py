@@ -29,7 +29,9 @@ async def drive_open_loop(sender: Sender, profile: OpenLoop, draw: Draw, *, seed
             try:
                 await ticker.tick(requests)
             finally:
+                # Idle tasks would keep the task group open.
                 requests.close()
+            # The last arrival is due before the end of the measurement, which has a fixed length.
             if profile.duration_s is not None and not sender.recording.exhausted:
                 await sender.wait_for(profile.warmup_s + profile.duration_s)
             sender.recording.ended_s = sender.elapsed_s
@@ -48,6 +50,7 @@ class _Ticker:
         self._permits = max(1, shard.of(profile.max_in_flight))
         self._slept_until_s = -math.inf
         self._drawn = 0
+        # As if a turn were used up, so that other tasks run before the first arrival.
         self._sent_this_turn = _MOST_IN_A_TURN
 
     async def tick(self, requests: TaskPool) -> None:

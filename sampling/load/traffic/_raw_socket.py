@@ -32,6 +32,7 @@ class SocketAddress(NamedTuple):
             version = ip_address(host).version
         except ValueError:
             return None
+        # An address with a zone, such as fe80::1%eth0, must be resolved like a name.
         return None if "%" in host else cls(socket.AF_INET if version == 4 else socket.AF_INET6, host, port)
 
 
@@ -51,6 +52,7 @@ class RawSocketStream(ByteSendStream, ByteReceiveStream):
         raw = socket.socket(address.family, socket.SOCK_STREAM)
         try:
             raw.setblocking(False)
+            # Nagle's algorithm would hold back small requests.
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await _reach(raw, address)
         except BaseException:

@@ -101,6 +101,7 @@ class Sender:
         return Sent(outcome, done_s)
 
     def _count_error(self, arrival: Arrival, error: Exception) -> None:
+        # The report covers the measurement, not the warm-up.
         if arrival.intended_s >= self._warmup_s:
             self.recording.count_error(error, shown(str(error)))
 

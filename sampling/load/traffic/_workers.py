@@ -138,6 +138,7 @@ class WorkerPool:
             self.recording = parts[0]
         for part in parts[1:]:
             self.recording.merge(part)
+        # A report without the requests of a lost worker must not look complete.
         self.recording.interrupted |= len(parts) < len(self._workers)
 
 
