@@ -211,6 +211,7 @@ class Session:
             log.warning("journal_changed", path=str(self._journal.path), changes=len(self.state.changes))
 
     def _charge(self, budget: Budget) -> None:
+        # Charge only what is new: the same budget may have paid for an earlier part of the run, in this process.
         counted = _charged.setdefault(budget, {})
         before, now = counted.get(self.state.run_id, Spent()), self.state.spent
         counted[self.state.run_id] = now
@@ -280,6 +281,7 @@ class Session:
         """Read the next chunk of recorded outcomes."""
         rows = await self._in_thread(self._store.read, index, _CHUNK)
         self._chunk.extend(rows)
+        # A full chunk may have successors, a shorter one is the last.
         self._read_up_to = rows[-1][0] + 1 if len(rows) == _CHUNK else self.state.last_item + 1
 
     def recorded(self, given: object, index: int, digest: int) -> ItemOutcome[Any] | None:

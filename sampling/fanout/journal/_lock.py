@@ -60,6 +60,7 @@ class FileLock:
     def release(self) -> None:
         """Release the lock and remove its file."""
         if self._descriptor is not None:
+            # Before the lock is freed, because afterwards the file may belong to another run.
             with contextlib.suppress(OSError):
                 self.path.unlink()
             self.close()

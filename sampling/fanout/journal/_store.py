@@ -158,6 +158,7 @@ class Store:
         It is created under another name and renamed when it is complete.
         So an empty file is never an unfinished journal of ours.
         """
+        # SQLite would apply the leftover log of a deleted file to the new one.
         for suffix in ("-wal", "-journal"):
             if self.path.with_name(f"{self.path.name}{suffix}").exists():
                 raise JournalDamaged(f"{self.path} is missing, but its {self.path.name}{suffix} exists")
@@ -328,7 +329,9 @@ def connect(path: Path) -> sqlite3.Connection:
     database = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
+        # No implicit transactions, because `write` begins and commits its own.
         isolation_level=None,
+        # The session uses one thread at a time, but not always the same.
         check_same_thread=False,
         timeout=BUSY_TIMEOUT_S,
     )
@@ -336,6 +339,7 @@ def connect(path: Path) -> sqlite3.Connection:
         # Do not run functions that the schema of a crafted file names.
         database.execute("PRAGMA trusted_schema = OFF")
         database.execute("PRAGMA cell_size_check = ON")
+        # With write-ahead logging, lower levels do not sync each commit.
         database.execute("PRAGMA synchronous = FULL")
         _check_version(database, path)
         (mode,) = database.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -354,6 +358,7 @@ def _check_version(database: sqlite3.Connection, path: Path) -> None:
         raise JournalDamaged(f"{path} is a database, but not a journal")
     if version > VERSION:
         raise JournalTooNew(f"{path} is a journal of version {version}: this library reads up to version {VERSION}")
+    # Compare the tables too, so that a crafted file can't bring triggers.
     if version < 1 or _schema(database) != _schema_of(version):
         raise JournalDamaged(f"{path} claims to be a journal of version {version}, but has other tables")
     if version < VERSION:

@@ -184,5 +184,6 @@ class Cluster:
         kind = ray.remote(Worker)
         # Ray must not retry anything itself: the engine decides what runs again.
         own = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": max_calls}
+        # Unless the options say otherwise, an actor reserves no CPU, because it mostly waits for its backend.
         handle = kind.options(**{"num_cpus": 0, **options, **own}).remote()
         return Actor(handle, shared, self.thread)
