@@ -1,1 +1,5 @@
-"""How fast the library is, as ratios measured in one run: `python -m benchmarks`."""
+"""
+Benchmarks of the library: `python -m benchmarks`.
+
+Targets are ratios that are measured in one run, so that they depend little on the machine.
+"""

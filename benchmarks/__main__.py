@@ -1,5 +1,7 @@
-"""`python -m benchmarks`: run the suites, print their tables, keep the results, and fail if a target is missed.
+"""
+Run the benchmark suites: `python -m benchmarks`.
 
+This prints the tables, stores the results, and fails if a target is missed.
 A new suite is one module with `run(settings) -> list[Section]`, and one line in `SUITES`.
 """
 
@@ -43,7 +45,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> int:
-    """Parse, run, print."""
+    """Parse the arguments, run the suites, and print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", metavar="SUITE,…", default=",".join(SUITES), help="which suites, of %(default)s")
     parser.add_argument("--quick", action="store_true", help="few and short rounds; the results are not kept")

@@ -1,4 +1,8 @@
-"""What breadth costs and saves, on a simulated server in virtual time: the same to the byte on every machine."""
+"""
+Measure the costs and benefits of breadth.
+
+A simulated server in virtual time gives the same numbers on every machine.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ QUANTILES = (0.4, 0.85)
 
 @dataclass(frozen=True)
 class Targets:
-    """What must hold at one pass probability."""
+    """The targets at one pass probability."""
 
     run_on_tokens: float
     hedged_p95: float
@@ -47,7 +51,7 @@ TARGETS = {0.5: Targets(2.4, 1.3, 0.82), 0.8: Targets(3.0, 1.55, 0.68)}
 
 @dataclass(frozen=True)
 class Measured:
-    """What many calls of one strategy came to, for each call."""
+    """Averages and percentiles of many calls of one strategy."""
 
     p50_s: float
     p95_s: float
@@ -57,14 +61,18 @@ class Measured:
 
 
 class RunsOn:
-    """A backend whose requests can't be stopped: who gives up waiting leaves them to run to their end."""
+    """
+    A backend whose requests can't be cancelled.
+
+    They run to their end, even if nothing waits for them.
+    """
 
     def __init__(self, backend: SimulatedBackend, group: anyio.abc.TaskGroup) -> None:
         self._backend = backend
         self._group = group
 
     async def generate(self, request: Request) -> Generation:
-        """Have it answered in the background, and wait for that."""
+        """Generate in a background task, and wait for the answer."""
         answers: list[Generation] = []
         answered = anyio.Event()
 
@@ -78,7 +86,7 @@ class RunsOn:
 
 
 def run(settings: Settings) -> list[Section]:
-    """Measure every strategy at every pass probability, and draw the frontier."""
+    """Measure every strategy, and draw the chart."""
     calls = QUICK_CALLS if settings.quick else CALLS
     measured = measure_all(calls)
     if not settings.quick:
@@ -87,7 +95,11 @@ def run(settings: Settings) -> list[Section]:
 
 
 def measure_all(calls: int, workers: int | None = None) -> dict[float, dict[str, Measured]]:
-    """Measure every strategy at every pass probability, in as many processes as there are CPUs: no clock is read."""
+    """
+    Measure every strategy at every pass probability.
+
+    It uses all CPUs. That does not distort the results, because no real clock is read.
+    """
     with ProcessPoolExecutor(workers) as pool:
         found = {
             passing: {
@@ -111,7 +123,7 @@ def _all() -> list[tuple[str, BaseSamplingStrategy]]:
 def measure(
     strategy: BaseSamplingStrategy, passing: float, calls: int, *, stops: bool = True, loop: LoopName = "asyncio"
 ) -> Measured:
-    """Make so many calls, one after the other, on a server of their own. Both loops give the same."""
+    """Make sequential calls on a new server. Both event loops give the same result."""
     return run_virtual(_measure, strategy, passing, calls, stops, loop=loop)
 
 
@@ -123,7 +135,7 @@ async def _measure(strategy: BaseSamplingStrategy, passing: float, calls: int, s
         output_tokens=lognormal(100, 1.0),
         pass_probability=passing,
     )
-    # Without the partial check that the server's own requirement has: a failure shows only at the end of an answer.
+    # Only the final check of the server's requirement, without the partial one: failures show at the end of an answer.
     requirement = Requirement("is valid", server.requirement().check)
     seconds: list[float] = []
     requests = input_tokens = 0
@@ -150,7 +162,7 @@ def _percentile(values: Sequence[float], share: float) -> float:
 
 
 def plain(breadth: int) -> RejectionSamplingStrategy:
-    """So many subsamples, all of which start at once."""
+    """Return a strategy whose subsamples all start at once."""
     return RejectionSamplingStrategy(loop_budget=DEPTH, concurrency_budget=breadth)
 
 
@@ -173,7 +185,7 @@ def _section(passing: float, found: dict[str, Measured], calls: int) -> Section:
 
 
 def checks_of(passing: float, found: dict[str, Measured]) -> dict[str, tuple[Check, ...]]:
-    """What must be true of these measurements."""
+    """Return the targets that these measurements must meet."""
     one, four, hedged, targets = found[ONE], found["breadth 4"], found[HEDGED], TARGETS[passing]
     run_on = ratio(found[RUN_ON].output_tokens, one.output_tokens)
     return {
@@ -190,7 +202,7 @@ def checks_of(passing: float, found: dict[str, Measured]) -> dict[str, tuple[Che
 
 
 def picture(measured: dict[float, dict[str, Measured]], calls: int) -> str:
-    """Draw p95 against requests, one panel a pass probability."""
+    """Draw p95 against requests, one panel per pass probability."""
     panels = []
     for passing, found in measured.items():
         plain = Curve(

@@ -1,12 +1,17 @@
-"""Simulation against reality: a llama.cpp server, calibrated at two rates, then predicted at three others.
+"""
+Compare the simulation with a real llama.cpp server.
 
-All rates take turns, in short segments, until each has enough of them: what changes meanwhile meets all of them alike.
-Load generator and server need the whole machine, so a segment in which other programs used it too does not count, and
-is repeated. Whether they did is read from the system's clocks: no segment is judged by the times it found.
-A recording that no server explains, by the two rates that were recorded alone, is made once more: the pace of the
-machine changed meanwhile. The rates that are predicted have no say in that.
-Service times are compared, from when a request was really sent: how late the load generator was is not the server's.
-How far two halves of the same measurement are apart says how much of an error is the machine's own.
+The model is calibrated at two rates, and predicts three others.
+
+All rates take turns, in short segments, so that changes of the machine affect all of them alike.
+The load generator and the server need the whole machine. A segment in which other programs used it is repeated.
+This is decided by the processor times of the system, never by the measured times of the segment.
+
+If no server model explains the two recorded rates, the pace of the machine changed, and everything is recorded once
+more. The predicted rates do not influence this decision.
+
+Service times are compared, which begin when a request is really sent, because a late load generator is not the fault
+of the server. The difference between two halves of a measurement shows how much of the error is noise.
 """
 
 from __future__ import annotations
@@ -29,19 +34,19 @@ if TYPE_CHECKING:
 SLOTS = 8
 RECORDED = (0.25, 0.8)
 PREDICTED = (0.15, 0.4, 0.6)
-"""Rates, as shares of what the server answers when all slots are busy."""
+"""Rates, as shares of the capacity: the rate at which all slots are busy."""
 
 MOST_OTHERS = 0.02
-"""How many processors others may keep busy in a segment that counts."""
+"""Maximum number of processors that other programs may use during a valid segment."""
 
 TRIES = 2
-"""How often everything is recorded if it contradicts itself."""
+"""Maximum number of recordings, if no model explains the first."""
 
 _FILLED = 3
-"""In how many segments it is measured what the server answers when all slots are busy."""
+"""Number of segments in which the capacity of the server is measured."""
 
 PATIENCE_S = 280.0
-"""For how long segments are repeated."""
+"""Maximum time for all segments."""
 
 WITHIN = 0.15
 PERCENTS = (50, 95)
@@ -50,7 +55,7 @@ Runs = dict[float, list["LoadReport"]]
 
 
 def run(settings: Settings) -> list[Section]:
-    """Measure, calibrate, predict, compare."""
+    """Measure, calibrate, predict and compare."""
     segments, seconds = (2, 2.0) if settings.quick else (12, 3.0)
     runs: Runs = {}
     calibration: Calibration | None = None
@@ -86,7 +91,7 @@ async def _measure(*, segments: int, seconds: float) -> Runs:
     from sampling.strategies import RejectionSamplingStrategy
 
     questions = [question.text for question in held_out(500, seed=1)]
-    # One thread: with two, on two cores, llama.cpp's threads spin for each other whenever anything else runs.
+    # One thread: with two, on two cores, the threads of llama.cpp spin while anything else runs.
     async with LlamaBackend(slots=SLOTS, threads=1) as backend:
         options = Options(temperature=1.0, max_tokens=64)
         workload = strategy_workload(RejectionSamplingStrategy(), questions, None, backend, options=options)
@@ -105,7 +110,11 @@ async def _measure(*, segments: int, seconds: float) -> Runs:
 
 
 async def _undisturbed(measure: Callable[[], Awaitable[LoadReport]]) -> list[LoadReport]:
-    """Return what was measured, or nothing if others used the machine meanwhile."""
+    """
+    Return the measurement, or nothing if it was disturbed.
+
+    It is disturbed if other programs used the machine meanwhile.
+    """
     before = Reading.now()
     found = await measure()
     return [found] if others_since(before) <= MOST_OTHERS else []

@@ -1,4 +1,8 @@
-"""Measure the overhead of the engine, against a peer and against the floor, with an instant backend."""
+"""
+Measure the overhead of the engine.
+
+It is compared with a peer and with the floor, on a backend that answers at once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ SHORT_TURNS, LONG_TURNS = 10, 1000
 ADDS = 200
 LONG = Scenario(8, 1, multi_turn=True, turns=LONG_TURNS)
 
-# The scenario, how many times less than the peer at least, how many times the floor at most.
+# The scenario, the least ratio of the peer to ours, and the largest ratio of ours to the floor.
 TARGETS: tuple[tuple[Scenario, float, float], ...] = (
     (Scenario(1, 1, passing=True), 5, 3),
     (Scenario(1, 8, passing=True), 2, 4),
@@ -29,7 +33,7 @@ TARGETS: tuple[tuple[Scenario, float, float], ...] = (
     (Scenario(32, 1, multi_turn=True), 5, 3),
 )
 DEPTH_BOUND = 1.3
-CONTEXT_BOUND = 1.5  # O(1), with room for noise: a copy of 2,000 messages would take a hundred times as long
+CONTEXT_BOUND = 1.5  # O(1), with room for noise. Copying 2,000 messages would take a hundred times as long.
 
 Rounds = dict[tuple[str, Scenario], list[float]]
 
@@ -67,7 +71,11 @@ def _start(settings: Settings) -> dict[str, Worker]:
 
 
 def _measure(workers: dict[str, Worker], scenarios: list[Scenario], *, rounds: int, seconds: float) -> Rounds:
-    """Every round has all scenarios and all contenders in it, so that a slow spell of the machine meets them all."""
+    """
+    Run the rounds of all contenders in turns.
+
+    Every round has all scenarios and all contenders, so that a slow phase of the machine affects all of them.
+    """
     measured: Rounds = {(name, scenario): [] for name in workers for scenario in scenarios}
     for _ in range(rounds):
         for scenario in scenarios:
@@ -104,7 +112,11 @@ def _attempts(rounds: Rounds, scenarios: list[Scenario], settings: Settings) -> 
 
 
 def _contexts(settings: Settings) -> Section:
-    """Adding to a short and to a long context: to one end again and again, and many times to the same context."""
+    """
+    Measure adding to a short and to a long context.
+
+    "growing" adds to the end again and again, "branching" adds to the same context each time.
+    """
     try:
         best = _time_adds(rounds=20 if settings.quick else 100)
     except ImportError as error:

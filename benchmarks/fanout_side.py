@@ -1,6 +1,8 @@
-"""One measurement of a fan-out, in a process of its own: `python -m benchmarks.fanout_side <what> <items> [<journal>]`.
+"""
+Make one measurement of a fan-out, in its own process.
 
-Prints one line of JSON. The backend answers after one checkpoint, so what is measured is the fan-out itself.
+Run it as `python -m benchmarks.fanout_side <what> <items> [<journal>]`.
+Prints one line of JSON. The backend answers after one checkpoint, so that the fan-out itself is measured.
 """
 
 from __future__ import annotations
@@ -30,18 +32,18 @@ WINDOW = 1_000
 
 
 async def backend(_request: Request) -> str:
-    """Answer."""
+    """Answer after one checkpoint."""
     await checkpoint()
     return "ok"
 
 
 def questions(count: int) -> list[str]:
-    """What is asked."""
+    """Return the items."""
     return [f"question {number}" for number in range(count)]
 
 
 async def ours(items: int, journal: str | None = None) -> dict[str, float]:
-    """`fan_out`."""
+    """Measure `fan_out`."""
     from sampling import fan_out
 
     asked = questions(items)
@@ -54,7 +56,7 @@ async def ours(items: int, journal: str | None = None) -> dict[str, float]:
 
 
 async def aiometer(items: int, _journal: str | None = None) -> dict[str, float]:
-    """The peer, driving the same calls."""
+    """Measure the same calls with aiometer."""
     from aiometer import run_all  # pyright: ignore[reportMissingImports]
 
     asked = questions(items)
@@ -68,7 +70,11 @@ async def aiometer(items: int, _journal: str | None = None) -> dict[str, float]:
 
 
 async def versus(items: int, folder: str | None = None) -> dict[str, list[float]]:
-    """All of them in turns, some items at a time, so that a slow spell of the machine meets all: seconds."""
+    """
+    Measure all of them in turns, in seconds.
+
+    Each turn has a part of the items, so that a slow phase of the machine affects all of them.
+    """
     ways = {"ours": ours, "journal": ours, "aiometer": aiometer}
     if not find_spec("aiometer"):
         del ways["aiometer"]
@@ -83,7 +89,7 @@ async def versus(items: int, folder: str | None = None) -> dict[str, list[float]
 
 
 async def sqlite(items: int, journal: str | None = None) -> dict[str, float]:
-    """Reading the same file with sqlite3, all of it, and nothing else."""
+    """Measure reading the whole file with sqlite3 alone."""
     started = time.perf_counter()
     with closing(sqlite3.connect(str(journal))) as database:
         tables = [
@@ -96,17 +102,21 @@ async def sqlite(items: int, journal: str | None = None) -> dict[str, float]:
 
 
 async def stream(items: int, _journal: str | None = None) -> dict[str, float]:
-    """`open_fan_out` over a generator: CPU time per item in short runs and in a long one, and the most memory."""
+    """
+    Measure `open_fan_out` over a generator.
+
+    The results are the CPU time per item in short runs and in a long one, and the peak memory.
+    """
     short = [await _cpu_per_item(SMALL) for _ in range(5)]
     long = await _cpu_per_item(items)
     short += [await _cpu_per_item(SMALL) for _ in range(5)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    # Medians on both sides: a slow spell of the machine is neither the one's nor the other's.
+    # Medians on both sides, so that a slow phase of the machine favours neither.
     return {"few": median(window for run in short for window in run), "many": median(long), "megabytes": peak}
 
 
 async def _cpu_per_item(items: int) -> list[float]:
-    """CPU seconds per item, for every window of some items."""
+    """Return the CPU seconds per item, for each window."""
     from sampling import open_fan_out
 
     def asked() -> Iterator[str]:

@@ -1,4 +1,8 @@
-"""The floor: what a competent developer writes by hand in thirty lines of asyncio, with no hooks and no records."""
+"""
+The floor: a minimal implementation by hand.
+
+It is thirty lines of plain asyncio, without hooks and records.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +70,7 @@ async def first_valid(
 
 
 def prepare(scenario: Scenario, tally: Tally, checkpoint: Checkpoint) -> Call:
-    """The same call as the other contenders make."""
+    """Prepare the same call as the other contenders."""
     turn: list[Message] = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
     messages = [*turn * scenario.turns, turn[0]]
     passing = scenario.passing

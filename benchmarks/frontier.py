@@ -1,4 +1,8 @@
-"""A small chart as SVG: panels side by side, and curves of labelled points in each."""
+"""
+Draw a small chart as SVG.
+
+It has panels side by side, with curves of labelled points.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ class Panel:
 
 
 def draw(title: str, description: str, panels: Sequence[Panel]) -> str:
-    """Return the picture: requests to the right, seconds upwards on a scale that doubles."""
+    """Return the chart as SVG. Requests are on the x-axis, and seconds on a logarithmic y-axis."""
     width = WIDTH * len(panels)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" width="{width}" height="{HEIGHT}" '

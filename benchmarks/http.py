@@ -1,8 +1,10 @@
-"""What a request over HTTP costs the client: our backend, openai's client and mellea's backend, on one loopback server.
+"""
+Measure the CPU time of an HTTP request in the client.
 
-The server runs in a process of its own, and so does each library. Sixteen requests are in flight, every answer is
-checked, and the server's own count says that all of them were made, streamed or whole as they had to be.
-What is compared is the CPU time of the client's process, round by round, so that a slow spell of the machine meets all.
+Contenders are our backend, the client of openai and the backend of mellea, on one loopback server.
+The server and each library run in their own processes. Sixteen requests are in flight, and every answer is checked.
+The server counts the requests, streamed and whole, and the counts must be as expected.
+The CPU time of the client process is compared round by round, so that a slow phase of the machine affects all clients.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ from benchmarks.report import Check, Row, Section, Settings, shout
 from benchmarks.worker import NotMeasuredError, WrongWorkError
 
 BOUND = 2.0
-SERVER_BOUND = 0.5  # more of its CPU time in that of the fastest client, and the server might be what is measured
+SERVER_BOUND = 0.5  # of the CPU time of the fastest client. A slower server might distort the measurement.
 REQUESTS = 3 * IN_FLIGHT
-SECTION_S = 14.0  # on a busy machine there are fewer rounds, but not fewer than these
+SECTION_S = 14.0  # On a busy machine there are fewer rounds, but at least these:
 FEWEST_ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to ask: which process, which of its clients, and how many times faster ours has to be."""
+    """One client in one process, with its target."""
 
     name: str
     process: str
@@ -44,14 +46,14 @@ class Measured:
     """The rounds of one contender."""
 
     rates: list[float] = field(default_factory=list)  # requests per CPU second
-    server_shares: list[float] = field(default_factory=list)  # the server's CPU time for them, in the client's
+    server_shares: list[float] = field(default_factory=list)  # the server's CPU time divided by the client's
 
 
 OURS = Contender("ours", "ours", "generate")
 OPENAI_STREAMED = Contender("openai, streamed", "openai", "streamed", bound=BOUND)
 OPENAI_WHOLE = Contender("openai, not streamed", "openai", "whole", streams=False)
 
-# How the tokens come, where the server does that, and who is asked to take them.
+# The timing of the tokens, the path of the server that sends them so, and the contenders.
 TABLES: tuple[tuple[str, str, tuple[Contender, ...]], ...] = (
     (
         "all at once",
@@ -72,7 +74,7 @@ TABLES: tuple[tuple[str, str, tuple[Contender, ...]], ...] = (
             OURS,
             OPENAI_STREAMED,
             Contender("mellea, streamed", "mellea", "streamed", bound=BOUND),
-            # For these two, all tokens still come at once.
+            # These two do not stream, so they get all tokens at once.
             Contender("mellea, not streamed", "mellea", "whole", streams=False),
             OPENAI_WHOLE,
         ),
@@ -83,7 +85,7 @@ Rounds = dict[Contender, Measured]
 
 
 def run(settings: Settings) -> list[Section]:
-    """Start the server and the contenders, and measure one table after the other."""
+    """Start all processes, and measure each table."""
     workers: dict[str, LineWorker] = {}
     sections = []
     try:
@@ -127,7 +129,11 @@ def _peers() -> dict[str, Callable[[], LineWorker]]:
 
 
 def direct(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables without those that name a proxy: some clients would send even this to it."""
+    """
+    Return the variables without those of a proxy.
+
+    Some clients would send even loopback requests to it.
+    """
     return {name: value for name, value in env.items() if not name.lower().endswith("_proxy")}
 
 
@@ -140,7 +146,7 @@ def _measure(workers: dict[str, LineWorker], path: str, contenders: Sequence[Con
     for number in range(rounds + 1):
         if number > FEWEST_ROUNDS and time.monotonic() > ends:
             break
-        warming_up = number == 0  # imports and fills caches: how long that takes says nothing
+        warming_up = number == 0  # The first round imports and fills caches, so its time is not used.
         for contender in list(measured):
             try:
                 _round(workers, path, contender, measured[contender], IN_FLIGHT if warming_up else REQUESTS)
@@ -181,7 +187,7 @@ def _section(tokens: str, rounds: Rounds, contenders: Sequence[Contender], setti
 
 def _row(contender: Contender, rounds: Rounds) -> Row:
     measured = rounds.get(contender, Measured())
-    # Neighbours in time are compared with each other, so that the load of the machine cancels out.
+    # Rounds next to each other are compared, so that the load of the machine cancels out.
     times_faster = [ours / its for ours, its in zip(_rates(OURS, rounds), measured.rates, strict=False)]
     server_share = median(measured.server_shares) if measured.server_shares else None
     values = {

@@ -1,5 +1,7 @@
-"""mellea's `OpenAIBackend`, in the peers' environment, through its lowest public call and with its default settings.
+"""
+The `OpenAIBackend` of mellea, with its default settings.
 
+It runs in the environment of the peers, through its lowest public call.
 By default it does not stream. Only its logs are turned off, here and in `peers.py`.
 """
 
@@ -22,7 +24,7 @@ from benchmarks.http_server import MODEL, QUESTION
 
 @asynccontextmanager
 async def generate(base_url: str, options: Mapping[str, Any] | None = None) -> AsyncIterator[Ask]:
-    """Ask, and wait for the value."""
+    """Open a client that waits for the whole answer."""
     backend = OpenAIBackend(MODEL, base_url=base_url, api_key="key", model_options=options)
     action, context = CBlock(QUESTION), SimpleContext()
 

@@ -1,4 +1,4 @@
-"""openai's `AsyncOpenAI`, in the peers' environment, with its default settings."""
+"""The `AsyncOpenAI` client, with its default settings. It runs in the environment of the peers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.http_server import MODEL, QUESTION
 
 @asynccontextmanager
 async def streamed(base_url: str) -> AsyncIterator[Ask]:
-    """Stream to the end and ask for the token counts, as our backend does."""
+    """Open a client that streams, with token counts. Our backend does the same."""
     async with AsyncOpenAI(base_url=base_url, api_key="key") as client:
 
         async def ask() -> str:
@@ -31,7 +31,11 @@ async def streamed(base_url: str) -> AsyncIterator[Ask]:
 
 @asynccontextmanager
 async def whole(base_url: str) -> AsyncIterator[Ask]:
-    """Without a stream: the least work that it can be given, and nothing that stops when it is cancelled."""
+    """
+    Open a client that does not stream.
+
+    That is the least work, but cancelling such a request does not stop the server.
+    """
     async with AsyncOpenAI(base_url=base_url, api_key="key") as client:
 
         async def ask() -> str | None:

@@ -1,4 +1,4 @@
-"""This library's `OpenAIBackend`, with its default settings, on asyncio or trio."""
+"""Our `OpenAIBackend`, with its default settings. It runs on asyncio or trio."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sampling.backends.openai import OpenAIBackend
 
 @asynccontextmanager
 async def generate(base_url: str) -> AsyncIterator[Ask]:
-    """Ask the backend itself; it always streams."""
+    """Open a client that uses the backend itself. It always streams."""
     async with OpenAIBackend(base_url, "key", MODEL) as backend:
 
         async def ask() -> str:
@@ -25,7 +25,7 @@ async def generate(base_url: str) -> AsyncIterator[Ask]:
 
 @asynccontextmanager
 async def sample(base_url: str) -> AsyncIterator[Ask]:
-    """Ask through the engine, as most users do."""
+    """Open a client that uses the engine, as most users do."""
     strategy = RejectionSamplingStrategy()
     async with OpenAIBackend(base_url, "key", MODEL) as backend:
 

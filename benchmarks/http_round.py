@@ -1,7 +1,9 @@
-"""One round of one client, in a process of its own: so many questions, sixteen in flight, on the account of its CPU.
+"""
+Measure one round of one client, in its own process.
 
+A round is a number of requests, sixteen in flight. Its CPU time is measured.
 All contenders are timed by this one function, in the same interpreter, with the garbage collector on. Standard library
-only: the peers' environment imports it too.
+only, because the environment of the peers imports it, too.
 """
 
 from __future__ import annotations
@@ -20,20 +22,20 @@ from benchmarks.worker import WrongWorkError
 
 IN_FLIGHT = 16
 WARM_UP = IN_FLIGHT
-"""Requests that every round begins with, and that are not measured: they open the connections."""
+"""Unmeasured requests at the start of every round, which open the connections."""
 
 LIMIT_S = 60
-"""A round that takes longer than this is stuck: its process is killed."""
+"""Maximum time of a round. After that, its process is killed."""
 
 Ask = Callable[[], Awaitable[str | None]]
 """Asks the question once, and returns the text of the answer."""
 
 Client = Callable[[str], AbstractAsyncContextManager[Ask]]
-"""Opens a client for a base_url. What is made here is not part of the measurement."""
+"""Opens a client for a base_url. This is not part of the measurement."""
 
 Task = Callable[[], Coroutine[Any, Any, None]]
 AllAtOnce = Callable[[Task, int], Coroutine[Any, Any, None]]
-"""Runs so many of the same task at once, until all are done."""
+"""Runs this number of equal tasks at once, until all are done."""
 
 Run = Callable[[Callable[[], Coroutine[Any, Any, Json]]], Json]
 """Runs an async function in a new event loop, as `trio.run` does."""
@@ -49,7 +51,11 @@ def serve_on_asyncio(clients: Mapping[str, Client]) -> None:
 
 
 def serve(clients: Mapping[str, Client], all_at_once: AllAtOnce, run: Run) -> None:
-    """Answer each line `{"client": …, "base_url": …, "requests": …}` with the seconds that a round took."""
+    """
+    Answer each line on stdin with the time of a round.
+
+    A line is `{"client": …, "base_url": …, "requests": …}`.
+    """
 
     def one_round(question: Json) -> Json:
         async def timed() -> Json:
@@ -64,7 +70,7 @@ def serve(clients: Mapping[str, Client], all_at_once: AllAtOnce, run: Run) -> No
             signal.alarm(0)
 
     gc.collect()
-    gc.freeze()  # the collector stays on, but a contender does not pay for the size of what it imports
+    gc.freeze()  # The collector stays on, but does not scan imported modules again and again.
     answer_lines(one_round)
 
 

@@ -1,7 +1,9 @@
-"""A server on loopback that answers every chat request with the same eight tokens, as cheaply as it can.
+"""
+A loopback server that always sends the same answer.
 
-It runs in a process of its own, so that its work is on nobody's account, and it counts what it was asked: what a client
-says about itself is checked against that. Standard library only.
+It sends eight tokens, with as little work as possible.
+It runs in its own process, so that its CPU time is not measured with that of a client. It counts the requests, to check
+the numbers of the clients. Standard library only.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ QUESTION = "Write something."
 TOKENS = ("Once", " upon", " a", " time", " there", " was", " a", " fox")
 ANSWER = "".join(TOKENS)
 STEP_S = 0.008
-"""How long a token takes, where they come one by one: long enough for a client to sleep between two of them."""
+"""Time between two tokens that come one by one. It is long enough for a client to sleep in between."""
 
 AT_ONCE = "/at-once/v1"
 ONE_BY_ONE = "/one-by-one/v1"
@@ -47,7 +49,11 @@ def _choice(delta: dict[str, str], finish_reason: str | None = None) -> dict[str
 
 
 def _pieces() -> list[bytes]:
-    """The pieces of a streamed answer: the first one with the head, one for each token, and the rest at the end."""
+    """
+    Return the pieces of a streamed answer.
+
+    The first has the head, each of the next has a token, and the last has the rest.
+    """
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     tokens = [_chunk([_choice({"content": token})]) for token in TOKENS]
     end = _chunk([_choice({}, "stop")]) + _chunk([], usage=_USAGE) + _event("[DONE]") + b"0\r\n\r\n"
@@ -68,7 +74,7 @@ _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 
 
 class HttpClient(asyncio.Protocol):
-    """One connection, which asks one question after the other."""
+    """One connection, with one request after the other."""
 
     transport: asyncio.Transport
 
@@ -89,7 +95,7 @@ class HttpClient(asyncio.Protocol):
             self.answer(head.split(b" ", 2)[1].decode("latin-1"), body)
 
     def answer(self, path: str, body: bytes) -> None:
-        """Answer one question with what is always the answer."""
+        """Send the fixed answer."""
         if not path.endswith(_CHAT):
             self._counts["other"] += 1
             self.transport.write(_NOT_FOUND)
@@ -110,7 +116,7 @@ class HttpClient(asyncio.Protocol):
 
 
 async def main() -> None:
-    """Serve until nobody asks for the counts any more."""
+    """Serve until stdin is closed."""
     counts: Counter[str] = Counter(streamed=0, whole=0, other=0)
     server = await asyncio.get_running_loop().create_server(lambda: HttpClient(counts), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]

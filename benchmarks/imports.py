@@ -1,4 +1,4 @@
-"""Measure `import sampling` against its dependencies, in fresh interpreters."""
+"""Measure `import sampling` against the import of its dependencies. Every import runs in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ BOUND = 2.0
 CODE = {
     "bare": "pass",
     "dependencies": "import anyio, attrs, tenacity, structlog",
-    "ours": "import sampling; sampling.RejectionSamplingStrategy",  # a lazy front door would only put it off
+    # Uses a name, because a lazy import would only delay the work.
+    "ours": "import sampling; sampling.RejectionSamplingStrategy",
 }
 
 
 def run(settings: Settings) -> list[Section]:
-    """Start the interpreters in turns, and take off what a bare one needs to start."""
+    """Start the interpreters in turns. The time that a bare interpreter takes is subtracted."""
     times: dict[str, list[float]] = {name: [] for name in CODE}
     for attempt in range(6 if settings.quick else 26):
         for name, code in CODE.items():
-            if (took := _start(code)) is not None and attempt:  # the first round may have to compile
+            if (took := _start(code)) is not None and attempt:  # The first round may compile bytecode.
                 times[name].append(took)
     if not times["ours"]:
         shout("import sampling FAILED and is NOT MEASURED")

@@ -1,6 +1,8 @@
 """
-What an attempt makes the interpreter do: bytecode instructions, counted and not timed, so no noise of the machine is in
-them. They say where the time of `core` goes, and whether a change helps; an instruction takes some ten nanoseconds.
+Count the bytecode instructions of an attempt.
+
+Counts have no noise, as times do. They show where the time of `core` goes, and whether a change helps.
+An instruction takes some ten nanoseconds.
 
 `python -m benchmarks.instructions 4×8` lists the functions of one scenario, the longest first.
 """
@@ -20,12 +22,12 @@ from benchmarks.scenarios import Prepare, Scenario, Tally
 SCENARIOS = tuple(scenario for scenario, _, _ in TARGETS)
 WARM_UP, CALLS = 10, 10
 PARTS = {"sampling": "ours", "anyio": "anyio", "sniffio": "anyio", "asyncio": "asyncio", "selectors": "asyncio"}
-GENERATED = "<attrs generated methods "  # and then the class: what attrs has for the name of a file
-OTHER = "other"  # the backend and the check of the benchmark, and what all of them use of the standard library
+GENERATED = "<attrs generated methods "  # followed by the class: the file name of code that attrs generates
+OTHER = "other"  # the backend and the check of the benchmark, and the standard library
 
 
 def run(_: Settings) -> list[Section]:
-    """Count what our engine does and what the floor does."""
+    """Count the instructions of our engine and of the floor."""
     from benchmarks import floor, ours
 
     rows = []
@@ -40,7 +42,7 @@ def run(_: Settings) -> list[Section]:
 
 
 def count(prepare: Prepare, scenario: Scenario) -> Counter[CodeType]:
-    """Return how many instructions each function runs for one attempt."""
+    """Return the instructions per attempt, by function."""
     found: Counter[CodeType] = Counter()
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

@@ -1,8 +1,9 @@
 """
-How much load can be made, and how evenly: ours, guidellm and locust on one loopback server with a canned SSE answer.
+Measure the highest load and its regularity.
 
-What was delivered is read from the server's own log, never from the client. At a rate, request k should arrive k / rate
-after the first; by how much it came later than that is its lag, for everyone in the same way.
+Contenders are our generator, guidellm and locust, on one loopback server with a fixed SSE answer.
+The delivered load is read from the log of the server, never from the client. At a given rate, request k is due k / rate
+seconds after the first. Its lag is the time by which it arrives later than that, for all contenders.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from benchmarks.worker import ROOT, NotMeasuredError
 
 RATES = (200, 500, 1000)
 HIGHER_RATES = (2000, 4000, 8000, 10_000, 12_000, 14_000, 16_000, 20_000, 24_000)
-CEILING_S = 3  # at each of them: where they end is only to be found
-DELIVERED_SHARE = 0.95  # of what was asked for; below that, a higher rate is not asked for any more
+CEILING_S = 3  # length of a run at a higher rate, which only has to find the limit
+DELIVERED_SHARE = 0.95  # of the target rate. Below that, no higher rate is tried.
 WORKERS = 2
-USERS = 64  # who ask again as soon as they are answered: ours as many as locust's
-BUSY_SHARE = 0.9  # of a core, or of all: who was that busy, was the limit
+USERS = 64  # without think time, the same number for ours and locust
+BUSY_SHARE = 0.9  # of a core. A server that busy was the limit.
 COMPARED_RATES = (200, 500)
-GAP_S = 0.9  # without requests in the server's log: between two runs
+GAP_S = 0.9  # A pause this long in the log of the server separates two runs.
 TIMES_GUIDELLM, TIMES_LOCUST, LAG_SHARE = 5, 1, 0.1
 MILLION = 1_000_000
 MEMORY_MB = 200
@@ -41,28 +42,28 @@ MEMORY_MB = 200
 
 @dataclass(frozen=True)
 class Run:
-    """What came of one run, by the server's log, and who was busy meanwhile."""
+    """The result of one run, from the log of the server."""
 
     per_second: float
     lag_ms: float | None = None
-    """The 99th percentile, where there is a schedule to be late for."""
+    """The 99th percentile of the lag, if the run has a schedule."""
 
     seconds: float = math.inf
     """From the first request to the last."""
 
     processes: int = 1
     client_cores: float | None = None
-    """How many cores the client kept busy, where that is known: to start a process is work, but no load."""
+    """Average number of cores that the client used, if it is known without the time to start processes."""
 
     server_cores: float | None = None
 
 
 Runs = dict[int, Run]
-"""One for each rate that was asked for."""
+"""The runs, by target rate."""
 
 
 def run(settings: Settings) -> list[Section]:
-    """Start the server, load it by each in turn, and read its log."""
+    """Start the server, run each contender, and read the log."""
     seconds = 3 if settings.quick else 8
     server = LineWorker([sys.executable, "-m", "benchmarks.load_server"], direct(os.environ))
     try:
@@ -98,7 +99,7 @@ def run(settings: Settings) -> list[Section]:
 
 
 class Ours:
-    """Our generator: every run in a process of its own, or in several."""
+    """Our generator, in one process or several."""
 
     def __init__(self, server: LineWorker, base_url: str, seconds: float) -> None:
         self._server = server
@@ -106,7 +107,7 @@ class Ours:
         self._seconds = seconds
 
     def at_rates(self, rates: Sequence[int], *, workers: int = 1) -> Runs:
-        """Send by the clock, at one rate after the other, until one is not delivered any more."""
+        """Send at each rate, until one is not delivered."""
         found: Runs = {}
         for rate in rates:
             seconds = self._seconds if rate in RATES else min(self._seconds, CEILING_S)
@@ -119,18 +120,18 @@ class Ours:
         return found
 
     def with_users(self, *, workers: int = 1) -> Run | None:
-        """Send as locust's users do: the next request as soon as there is an answer."""
+        """Send the next request after each answer, like locust."""
         return self._run(users=USERS, seconds=self._seconds, workers=workers)
 
     def _run(self, **order: Any) -> Run | None:
         before = self._server.ask()
-        said = _ask_ours(client="lean", base_url=self.base_url, **order)
-        if said is None:
+        reported = _ask_ours(client="lean", base_url=self.base_url, **order)
+        if reported is None:
             return None
-        if said["client_limit"]:
-            print(f"  ours, {_described(order)}, says of itself: {said['client_limit']}", flush=True)
+        if reported["client_limit"]:
+            print(f"  ours, {_described(order)}, reports: {reported['client_limit']}", flush=True)
         run = _run_of(before, self._server.ask(), order.get("rate"), order["workers"])
-        return run if order["workers"] > 1 else replace(run, client_cores=said["cpu_s"] / run.seconds)
+        return run if order["workers"] > 1 else replace(run, client_cores=reported["cpu_s"] / run.seconds)
 
 
 def _described(order: Mapping[str, Any]) -> str:
@@ -157,7 +158,7 @@ def _client_costs(base_url: str) -> dict[str, float | None]:
         "a workload that does nothing": {"client": "nothing", "users": 16, "requests": 8000},
     }
     answers = {name: _ask_ours(**order) for name, order in orders.items()}
-    return {name: None if said is None else said["cpu_us"] for name, said in answers.items()}
+    return {name: None if reported is None else reported["cpu_us"] for name, reported in answers.items()}
 
 
 def _ask_ours(**order: Any) -> dict[str, Any] | None:
@@ -166,14 +167,18 @@ def _ask_ours(**order: Any) -> dict[str, Any] | None:
     if done.returncode:
         shout(f"ours is NOT MEASURED: {done.stderr.strip()[-500:]}")
         return None
-    said: dict[str, Any] = json.loads(done.stdout)
-    if said["failed"]:
-        shout(f"ours, {order}: {said['failed']} requests failed")
-    return said
+    reported: dict[str, Any] = json.loads(done.stdout)
+    if reported["failed"]:
+        shout(f"ours, {order}: {reported['failed']} requests failed")
+    return reported
 
 
 def _guidellm(server: LineWorker, base_url: str, seconds: float) -> Runs:
-    """One run with all rates, since it takes long to start; in the log there is a pause between two of them."""
+    """
+    Run guidellm once, with all rates.
+
+    It takes long to start. The log has a pause between two rates.
+    """
     with tempfile.TemporaryDirectory() as folder:
         prompts = Path(folder, "prompts.csv")
         prompts.write_text("prompt\n" + "Write something.\n" * 20_000)
@@ -193,7 +198,7 @@ def _guidellm(server: LineWorker, base_url: str, seconds: float) -> Runs:
 def _locust(server: LineWorker, base_url: str, seconds: float) -> Run | None:
     arguments = [
         *("-f", str(ROOT / "benchmarks" / "load_locust.py"), "--host", base_url.removesuffix("/v1")),
-        # Its run time counts from when its process starts, imports included.
+        # Its run time includes the start of the process and its imports.
         *("--headless", "--only-summary", "--users", f"{USERS}", "--spawn-rate", f"{USERS}"),
         *("--run-time", f"{seconds + 8:g}s"),
     ]
@@ -206,7 +211,11 @@ def _locust(server: LineWorker, base_url: str, seconds: float) -> Run | None:
 
 
 def _runs_of(server: LineWorker, peer: Peer, program: str, arguments: Sequence[str], folder: str) -> list[list[float]]:
-    """Let a peer run, and return the server's log of it, cut where nothing came for a while."""
+    """
+    Run a peer, and return its arrivals from the log.
+
+    The log is split where nothing arrived for a while.
+    """
     try:
         command = [str(peer.python().parent / program), *arguments]
     except NotMeasuredError as error:
@@ -233,13 +242,21 @@ def _cut(arrived: Sequence[float]) -> Iterator[list[float]]:
 
 
 def _rate(arrived: Sequence[float]) -> float:
-    """Requests per second, without the first and the last tenth: they start and stop."""
+    """
+    Return the requests per second.
+
+    The first and the last tenth are left out, because they contain the start and the end.
+    """
     inner = sorted(arrived)[len(arrived) // 10 : len(arrived) - len(arrived) // 10]
     return (len(inner) - 1) / (inner[-1] - inner[0]) if len(inner) > 1 else 0.0
 
 
 def _lag_ms(arrived: Sequence[float], rate: float) -> float:
-    """By how much requests came later than the one that came most on time would have it: the 99th percentile."""
+    """
+    Return the 99th percentile of the schedule lag.
+
+    The schedule begins so that the most punctual request has no lag.
+    """
     offsets = [instant - number / rate for number, instant in enumerate(sorted(arrived))]
     lags = sorted(offset - min(offsets) for offset in offsets)
     return 1000 * lags[-(-99 * len(lags) // 100) - 1] if lags else math.inf
@@ -271,7 +288,11 @@ def _highest_of(runs: Runs) -> Run | None:
 
 
 def _highest(highest: Mapping[str, Run | None], settings: Settings, peers: dict[str, str]) -> Section:
-    """Ours against guidellm, and against one process of locust: from one process of ours, and from several."""
+    """
+    Compare the highest rates of all contenders.
+
+    Ours is compared with guidellm and with one process of locust.
+    """
     found = {name: None if each is None else each.per_second for name, each in highest.items()}
     locust = found[f"locust, {USERS} users"]
     rows = []
@@ -285,7 +306,7 @@ def _highest(highest: Mapping[str, Run | None], settings: Settings, peers: dict[
 
 
 def _busy(highest: Mapping[str, Run | None]) -> Section:
-    """Say what the limit was: the client, the server that logs, or the cores that both share."""
+    """Print the limit of each run: client, server or cores."""
     rows = []
     for name, each in highest.items():
         if each is not None and each.server_cores is not None:
@@ -310,8 +331,8 @@ def _costs(costs: dict[str, float | None]) -> Section:
 
 def _memory(settings: Settings) -> Section:
     requests = MILLION // 20 if settings.quick else MILLION
-    said = _ask_ours(client="nothing", users=100, requests=requests)
-    peak = None if said is None else said["peak_mb"]
+    reported = _ask_ours(client="nothing", users=100, requests=requests)
+    peak = None if reported is None else reported["peak_mb"]
     check = Check("MB at most", peak, MEMORY_MB)
     row = Row(f"{requests:,} requests, exact percentiles", {"peak": peak}, (check,))
     return Section("Memory of a run", "MB, resident", (row,))

@@ -1,4 +1,4 @@
-"""Locust's fastest user, which asks again as soon as it is answered. Run by locust, in its own environment."""
+"""The fastest user of locust, without think time. Locust runs this in its own environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Asker(FastHttpUser):
 
     @task
     def ask(self) -> None:
-        """Post, and read the answer to its end."""
+        """Post a request, and read the whole response."""
         with self.client.post(
             "/v1/chat/completions", data=BODY, headers={"content-type": "application/json"}, catch_response=True
         ) as answer:

@@ -1,7 +1,8 @@
 """
-Our load generator, in a process of its own, as `python -m benchmarks.load_ours` with its order as JSON.
+Our load generator, in its own process.
 
-It prints what it says about itself as JSON. What it delivered is read elsewhere: from the server's log.
+Run it as `python -m benchmarks.load_ours`, with its order as JSON.
+It prints its own numbers as JSON. The delivered load is read from the log of the server instead.
 """
 
 from __future__ import annotations
@@ -42,24 +43,24 @@ BODY = json.dumps(
 
 @asynccontextmanager
 async def lean(base_url: str) -> AsyncGenerator[Workload]:
-    """Post, and read the answer to its end, as locust does."""
+    """Open a workload that posts and reads, like locust."""
     async with HttpWorkload(f"{base_url}/chat/completions", BODY) as workload:
         yield workload
 
 
 @asynccontextmanager
 async def sampled(base_url: str) -> AsyncGenerator[Workload]:
-    """Make the calls that an application makes: through strategy and backend, parsed and checked."""
+    """Open a workload that calls a strategy, like an application."""
     async with OpenAIBackend(base_url, "key", MODEL) as backend:
         yield strategy_workload(RejectionSamplingStrategy(), [QUESTION], None, backend)
 
 
 async def nothing(arrival: Arrival) -> None:
-    """Answer at once."""
+    """Return at once."""
 
 
 async def main(order: dict[str, Any]) -> dict[str, Any]:
-    """Make the traffic that was ordered."""
+    """Generate the traffic of the order."""
     workload = (
         nothing
         if order["client"] == "nothing"

@@ -1,6 +1,8 @@
-"""The canned server of the HTTP suite, with a log of its own: when each chat request arrived. Standard library only.
+"""
+The server of the HTTP suite, with a log of arrivals.
 
-The delivered load, and how evenly it came, are read from here, never from what a client says about itself.
+Standard library only.
+The delivered load and its regularity are read from this log, never from the client.
 """
 
 from __future__ import annotations
@@ -19,14 +21,18 @@ _KNOWN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 
 
 
 class Logged(HttpClient):
-    """Writes down when each request comes; whoever asks what there is gets an answer, too."""
+    """
+    Logs the time of each chat request.
+
+    It also answers the request for the list of models, which some clients send first.
+    """
 
     def __init__(self, counts: Counter[str], log: array[float]) -> None:
         super().__init__(counts)
         self._log = log
 
     def answer(self, path: str, body: bytes) -> None:
-        """Log, and answer."""
+        """Log the request, and answer."""
         if body:
             self._log.append(time.monotonic())
             super().answer(f"{AT_ONCE}{path}", body)
@@ -35,19 +41,19 @@ class Logged(HttpClient):
 
 
 async def main() -> None:
-    """Serve until nobody asks for the log any more; each time it is asked for, it begins anew."""
+    """Serve until stdin is closed. Each request for the log returns it and clears it."""
     counts: Counter[str] = Counter(streamed=0, whole=0, other=0)
     log = array("d")
     server = await asyncio.get_running_loop().create_server(lambda: Logged(counts, log), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
 
-    def told(_: Json) -> Json:
+    def read_log(_: Json) -> Json:
         seen = log[:]
         del log[: len(seen)]
         return {"port": port, "counts": dict(counts), "arrived": seen.tolist(), "cpu_s": time.process_time()}
 
     async with server:
-        await asyncio.to_thread(answer_lines, told)
+        await asyncio.to_thread(answer_lines, read_log)
 
 
 if __name__ == "__main__":

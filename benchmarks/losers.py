@@ -1,8 +1,9 @@
-"""What losers cost on a real server: our `OpenAIBackend` and mellea's on one llama.cpp with the embedded model.
+"""
+Measure the cost of losers on a real server.
 
-Each question is asked three deep and four wide, with the same check. The server says what that took it: it counts, at
-every step, the sequences that it works on, so a token of an answer that nobody waits for any more is in the count.
-The rounds of the contenders alternate, and no round begins before the server is idle.
+Contenders are our `OpenAIBackend` and that of mellea, on one llama.cpp with the embedded model.
+Each question is asked with depth 3 and breadth 4, and the same check. The server counts the generated tokens, including
+those of requests that were cancelled but still run. Rounds alternate, and begin when the server is idle.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Measured:
 
     @property
     def p95_s(self) -> float | None:
-        """The time that 95 of 100 questions took no longer than."""
+        """The 95th percentile of the times."""
         return quantiles(self.times_s, n=20)[-1] if self.times_s else None
 
     @property
@@ -57,11 +58,11 @@ CONTENDERS: dict[str, tuple[str, int, int]] = {
     "ours": ("ours", DEPTH, BREADTH),
     "mellea": ("mellea", DEPTH, BREADTH),
 }
-"""Which process, how deep, how wide."""
+"""The process, depth and breadth of each contender."""
 
 
 def run(settings: Settings) -> list[Section]:
-    """Start the server and the contenders, and let them ask in turns."""
+    """Start all processes, and run the rounds in turns."""
     measured = {name: Measured() for name in CONTENDERS if settings.peers or name != "mellea"}
     workers: dict[str, LineWorker] = {}
     with LlamaServer(slots=SLOTS, context_tokens=1_024) as server:
@@ -112,7 +113,7 @@ def _ask_in_turns(
         found.right += answer["right"]
 
 
-# What the server says.
+# Metrics of the server.
 
 
 def _get(server: LlamaServer, path: str) -> str:
@@ -123,7 +124,11 @@ def _get(server: LlamaServer, path: str) -> str:
 
 
 def _tokens_generated(server: LlamaServer) -> int:
-    """The sequences that were worked on, added up over all steps: `tokens_predicted_total` leaves out the cancelled."""
+    """
+    Return the number of tokens generated, cancelled ones included.
+
+    It is the number of busy sequences, summed over all steps. `tokens_predicted_total` leaves out cancelled requests.
+    """
     metrics = dict(re.findall(r"^llamacpp:(\w+) ([\d.e+]+)$", _get(server, "/metrics"), re.MULTILINE))
     return round(float(metrics["n_decode_total"]) * float(metrics["n_busy_slots_per_decode"]))
 

@@ -1,4 +1,8 @@
-"""mellea's `OpenAIBackend` and rejection sampling, with their default settings, in the peers' environment."""
+"""
+The backend and rejection sampling of mellea.
+
+It runs in the environment of the peers, with its default settings.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from benchmarks.losers_round import MAX_TOKENS, TEMPERATURE, Ask, Round, is_righ
 
 @asynccontextmanager
 async def client(one: Round) -> AsyncIterator[Ask]:
-    """Ask deep and wide, and return at the first right answer."""
+    """Open a client that returns the first right answer."""
     strategy = RejectionSamplingStrategy(loop_budget=one.depth, concurrency_budget=one.breadth)
     options = {ModelOption.TEMPERATURE: TEMPERATURE, ModelOption.MAX_NEW_TOKENS: MAX_TOKENS}
     backend = OpenAIBackend(one.model, base_url=one.base_url, api_key=one.key, model_options=options)

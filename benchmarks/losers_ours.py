@@ -1,4 +1,4 @@
-"""This library's `OpenAIBackend` and rejection sampling."""
+"""Our `OpenAIBackend` and rejection sampling."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sampling.backends.openai import OpenAIBackend
 
 @asynccontextmanager
 async def client(one: Round) -> AsyncIterator[Ask]:
-    """Ask deep and wide, and stop at the first right answer."""
+    """Open a client that stops at the first right answer."""
     strategy = RejectionSamplingStrategy(loop_budget=one.depth, concurrency_budget=one.breadth)
     options = Options(temperature=TEMPERATURE, max_tokens=MAX_TOKENS)
-    # llama.cpp closes its connection after every stream without saying so.
+    # llama.cpp closes its connection after every stream, but does not announce it in a header.
     async with OpenAIBackend(one.base_url, one.key, one.model, headers={"connection": "close"}) as backend:
 
         async def ask(text: str, answer: int) -> bool:

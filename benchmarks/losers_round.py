@@ -1,6 +1,8 @@
-"""One round of one library, in a process of its own: so many questions, one after the other, each deep and wide.
+"""
+Measure one round of one library, in its own process.
 
-Standard library only: the peers' environment imports it too.
+A round is a number of questions, one after the other, each with depth and breadth.
+Standard library only, because the environment of the peers imports it, too.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _LAST_NUMBER = re.compile(r"(-?\d{1,9})\D*$")
 
 @dataclass(frozen=True)
 class Round:
-    """Where to ask, and how."""
+    """The server and the settings of a round."""
 
     base_url: str
     key: str
@@ -33,19 +35,23 @@ class Round:
 
 
 Ask = Callable[[str, int], Awaitable[bool]]
-"""Asks a question, whose answer is right if it ends with this number, and says whether a right one came."""
+"""Asks a question, and returns whether a right answer came. A right answer ends with this number."""
 
 Client = Callable[[Round], AbstractAsyncContextManager[Ask]]
 
 
 def is_right(text: str, answer: int) -> bool:
-    """The one check that all contenders use."""
+    """Check an answer. All contenders use this."""
     found = _LAST_NUMBER.search(text)
     return found is not None and int(found[1]) == answer
 
 
 def serve(client: Client) -> None:
-    """Answer each line, which is a round and its questions, with how long each question took, in seconds."""
+    """
+    Answer each line on stdin with the times of a round.
+
+    A line has the fields of `Round`, and the questions. There is one time for each question, in seconds.
+    """
 
     async def ask_all(questions: list[tuple[str, int]], one: Round) -> Json:
         times, right = [], 0

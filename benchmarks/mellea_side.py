@@ -1,9 +1,10 @@
-"""mellea, doing the least that it allows. Runs in an environment of its own, see `peers.py`.
+"""
+mellea, with the least work that it allows.
 
-The backend computes nothing, renders nothing and hands over an answer that is already computed, so that no streaming
-machinery starts; there are no plugins, no telemetry and no progress bar, and log lines below CRITICAL are not made.
-The context is `SimpleContext` where the strategy allows it, the check returns a result that is made beforehand, and the
-action is its `CBlock`: plain text, as ours is.
+It runs in its own environment, see `peers.py`.
+The backend returns a fixed answer that is already computed, so that no streaming starts. There are no plugins, no
+telemetry, no progress bar, and no log lines below CRITICAL. The context is a `SimpleContext` where the strategy allows
+it, the check returns a prepared result, and the action is a `CBlock`: plain text, like ours.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class OneCheckpointBackend(Backend):
 
 
 def prepare(scenario: Scenario, tally: Tally, checkpoint: Checkpoint) -> Call:
-    """The same call as the other contenders make."""
+    """Prepare the same call as the other contenders."""
     kind = MultiTurnStrategy if scenario.multi_turn else RejectionSamplingStrategy
     strategy = kind(loop_budget=scenario.depth, concurrency_budget=scenario.breadth)
     backend = OneCheckpointBackend(tally, checkpoint)

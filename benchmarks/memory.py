@@ -1,4 +1,5 @@
-"""Measure the memory of many waiting calls of 1×2, in a fresh process.
+"""
+Measure the memory of many waiting calls.
 
 `python -m benchmarks.memory <contender> <calls> <rss|tracemalloc>` is that process: it prints bytes per call.
 """
@@ -27,7 +28,7 @@ SCENARIO = Scenario(1, 2, passing=True)
 
 
 def run(settings: Settings) -> list[Section]:
-    """Measure each contender some times, as the system sees it and as the allocator sees it."""
+    """Measure resident and allocated memory of each contender."""
     modules = {"ours": "ours", "floor": "floor", **({"mellea": "mellea_side"} if settings.peers else {})}
     rows = []
     for meter, title in (("rss", "resident"), ("tracemalloc", "allocated by Python")):
@@ -60,8 +61,12 @@ def _ask(python: Path, env: dict[str, str] | None, module: str, meter: str) -> f
 
 
 async def hold(prepare: Prepare, calls: int, meter: Callable[[], int]) -> float:
-    """Start the calls, measure while all their requests wait, then let them succeed."""
-    await prepare(SCENARIO, Tally(), lambda: asyncio.sleep(0))()  # whatever is made once is made now
+    """
+    Measure while all requests wait, and return bytes per call.
+
+    Then the requests are answered, and all calls must succeed.
+    """
+    await prepare(SCENARIO, Tally(), lambda: asyncio.sleep(0))()  # everything that is created once is created now
     tally = Tally()
     all_wait, answered = asyncio.Event(), asyncio.Event()
 
@@ -84,12 +89,12 @@ async def hold(prepare: Prepare, calls: int, meter: Callable[[], int]) -> float:
 
 
 def resident() -> int:
-    """The bytes of this process that are in memory."""
+    """Return the resident memory of this process, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def allocated() -> int:
-    """The bytes that Python's allocators gave out."""
+    """Return the memory allocated by Python, in bytes."""
     return tracemalloc.get_traced_memory()[0]
 
 

@@ -1,4 +1,4 @@
-"""Measure the processor time of other programs, which distorts a benchmark."""
+"""Measure the processor time of other programs. They distort a benchmark."""
 
 from __future__ import annotations
 
@@ -26,14 +26,18 @@ class Reading:
 
 
 def others_since(before: Reading) -> float:
-    """Return the average number of processors used by others since then, or 0 if unknown."""
+    """Return the average number of processors used by others. Return 0 if it is unknown."""
     now = Reading.now()
     used_s = (now.everyone_s - before.everyone_s) - (now.ours_s - before.ours_s)
     return max(0.0, used_s / (now.at_s - before.at_s))
 
 
 def _everyone_s() -> float:
-    """Add up the time of all processors, but for interrupts, most of which are our own traffic, and waiting."""
+    """
+    Return the busy time of all processors.
+
+    Waiting does not count, nor do interrupts, most of which are our own traffic.
+    """
     try:
         _, user, nice, system, _idle, _iowait, _irq, _softirq, steal, *_ = (
             (_PROC / "stat").read_text("ascii").split("\n")[0].split()
@@ -44,15 +48,15 @@ def _everyone_s() -> float:
 
 
 def _ours_s() -> float:
-    """Add up the time of this process and of those that it has started."""
+    """Return the time of this process and its children."""
     return sum(map(_used_s, _PROC.glob("[0-9]*/stat")))
 
 
 def _used_s(stat: Path) -> float:
     try:
-        # The name of the program comes second, in parentheses, and may hold anything.
+        # The second field is the name of the program, in parentheses. It may contain spaces and parentheses.
         fields = stat.read_text("utf-8", "replace").rpartition(")")[2].split()
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the process has ended
         return 0.0
     is_ours = os.getpid() in (int(stat.parent.name), int(fields[1]))
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S if is_ours else 0.0

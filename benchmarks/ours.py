@@ -1,4 +1,4 @@
-"""This library, used as its documentation says: no hooks are registered."""
+"""This library, used as documented, without hooks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sampling import (
 
 
 def conversation(turns: int) -> Context:
-    """A context in which so many questions were asked and answered."""
+    """Return a context with this number of turns."""
     context = Context()
     for _ in range(turns):
         context = context.add(Message("user", QUESTION), Message("assistant", ANSWER))
@@ -26,7 +26,7 @@ def conversation(turns: int) -> Context:
 
 
 def prepare(scenario: Scenario, tally: Tally, checkpoint: Checkpoint) -> Call:
-    """The same call as the other contenders make."""
+    """Prepare the same call as the other contenders."""
     kind = MultiTurnStrategy if scenario.multi_turn else RejectionSamplingStrategy
     strategy = kind(loop_budget=scenario.depth, concurrency_budget=scenario.breadth)
     context = conversation(scenario.turns)

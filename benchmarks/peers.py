@@ -1,5 +1,7 @@
-"""Peers for comparison, each in its own temporary environment that is created on first use.
+"""
+Peers for comparison, each in its own environment.
 
+It is created on first use.
 A peer never becomes a dependency of the project.
 """
 
@@ -20,26 +22,30 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Peer:
-    """A package at one exact version, and others that its environment has at exact versions too."""
+    """
+    A package to compare with, at an exact version.
+
+    Its environment has other packages at exact versions, too.
+    """
 
     package: str
     version: str
     others: tuple[tuple[str, str], ...] = ()
-    settings: tuple[tuple[str, str], ...] = ()  # environment variables; others with its prefixes are removed
+    settings: tuple[tuple[str, str], ...] = ()  # environment variables. Others with its prefixes are removed.
     prefixes: tuple[str, ...] = ()
 
     @property
     def versions(self) -> dict[str, str]:
-        """All packages that are compared in its environment."""
+        """All packages of its environment, with their versions."""
         return {self.package: self.version, **dict(self.others)}
 
     def env(self) -> dict[str, str]:
-        """The environment variables that its process gets."""
+        """Return the environment variables for its process."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(self.prefixes or "\0")}
         return {**kept, **dict(self.settings)}
 
     def python(self) -> Path:
-        """Its interpreter: the same Python as ours, with the peer installed."""
+        """Return its interpreter, and install the peer if necessary. It is the same Python as ours."""
         venv = HERE / f".venv-{self.package}"
         python = venv / "bin" / "python"
         if self._installed(python):
@@ -84,7 +90,7 @@ MELLEA = Peer(
 GUIDELLM = Peer(
     "guidellm",
     "0.8.1",
-    # Nothing is to be looked up elsewhere: the server is on loopback, and no tokenizer is needed.
+    # No downloads: the server is on loopback, and no tokenizer is needed.
     settings=(("HF_HUB_OFFLINE", "1"), ("HF_DATASETS_OFFLINE", "1")),
     prefixes=("GUIDELLM_", "OTEL_", "OPENAI_"),
 )

@@ -1,4 +1,4 @@
-"""Rows, targets, the table and the file: what all suites have in common."""
+"""Rows, targets, tables and files of all suites."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Check:
-    """One number that has a target. `None` was not measured, and misses the target."""
+    """A number with a target. A value of None was not measured, and misses the target."""
 
     label: str
     value: float | None
@@ -42,7 +42,7 @@ class Check:
 
     @property
     def target(self) -> str:
-        """The target, as it is written in the table."""
+        """The target as text."""
         return f"{'≥' if self.at_least else '≤'} {self.bound:g}"
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Row:
-    """One scenario: what each contender measured, and what was wanted."""
+    """One scenario, with the values of all contenders and the targets."""
 
     name: str
     values: dict[str, float | None]
@@ -67,11 +67,11 @@ class Section:
     title: str
     unit: str
     rows: tuple[Row, ...]
-    peers: dict[str, str] = field(default_factory=dict)  # which versions of them
+    peers: dict[str, str] = field(default_factory=dict)  # their versions
 
 
 Suite = Callable[[Settings], list[Section]]
-"""A module of this folder has one: it measures, and returns its tables."""
+"""The `run` function of a suite, which measures and returns its tables."""
 
 
 def ratio(value: float | None, base: float | None) -> float | None:
@@ -80,7 +80,7 @@ def ratio(value: float | None, base: float | None) -> float | None:
 
 
 def table(section: Section) -> str:
-    """The section as aligned text."""
+    """Return the section as aligned text."""
     contenders = _ordered(name for row in section.rows for name in row.values)
     labels = _ordered(check.label for row in section.rows for check in row.checks)
     lines = [["", *contenders, *labels]]
@@ -100,7 +100,7 @@ def table(section: Section) -> str:
 
 
 def missed(sections: Iterable[Section]) -> list[str]:
-    """One line for each target that was not met."""
+    """Return one line for each missed target."""
     return [
         f"{section.title}, {row.name}: {check.label} {check}"
         for section in sections
@@ -111,7 +111,7 @@ def missed(sections: Iterable[Section]) -> list[str]:
 
 
 def write(path: Path, suite: str, sections: Iterable[Section], settings: Settings) -> None:
-    """Keep the results, with what is needed to read them later, and nothing that tells whose machine it was."""
+    """Store the results as JSON. The file describes the machine, but has nothing that identifies it."""
     found = {
         "schema": SCHEMA,
         "suite": suite,
@@ -155,7 +155,7 @@ def machine() -> dict[str, Any]:
 
 
 def shout(message: str) -> None:
-    """Say something that must not be overlooked."""
+    """Print a message that must not be overlooked."""
     print(f"\n!!! {message}\n", file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Scenarios for every contender. Standard library only, because the peers' environments import this too."""
+"""Scenarios for every contender. Standard library only, because the environments of the peers import this, too."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ REQUIREMENT = "It must be good."
 
 @dataclass(frozen=True)
 class Scenario:
-    """One `sample()` call: `depth` is `loop_budget`, `breadth` is `concurrency_budget`."""
+    """One `sample()` call. `depth` is `loop_budget`, `breadth` is `concurrency_budget`."""
 
     depth: int
     breadth: int
     passing: bool = False
     multi_turn: bool = False
-    turns: int = 0  # questions and answers that the conversation already has
+    turns: int = 0  # number of earlier questions and answers in the conversation
 
     @property
     def name(self) -> str:
@@ -33,7 +33,7 @@ class Scenario:
     def attempts(self) -> int:
         """The number of requests per call.
 
-        A passing call asks all of its subsamples once: each of them is waiting for its answer when the first one comes.
+        A passing call makes one request per subsample, because all of them have started when the first answer comes.
         """
         return self.breadth if self.passing else self.depth * self.breadth
 
@@ -46,10 +46,10 @@ class Tally:
 
 
 Checkpoint = Callable[[], Awaitable[object]]
-"""What a backend waits for before it answers: one turn of the event loop, when time is measured."""
+"""Waits before the backend answers. When time is measured, it is one turn of the event loop."""
 
 Call = Callable[[], Awaitable[bool]]
-"""One `sample()` call, which says whether it succeeded."""
+"""Makes one `sample()` call, and returns whether it succeeded."""
 
 Prepare = Callable[[Scenario, Tally, Checkpoint], Call]
-"""What a contender has to provide. What it makes here is not part of the measurement."""
+"""Prepares the call of a contender. This is not part of the measurement."""

@@ -1,8 +1,9 @@
 """
-How fast traffic is simulated: through generator, strategy and simulated server, in virtual time, in a fresh process.
+Measure the speed of simulated traffic.
 
+It passes the generator, the strategy and the simulated server, in virtual time, in a fresh process.
 `python -m benchmarks.virtual <scenario>` is that process: it prints simulated requests per CPU second, the best of some
-rounds. The scenarios add one part after the other, so that the difference between two says what a part costs.
+rounds. The scenarios add one part after the other, so that the difference between two is the cost of a part.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SCENARIOS = {
 
 
 def run(settings: Settings) -> list[Section]:
-    """Measure each scenario in a process of its own."""
+    """Measure each scenario in its own process."""
     rows = []
     for name, title in SCENARIOS.items():
         rate = _ask(name, quick=settings.quick)
@@ -50,7 +51,7 @@ def _ask(name: str, *, quick: bool) -> float | None:
 
 
 def measure(name: str, requests: int) -> float:
-    """Simulate so many requests, and return how many that is per CPU second."""
+    """Return the number of simulated requests per CPU second."""
     import anyio
 
     from sampling import Message, RejectionSamplingStrategy, Request

@@ -1,7 +1,9 @@
-"""Run a contender in its own process, one round at a time, so that the rounds of all contenders interleave.
+"""
+Run a contender in its own process.
 
+It runs one round at a time, so that the rounds of all contenders interleave.
 All contenders are timed by this one function, in the same interpreter, with the garbage collector on. Standard library
-only: a peer's environment has nothing else.
+only, because the environment of a peer has nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ Run = Callable[[Callable[[], Coroutine[Any, Any, float]]], float]
 
 
 class WrongWorkError(Exception):
-    """A contender did something else than what it was timed for."""
+    """A contender did not do the work that is measured."""
 
 
 class NotMeasuredError(Exception):
@@ -39,21 +41,22 @@ class NotMeasuredError(Exception):
 
 
 def serve_on_asyncio(prepare: Prepare) -> None:
-    """Serve in asyncio's own event loop, where a checkpoint is `asyncio.sleep(0)`."""
+    """Serve on asyncio, where a checkpoint is `asyncio.sleep(0)`."""
     serve(prepare, lambda: asyncio.sleep(0), lambda function: asyncio.run(function()))
 
 
 def serve(prepare: Prepare, checkpoint: Checkpoint, run: Run, *, fifo: bool = True) -> None:
     """
-    Answer each line `{"scenario": …, "seconds": …}` on stdin with the time of one round, in seconds per attempt.
+    Answer each line on stdin with the time of a round.
 
-    Without `fifo`, the event loop may let the first subsample win before the others have asked: they ask less then.
+    A line is `{"scenario": …, "seconds": …}`. The time is in seconds per attempt.
+    Without `fifo`, the event loop may let the first subsample win before the others have sent their requests.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a contender prints must not be taken for an answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of a contender must not be taken for an answer
     rounds: dict[Scenario, Callable[[], float]] = {}
     gc.collect()
-    gc.freeze()  # the collector stays on, but a contender does not pay for the size of what it imports
+    gc.freeze()  # The collector stays on, but does not scan imported modules again and again.
     print(json.dumps({"ready": True}), file=answers)
     for line in sys.stdin:
         request = json.loads(line)
@@ -63,7 +66,7 @@ def serve(prepare: Prepare, checkpoint: Checkpoint, run: Run, *, fifo: bool = Tr
                 exact = fifo or not scenario.passing
                 rounds[scenario] = _calibrate(prepare, checkpoint, run, scenario, request["seconds"], exact=exact)
             answer: dict[str, object] = {"seconds_per_attempt": rounds[scenario]()}
-        except Exception:  # noqa: BLE001 - goes to whoever asked; the other scenarios can still be measured
+        except Exception:  # noqa: BLE001 - it is reported, and the other scenarios can still be measured
             answer = {"error": traceback.format_exc()}
         print(json.dumps(answer), file=answers)
 
@@ -71,7 +74,11 @@ def serve(prepare: Prepare, checkpoint: Checkpoint, run: Run, *, fifo: bool = Tr
 def _calibrate(
     prepare: Prepare, checkpoint: Checkpoint, run: Run, scenario: Scenario, seconds: float, *, exact: bool
 ) -> Callable[[], float]:
-    """Warm up, and return the number of calls that take about `seconds`. All rounds use it."""
+    """
+    Warm up, and return a function that measures a round.
+
+    Every round has the same number of calls, which take about `seconds`.
+    """
     tally = Tally()
     call = prepare(scenario, tally, checkpoint)
 
@@ -82,7 +89,7 @@ def _calibrate(
         gc.collect()
         return run(timed)
 
-    for calls in (1, 1, 4):  # the first calls import and fill caches: how long they take says nothing
+    for calls in (1, 1, 4):  # The first calls import and fill caches, so their times are not used.
         measure(calls)
     calls = 1
     while (took := measure(calls)) < seconds / 4:
@@ -92,7 +99,7 @@ def _calibrate(
 
 
 async def _time(call: Call, calls: int, scenario: Scenario, tally: Tally, *, exact: bool) -> float:
-    await call()  # whatever the contender makes once in each event loop is made now
+    await call()  # everything that is created once per event loop is created now
     tally.requests = 0
     succeeded = 0
     started = time.perf_counter()
@@ -110,7 +117,7 @@ async def _time(call: Call, calls: int, scenario: Scenario, tally: Tally, *, exa
 
 
 class Worker:
-    """Starts a contender, and asks it for rounds."""
+    """The process of a contender."""
 
     def __init__(self, command: Sequence[str | Path], env: Mapping[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
@@ -124,7 +131,7 @@ class Worker:
         self._answer()
 
     def round(self, scenario: Scenario, seconds: float) -> float:
-        """Measure one round that takes about this long, in seconds per attempt."""
+        """Measure one round, in seconds per attempt. It takes about `seconds`."""
         assert self._process.stdin is not None
         try:
             print(json.dumps({"scenario": asdict(scenario), "seconds": seconds}), file=self._process.stdin, flush=True)
@@ -133,7 +140,7 @@ class Worker:
         return self._answer()["seconds_per_attempt"]
 
     def close(self) -> None:
-        """End the process, which stops when nothing more can be asked."""
+        """Close stdin, which ends the process."""
         self._process.communicate()
 
     def _answer(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sampling._engine import scope as identity
+from sampling._engine.scope import parent_id
 from sampling._plugins import installed_hooks
 from sampling.fanout._arguments import FanOutArguments, handles_run_events
 from sampling.fanout.items import FanOutEvent, FanOutFinished, FanOutStarted, ItemFinished, ItemOutcome
@@ -14,7 +14,11 @@ __all__ = ["Announcer"]
 
 
 class Announcer:
-    """Emits the events of one run to the hooks that listen. An error of a critical hook is raised."""
+    """
+    Emits the events of one run to hooks.
+
+    An error of a critical hook is raised, other hooks can't affect the run.
+    """
 
     def __init__(self, arguments: FanOutArguments) -> None:
         self._emitter = Emitter((*filter(handles_run_events, installed_hooks()), *arguments.run_hooks))
@@ -30,7 +34,7 @@ class Announcer:
 
     async def emit_started(self, run_id: str, recorded: int) -> None:
         """Emit `FanOutStarted`."""
-        self._ids = {"run_id": run_id, "parent_id": identity.parent_id()}
+        self._ids = {"run_id": run_id, "parent_id": parent_id()}
         if self._emitter.hooks_for(FanOutStarted):
             arguments = self._arguments
             event = FanOutStarted(

@@ -19,7 +19,15 @@ from sampling.protocols import BackendLike, generate_of
 from sampling.requirements import Requirement, RequirementLike, as_requirements
 from sampling.strategy import BaseSamplingStrategy
 
-__all__ = ["FanOutArguments", "Items", "OnError", "OnFailure", "check_arguments", "handles_run_events"]
+__all__ = [
+    "FanOutArguments",
+    "Items",
+    "OnError",
+    "OnFailure",
+    "check_arguments",
+    "checked_concurrency",
+    "handles_run_events",
+]
 
 OnFailure: TypeAlias = Literal["continue", "halt"]
 """The action after an item without a valid answer."""
@@ -63,7 +71,7 @@ class FanOutArguments:
 
     @property
     def total(self) -> int | None:
-        """The number of items, if it is known without reading them."""
+        """The number of items, or None if they have no length."""
         try:
             return len(self.items)  # type: ignore[arg-type]
         except TypeError:
@@ -77,7 +85,7 @@ def check_arguments(  # noqa: PLR0913 - they are the arguments of fan_out
     backend: BackendLike,
     reqs: Iterable[RequirementLike] | None,
     *,
-    max_concurrency: object,
+    max_concurrency: int,
     on_failure: OnFailure,
     on_error: OnError,
     journal: "Journal | str | PathLike[str] | None",
@@ -107,7 +115,7 @@ def check_arguments(  # noqa: PLR0913 - they are the arguments of fan_out
         context=ctx,
         backend=backend,
         requirements=as_requirements("reqs", reqs),
-        max_concurrency=_concurrency(max_concurrency),
+        max_concurrency=max_concurrency,
         on_failure=on_failure,
         on_error=on_error,
         journal=_journal(journal),
@@ -154,7 +162,11 @@ def _journal(journal: object) -> Journal | None:
 
 
 def _split_hooks(hooks: Hooks | None) -> tuple[Hooks, Hooks | None]:
-    """Split hooks into those on events of the run and those on events of its calls. A hook on `Event` is in both."""
+    """
+    Split hooks into those of the run and those of its calls.
+
+    A hook on `Event` is in both, because it receives the events of both.
+    """
     run_hooks, call_hooks = Hooks(), Hooks()
     for hook in hooks or ():
         if handles_run_events(hook):
@@ -165,7 +177,7 @@ def _split_hooks(hooks: Hooks | None) -> tuple[Hooks, Hooks | None]:
 
 
 def handles_run_events(hook: Hook) -> bool:
-    """Return whether a hook receives events of a run: one kind of them, or all events."""
+    """Return whether a hook receives events of a run."""
     return issubclass(hook.event, FanOutEvent) or issubclass(FanOutEvent, hook.event)
 
 
@@ -176,13 +188,17 @@ def _register(hook: Hook, hooks: Hooks) -> None:
 # Concurrency.
 
 
-def _concurrency(given: object) -> int:
-    """Return the number of items that may run at once. Warn and return 1 if the argument is not a whole number."""
+def checked_concurrency(given: object) -> int:
+    """
+    Return the number of items that may run at once.
+
+    An argument that is not a whole number gives 1 and a warning, which points to the caller of the calling function.
+    """
     number = _as_whole_number(given)
     if number is None:
         warnings.warn(
             f"max_concurrency must be a whole number, got {shown(given)}: the items run one after another",
-            stacklevel=4,
+            stacklevel=3,
         )
         return 1
     return max(number, 1)

@@ -1,4 +1,4 @@
-"""A buffer between the items of a run and the reader of their outcomes."""
+"""A buffer between finished items and the reader."""
 
 import math
 from collections import deque
@@ -14,8 +14,9 @@ __all__ = ["OutcomeBuffer"]
 
 class OutcomeBuffer:
     """
-    Outcomes that the reader has not taken yet, in the order of the items or as they finish.
+    Outcomes that the reader has not taken yet.
 
+    They come out in the order of the items or as they finish.
     In order, an outcome waits for those of all earlier items. Outcomes after the item that ended the run are dropped.
     """
 

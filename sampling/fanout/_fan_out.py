@@ -1,11 +1,12 @@
 """`fan_out` and `open_fan_out`, which apply one strategy to many items."""
 
+import sys
 from collections.abc import Iterable
 from os import PathLike
 from typing import Any
 
 from sampling.budgets import Budget
-from sampling.fanout._arguments import MAX_BUFFERED, Items, OnError, OnFailure, check_arguments
+from sampling.fanout._arguments import MAX_BUFFERED, Items, OnError, OnFailure, check_arguments, checked_concurrency
 from sampling.fanout._run import FanOut
 from sampling.fanout.engines import FanOutEngine
 from sampling.fanout.items import FanOutResult
@@ -36,7 +37,7 @@ async def fan_out(  # noqa: PLR0913 - each is an independent setting
     engine: FanOutEngine | None = None,
 ) -> FanOutResult[Any]:
     """
-    Sample every item, and return all outcomes in the order of the items.
+    Sample every item, and return all outcomes in order.
 
     Args:
         strategy: The strategy for each item.
@@ -74,13 +75,14 @@ async def fan_out(  # noqa: PLR0913 - each is an independent setting
 
     If `on_error` is "raise", the error of the failed item with the lowest index is raised, with its own type.
     """
-    arguments = check_arguments(
+    run = open_fan_out(
         strategy,
         items,
         ctx,
         backend,
         reqs,
-        max_concurrency=max_concurrency,
+        # Checked here already, so that a warning about it points to the caller.
+        max_concurrency=checked_concurrency(max_concurrency),
         on_failure=on_failure,
         on_error=on_error,
         journal=journal,
@@ -88,10 +90,10 @@ async def fan_out(  # noqa: PLR0913 - each is an independent setting
         budget=budget,
         hooks=hooks,
         engine=engine,
-        ordered=True,
-        max_buffered=0,
+        # All outcomes are returned at the end, so none of them ever makes room for another.
+        max_buffered=sys.maxsize,
     )
-    async with FanOut[Any](arguments, bounded=False) as run:
+    async with run:
         outcomes = await run.collect()
     return run.result(outcomes)
 
@@ -115,7 +117,9 @@ def open_fan_out(  # noqa: PLR0913
     max_buffered: int = MAX_BUFFERED,
 ) -> FanOut[Any]:
     """
-    Sample every item, and stream the outcomes without holding all of them in memory.
+    Sample every item, and stream the outcomes.
+
+    The run does not hold all of them in memory:
 
         async with open_fan_out(strategy, items, None, backend) as outcomes:
             async for outcome in outcomes:
@@ -136,7 +140,7 @@ def open_fan_out(  # noqa: PLR0913
         ctx,
         backend,
         reqs,
-        max_concurrency=max_concurrency,
+        max_concurrency=checked_concurrency(max_concurrency),
         on_failure=on_failure,
         on_error=on_error,
         journal=journal,

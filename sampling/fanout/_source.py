@@ -1,4 +1,4 @@
-"""The source of items, read one at a time and only when there is room."""
+"""Read the items one at a time, on demand."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import Any, Final, cast
@@ -13,7 +13,7 @@ END: Final = object()
 
 
 class Source:
-    """Reads and counts the items of an iterable or async iterable."""
+    """Reads and counts items."""
 
     def __init__(self, items: object) -> None:
         self._async: AsyncIterator[Any] | None = None
@@ -30,7 +30,11 @@ class Source:
         """Whether all items were read."""
 
     async def next(self) -> Any:
-        """Return the next item as the caller gave it, or `END` if there are no more or reading was stopped."""
+        """
+        Return the next item as the caller gave it.
+
+        Return `END` if there are no more or reading was stopped.
+        """
         if self._async is None:
             return next(self._plain, END)
         with anyio.CancelScope() as self._reading:
@@ -43,7 +47,7 @@ class Source:
             self._reading.cancel()
 
     async def close(self) -> None:
-        """Close an async generator, so that its cleanup runs now and not at garbage collection."""
+        """Close an async generator. Otherwise its cleanup would run at garbage collection."""
         close = getattr(self._async, "aclose", None)
         if close is not None:
             with anyio.move_on_after(_CLOSE_GRACE_S, shield=True):

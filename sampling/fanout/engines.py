@@ -1,4 +1,4 @@
-"""Engines that run the call of each item, in this process or elsewhere."""
+"""Engines that run the calls, in this process or elsewhere."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -21,7 +21,7 @@ __all__ = ["FanOutEngine", "LocalEngine", "SampleItem", "Work"]
 
 @attrs.frozen(kw_only=True)
 class Work:
-    """The arguments of `strategy.sample` that all items of a run share."""
+    """The arguments of `strategy.sample` that all items share."""
 
     run_id: str
     strategy: BaseSamplingStrategy
@@ -53,7 +53,7 @@ class FanOutEngine(Protocol):
 
     def open(self, work: Work) -> AbstractAsyncContextManager[SampleItem]:
         """
-        Return a context manager that yields a function to sample one item.
+        Return a context manager that yields a `SampleItem` function.
 
         The run enters it before it reads the first item, and leaves it after the last item has ended.
         It awaits the function for up to `max_concurrency` items at once, each in its own task and context.
@@ -64,7 +64,7 @@ class FanOutEngine(Protocol):
 
 
 class LocalEngine:
-    """Runs every call in this process, on the event loop of the run."""
+    """Runs every call in this process."""
 
     def open(self, work: Work) -> AbstractAsyncContextManager[SampleItem]:
         """Return a context manager for one run."""

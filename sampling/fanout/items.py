@@ -1,4 +1,4 @@
-"""Items of a fan-out, their outcomes, and the events of a run."""
+"""Items, their outcomes, and the events of a run."""
 
 from collections.abc import Callable
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, final
@@ -38,7 +38,7 @@ Restore: TypeAlias = Callable[[str, object, int], tuple[SamplingResult[Any] | No
 
 @attrs.frozen
 class Item(Generic[T]):
-    """One item to sample: its index, the caller's key, and its action."""
+    """One item to sample."""
 
     index: int
     key: str
@@ -48,7 +48,11 @@ class Item(Generic[T]):
 
 
 def as_item(given: object, index: int, run_id: str) -> Item[Any]:
-    """Convert an action, a text, or a pair of a key and one of these to an item."""
+    """
+    Convert an item as the caller gave it.
+
+    That is an action, a text, or a pair of a key and one of these.
+    """
     key: object = index
     action = given
     if isinstance(given, tuple):
@@ -126,7 +130,7 @@ class ItemOutcome(Generic[T]):
 
     @property
     def usage(self) -> Usage:
-        """The usage of the item, even if it ended with an exception."""
+        """The usage of the item, even after an error."""
         if isinstance(self._usage, tuple):
             self._usage = Usage(*self._usage)
         return self._usage
@@ -141,7 +145,11 @@ class ItemOutcome(Generic[T]):
 
 @attrs.frozen(kw_only=True, repr=False)
 class FanOutResult(Generic[T]):
-    """The outcomes of a fan-out, in the order of the items, up to the item that halted it."""
+    """
+    The outcomes of a fan-out, in order.
+
+    They end with the item that halted the run, if one did.
+    """
 
     run_id: str
     status: FanOutStatus
@@ -177,7 +185,11 @@ class FanOutResult(Generic[T]):
 
 @attrs.frozen(kw_only=True)
 class FanOutEvent(Event):
-    """The base of all events of a run. Its `sampling_id` is the id of the run or of the item."""
+    """
+    The base of all events of a run.
+
+    Its `sampling_id` is the id of the run or of the item.
+    """
 
     run_id: str
 
@@ -201,8 +213,9 @@ class FanOutStarted(FanOutEvent):
 @attrs.frozen(kw_only=True)
 class ItemFinished(FanOutEvent):
     """
-    Emitted when an item has an outcome. Cancelled items have none.
+    Emitted when an item has an outcome.
 
+    Cancelled items have none.
     With a journal, the outcome is on disk by then.
     """
 
@@ -213,7 +226,11 @@ class ItemFinished(FanOutEvent):
 
 @attrs.frozen(kw_only=True)
 class FanOutFinished(FanOutEvent):
-    """Emitted exactly once at the end of a run, even after an error or a cancellation."""
+    """
+    Emitted exactly once, at the end of a run.
+
+    It is emitted even after an error or a cancellation.
+    """
 
     status: str
     """One of "completed", "halted", "stopped" (left or drained before its end) and "failed" (it raised)."""

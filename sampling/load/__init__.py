@@ -1,8 +1,8 @@
 """
-Load tests: open-loop and closed-loop traffic, and a search for the highest rate that meets an SLO.
+Load tests, and a search for the highest sustainable rate.
 
-`run_load` generates traffic and returns a report. `find_capacity` raises the load until an SLO breaks.
-Both drive any `async def f(arrival)`. `strategy_workload` turns a strategy into such a function.
+`run_load` generates open-loop or closed-loop traffic and returns a report. `find_capacity` raises the load until an SLO
+breaks. Both drive any `async def f(arrival)`. `strategy_workload` turns a strategy into such a function.
 `calibrate`, `simulate` and `plan` predict the results without traffic.
 """
 
@@ -34,59 +34,66 @@ from sampling.load.run import LoadRun, run_load
 from sampling.load.traffic._arrivals import read_trace
 from sampling.load.traffic._http_workload import HttpWorkload
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - in groups, for those who read it
+    # Run load, and read the result
+    "Bin",
+    "LoadReport",
+    "LoadRun",
+    "Operation",
+    "Recording",
+    "Stall",
+    "Summary",
+    "Tally",
+    "run_load",
+    # Arrival profiles
+    "ArrivalModel",
+    "ClosedLoop",
+    "OpenLoop",
+    "Profile",
+    "read_trace",
+    # Workloads
     "Answered",
     "Arrival",
-    "ArrivalModel",
-    "Axis",
-    "Backlog",
-    "Bin",
-    "Calibration",
-    "CapacityAnswer",
-    "CapacityRun",
-    "CapacitySettings",
-    "Change",
-    "ClosedLoop",
-    "Comparison",
     "DrawnWorkload",
     "HttpWorkload",
     "ImportedWorkload",
-    "Judgement",
-    "LoadReport",
-    "LoadRun",
     "Mix",
-    "OpenLoop",
-    "Operation",
-    "Option",
-    "Plan",
-    "PreflightFailed",
-    "Profile",
-    "Recording",
-    "ServerModel",
-    "Slo",
-    "Stall",
-    "Step",
     "StrategyWorkload",
-    "Summary",
-    "Tally",
-    "WorkerFailed",
     "Workload",
-    "calibrate",
-    "compare",
     "current_arrival",
     "derive_seed",
-    "find_capacity",
     "first_token",
-    "judge",
-    "load_table",
     "mix",
-    "parse_steps",
-    "plan",
-    "read_report",
-    "read_trace",
-    "render_html",
-    "run_load",
-    "simulate",
     "strategy_workload",
+    # Find the highest rate that meets an SLO
+    "Axis",
+    "Backlog",
+    "CapacityAnswer",
+    "CapacityRun",
+    "CapacitySettings",
+    "Judgement",
+    "Slo",
+    "Step",
+    "find_capacity",
+    "judge",
+    "parse_steps",
+    # Predict results without traffic
+    "Calibration",
+    "Option",
+    "Plan",
+    "ServerModel",
+    "calibrate",
+    "plan",
+    "simulate",
+    # Show, store and compare reports
+    "Change",
+    "Comparison",
+    "compare",
+    "load_table",
+    "read_report",
+    "render_html",
     "write_report",
+    # Errors
+    "PreflightFailed",
+    "WorkerFailed",
 ]

@@ -1,4 +1,4 @@
-"""A workload that calls a sampling strategy, as the application does."""
+"""A workload that calls a sampling strategy."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
@@ -19,7 +19,7 @@ Actions = Sequence[Action[Any] | str] | Iterable[Action[Any] | str] | Callable[[
 
 
 class StrategyWorkload:
-    """A workload in which each request is one call of `strategy.sample`."""
+    """A workload whose requests are calls of `strategy.sample`."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class StrategyWorkload:
         self._contexts: dict[int | None, Context] = {}
 
     def draw(self, arrival: Arrival) -> Send | None:
-        """Draw the next action. Return None when there is none left."""
+        """Draw the next action, or None at the end."""
         action = self._next(arrival)
         return None if action is None else lambda: self._ask(arrival, action)
 
@@ -89,7 +89,7 @@ strategy_workload = StrategyWorkload
 
 
 class _FirstTokenBackend:
-    """A backend that records when the first text of an answer arrives."""
+    """A backend that records the time of the first token."""
 
     def __init__(self, backend: StreamingBackend) -> None:
         self._backend = backend

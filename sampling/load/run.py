@@ -16,8 +16,9 @@ __all__ = ["LoadRun", "run_load"]
 
 class LoadRun:
     """
-    A load run that can be watched and stopped. Most callers only need `run_load`.
+    A load run that can be watched and stopped.
 
+    Most callers only need `run_load`.
     A stopped run returns its report. A cancelled run raises, and `report()` still returns what was recorded.
     """
 
@@ -58,12 +59,16 @@ class LoadRun:
             self._generator = Generator(workload, profile, seed=seed)
 
     async def run(self) -> LoadReport:
-        """Generate the traffic, wait for the answers, and return the report. Call it once."""
+        """Run the load once, and return the report. It waits for the last answers."""
         await self._generator.generate()
         return self.report()
 
     def stop(self) -> None:
-        """End the run now. Requests in flight are counted as cancelled, and `run()` returns its report."""
+        """
+        End the run now.
+
+        Requests in flight are counted as cancelled, and `run()` returns its report.
+        """
         self._generator.stop()
 
     @property
@@ -72,7 +77,11 @@ class LoadRun:
         return self._generator.progress
 
     def report(self) -> LoadReport:
-        """Build the report after the run has ended, in whatever way."""
+        """
+        Build the report of a run that has ended.
+
+        It may have been cancelled, or have failed.
+        """
         return build_report(
             self._generator.recording, self._profile, seed=self._seed, workers=self._workers, slo=self._slo
         )

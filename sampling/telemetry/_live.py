@@ -24,8 +24,9 @@ def live_display(
     render: Callable[[], RenderableType], console: Console | None, *, show: bool | None
 ) -> Generator[bool]:
     """
-    Draw the result of `render` repeatedly while the block runs, and a last time at its end.
+    Draw the result of `render` while the block runs.
 
+    It is drawn repeatedly, and a last time at the end.
     Yields whether anything is drawn. `show=None` draws only on a terminal. The default console is standard error.
     """
     if console is None:
@@ -42,7 +43,7 @@ def live_display(
 
 @contextmanager
 def _redrawing(live: Live) -> Generator[None]:
-    """Refresh the display in its own thread, so that no event waits for the terminal."""
+    """Refresh the display in its own thread. So no event waits for the terminal."""
     # Not rich's own refresh thread, which may outlive the display for a moment.
     over = threading.Event()
 

@@ -37,8 +37,9 @@ _STYLES: dict[Outcome, str] = {"valid": "green", "invalid": "yellow", "errored":
 @contextmanager
 def progress(*, console: Console | None = None, show: bool | None = None) -> Generator[Hooks]:
     """
-    Yield hooks that show a bar for each call. Pass them to a call or to a strategy.
+    Yield hooks that show a bar for each call.
 
+    Pass them to a call or to a strategy.
     A bar shows the attempts made and allowed, their outcomes, the tokens used, and the end of the call.
     It shows no prompts and no answers. After the block, the bars stay visible and the terminal is restored.
 
@@ -54,7 +55,7 @@ def progress(*, console: Console | None = None, show: bool | None = None) -> Gen
 
 @attrs.define
 class _Bar:
-    """The state of one bar: of one call, or of several calls together."""
+    """The state of one bar. It shows one call, or several calls together."""
 
     label: str
     allowed: int
@@ -161,7 +162,7 @@ class _Bars:
             bar.finish(event)
 
     def render(self) -> Table:
-        """Return all bars: those of single calls, oldest first, then the shared one."""
+        """Return all bars, oldest first, then the shared one."""
         # On a narrow terminal, the bar column shrinks.
         table = Table.grid(Column(no_wrap=True), Column(max_width=_MAX_BAR_WIDTH), Column(no_wrap=True), padding=(0, 1))
         # This runs in the drawing thread. Copy, because the hooks may add a call meanwhile.

@@ -38,8 +38,9 @@ Fields: TypeAlias = dict[str, Any]
 
 def logging_hooks(logger: Any = None, *, level: Level = "info", content: bool = False) -> Hooks:
     """
-    Return hooks that log every event as one line: `loop_started`, `iteration_started`, `iteration_finished`, …
+    Return hooks that log every event as one line.
 
+    The events are `loop_started`, `iteration_started`, `iteration_finished`, …
     A line has the ids of its call and attempt, the outcome, tokens and seconds, and the failed requirements of an
     invalid attempt. It does not contain prompts or answers, only their length and a short hash. The hash identifies
     equal texts. A very short text can be guessed from it.

@@ -1,5 +1,7 @@
 """
-Trace calls with OpenTelemetry: one span for each call, with a child span for each attempt.
+Trace calls with OpenTelemetry.
+
+Each call has a span, with a child span for each attempt:
 
     result = await strategy.sample("…", None, backend, reqs, hooks=otel_hooks())
 
@@ -52,7 +54,7 @@ def otel_hooks(tracer_provider: TracerProvider | None = None, *, content: bool =
 
 
 class _Spans:
-    """The open spans, by the id of their call or attempt."""
+    """The open spans, by call or attempt."""
 
     def __init__(self, tracer: trace.Tracer, *, content: bool) -> None:
         self._tracer = tracer

@@ -21,8 +21,9 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 
 def prometheus_hooks(registry: CollectorRegistry = REGISTRY, *, prefix: str = "sampling") -> Hooks:
     """
-    Return hooks that update metrics. Create them once per registry, and share them between strategies.
+    Return hooks that update metrics.
 
+    Create them once per registry, and share them between strategies.
     Labels have few values: the name of the strategy, the outcome, the stop reason. Ids and texts are never labels.
 
     Args:

@@ -1,5 +1,5 @@
 """
-Show the progress of a fan-out on one line of the terminal.
+Show the progress of a fan-out on one line.
 
     with fan_out_progress() as hooks:
         result = await fan_out(strategy, items, None, backend, hooks=hooks)
@@ -40,8 +40,9 @@ def fan_out_progress(
     *, total: int | None = None, console: Console | None = None, show: bool | None = None
 ) -> Generator[Hooks]:
     """
-    Yield hooks that show the items done and failed, tokens, cost, the rate, and the time left.
+    Yield hooks that show the progress of a run.
 
+    It shows the items done and failed, tokens, cost, the rate, and the time left.
     The line shows no prompts and no answers. After the block, it stays visible and the terminal is restored.
 
     Args:
@@ -124,7 +125,11 @@ class _RunLine:
                 yield Text(f"{_format_duration((self._total - done) / rate)} left")
 
     def _rate(self) -> float:
-        """Return the recent number of items per second, without those from the journal."""
+        """
+        Return the recent number of items per second.
+
+        Items from the journal don't count: they take no time.
+        """
         now, count = self._marks[-1]
         since, before = next((mark for mark in self._marks if now - mark[0] <= _RATE_WINDOW_S), (now, count))
         if now == since:

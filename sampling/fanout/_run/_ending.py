@@ -1,4 +1,4 @@
-"""The end of a run: the item that ends it, its status, and the error to raise."""
+"""Decide how a run ends: its status, and the error to raise."""
 
 import math
 from typing import Any, Literal, TypeAlias
@@ -17,7 +17,7 @@ RunStatus: TypeAlias = Literal["running", "completed", "halted", "stopped", "fai
 
 @attrs.frozen
 class _Terminal:
-    """The item that ends a run early, by a halt or by an exception."""
+    """The item that ends a run early."""
 
     index: int
     error: BaseException | None
@@ -25,7 +25,11 @@ class _Terminal:
 
 
 class Ending:
-    """Collects everything that can end a run. Synchronous: it decides, and the run acts."""
+    """
+    Collects everything that can end a run.
+
+    It is synchronous: it decides, and the run acts.
+    """
 
     def __init__(self, arguments: FanOutArguments) -> None:
         self._on_error = arguments.on_error
@@ -51,12 +55,12 @@ class Ending:
 
     @property
     def halted_by(self) -> int | None:
-        """The index of the item that halted the run, if one did."""
+        """The index of the item that halted the run."""
         terminal = self._terminal
         return terminal.index if terminal is not None and terminal.error is None else None
 
     def is_outcome(self, outcome: ItemOutcome[Any]) -> bool:
-        """Return False if the error of an item is raised instead of handed out."""
+        """Return False if the item's error is raised instead."""
         return outcome.status != "errored" or self._on_error != "raise"
 
     def ends_run(self, outcome: ItemOutcome[Any]) -> bool:
@@ -66,7 +70,11 @@ class Ending:
         return outcome.status == "failed" and self._on_failure == "halt"
 
     def end_at(self, index: int, error: BaseException | None) -> bool:
-        """End the run at an item. Return False if an item with a lower index ends it already."""
+        """
+        End the run at an item.
+
+        Return False if an item with a lower index ends it already: a sequential run would have ended there.
+        """
         if self._terminal is not None and index >= self._terminal.index:
             return False
         self._terminal = _Terminal(index, error)
@@ -78,7 +86,7 @@ class Ending:
             self._crash = error
 
     def error(self, journal_failure: BaseException | None) -> BaseException | None:
-        """Return the error to raise to the reader of the outcomes, if any."""
+        """Return the error to raise to the reader."""
         error = self._crash or journal_failure
         if error is None and self._terminal is not None:
             error = self._terminal.error

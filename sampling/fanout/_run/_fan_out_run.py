@@ -11,7 +11,6 @@ The slot is released when the outcome is queued for writing. The intent of the n
 in a later one, so the number of calls whose outcome could be lost never exceeds the number of slots.
 """
 
-import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -22,7 +21,7 @@ import structlog
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
-from sampling._engine import scope as identity
+from sampling._engine.scope import Scope, enter_item, new_sampling_id, parent_id
 from sampling.errors import JournalWriteFailed
 from sampling.fanout._announcer import Announcer
 from sampling.fanout._arguments import FanOutArguments
@@ -51,19 +50,19 @@ _REPLAYS_PER_CHECKPOINT = 500
 
 class FanOut(Generic[T]):
     """
-    A run in progress: an async context manager, and an async iterator of its outcomes.
+    A run in progress.
 
+    It is an async context manager, and an async iterator of the outcomes.
     It starts when the block is entered. Leaving the block, in any way, cancels the items in flight.
     Every outcome that was paid for is in the journal by then.
     """
 
-    def __init__(self, arguments: FanOutArguments, *, bounded: bool = True) -> None:
+    def __init__(self, arguments: FanOutArguments) -> None:
         self._arguments = arguments
         self._source = Source(arguments.items)
         self._session = self._new_session(arguments)
         self._buffer = OutcomeBuffer(ordered=arguments.ordered)
-        max_outstanding = arguments.max_concurrency + arguments.max_buffered if bounded else math.inf
-        self._slots = Slots(arguments.max_concurrency, max_outstanding=max_outstanding)
+        self._slots = Slots(arguments.max_concurrency, max_buffered=arguments.max_buffered)
         self._ending = Ending(arguments)
         self._announcer = Announcer(arguments)
         self._stack: AsyncExitStack | None = None
@@ -77,7 +76,7 @@ class FanOut(Generic[T]):
         self._usage = NO_USAGE
         self._unrecorded = Spent()
         self._parent_id: str | None = None
-        self.run_id = identity.new_sampling_id()
+        self.run_id = new_sampling_id()
         """The id of the run. A resumed run keeps the id in its journal."""
 
         self.status: RunStatus = "running"
@@ -99,17 +98,21 @@ class FanOut(Generic[T]):
 
     @property
     def halted_by(self) -> int | None:
-        """The index of the item that halted the run, if one did."""
+        """The index of the item that halted the run."""
         return self._ending.halted_by
 
     @property
     def usage(self) -> Usage:
-        """The usage so far, including that of cancelled items and of the time before a resume."""
+        """The usage so far. It includes cancelled items, and the time before a resume."""
         return self._usage if self._session is None else self._session.state.spent.usage + self._usage
 
     @property
     def maybe_billed_twice(self) -> tuple[int, ...]:
-        """Indexes of items that an earlier process started but did not finish, and that were sampled again."""
+        """
+        Indexes of items that may have been billed twice.
+
+        An earlier process started them and did not finish, so they were sampled again.
+        """
         return () if self._session is None else tuple(sorted(self._session.sampled_again))
 
     def __repr__(self) -> str:
@@ -122,7 +125,7 @@ class FanOut(Generic[T]):
         if self._stack is not None:
             raise RuntimeError("this fan-out was entered before: call open_fan_out again for another run")
         self._stack = AsyncExitStack()
-        self._parent_id = identity.parent_id()
+        self._parent_id = parent_id()
         try:
             await self._begin(self._stack)
         except BaseException as error:
@@ -131,6 +134,7 @@ class FanOut(Generic[T]):
         return self
 
     async def _begin(self, stack: AsyncExitStack) -> None:
+        # The stack unwinds in reverse: the items end, then the engine, then the writer, and then the file is closed.
         session, arguments = self._session, self._arguments
         if session is not None:
             await session.open(arguments.items, arguments.budget)
@@ -168,7 +172,7 @@ class FanOut(Generic[T]):
             raise unseen
 
     async def _end_run(self, error: BaseException | None) -> None:
-        """Stop the items in flight, and close the resources in reverse order."""
+        """Cancel the items in flight, and close all resources."""
         self._stop_admitting()
         if self._entered and not self._over.is_set():
             self._tasks.cancel_scope.cancel()
@@ -200,11 +204,19 @@ class FanOut(Generic[T]):
     # Control and results.
 
     def drain(self) -> None:
-        """Start no more items. Those in flight finish and are handed out, and then the iteration ends."""
+        """
+        Start no more items.
+
+        Those in flight finish and are handed out, and then the iteration ends.
+        """
         self._stop_admitting()
 
     def cancel(self) -> None:
-        """Start no more items, and cancel those in flight. Finished ones are still handed out."""
+        """
+        Start no more items, and cancel those in flight.
+
+        Outcomes of finished items are still handed out.
+        """
         self._ending.cut_short |= bool(self._running)
         self._stop_admitting()
         self._cancel_above(-1)
@@ -223,7 +235,7 @@ class FanOut(Generic[T]):
         return outcome
 
     async def collect(self) -> tuple[ItemOutcome[T], ...]:
-        """Wait for all outcomes, and return them in the order of the items."""
+        """Wait for all outcomes, and return them in order."""
         await self._over.wait()
         self._raise_error()
         return tuple(self._buffer.take_all())
@@ -257,7 +269,7 @@ class FanOut(Generic[T]):
     # Reading items.
 
     async def _admit(self) -> None:
-        """Read and start items until there are no more or the run stops."""
+        """Read and start items until the run stops."""
         try:
             await self._admit_all()
         except anyio.get_cancelled_exc_class():
@@ -320,22 +332,26 @@ class FanOut(Generic[T]):
     # Running one item.
 
     async def _run_item(self, item: Item[T], digest: int) -> None:
-        """Sample one item in its own task. Only a cancellation of the whole run is raised."""
-        place = identity.enter_item(item.item_id, self._parent_id)
+        """
+        Sample one item in its own task.
+
+        Only a cancellation of the whole run is raised.
+        """
+        scope = enter_item(item.item_id, self._parent_id)
         outcome: ItemOutcome[T] | None = None
         try:
             try:
                 if item.index < self._ending.cancelled_from and (
                     self._session is None or await self._session.intend(item, digest).on_disk()
                 ):
-                    outcome = await self._sample_item(item, place)
+                    outcome = await self._sample_item(item, scope)
                     if not self._decide(outcome):
                         outcome = None
             finally:
                 # No longer cancellable by index from here on: an outcome that was paid for is kept.
                 del self._running[item.index]
                 self._slots.release()
-                batch = self._settle(item, digest, outcome, place)
+                batch = self._settle(item, digest, outcome, scope)
                 self._slots.notify()
             if outcome is not None and (batch is None or await batch.on_disk()):
                 await self._hand_out(outcome, recorded=False)
@@ -351,17 +367,21 @@ class FanOut(Generic[T]):
             if not self._slots.alive:
                 self._check_over()
 
-    async def _sample_item(self, item: Item[T], place: identity.Scope) -> ItemOutcome[T]:
+    async def _sample_item(self, item: Item[T], scope: Scope) -> ItemOutcome[T]:
         try:
             result = await self._sample(item)
         except (MemoryError, RecursionError):
             raise
         except Exception as error:  # noqa: BLE001 - it is the item's outcome
-            return ItemOutcome(item.index, item.key, "errored", None, error, usage=reported_usage(place))
+            return ItemOutcome(item.index, item.key, "errored", None, error, usage=reported_usage(scope))
         return ItemOutcome(item.index, item.key, "succeeded" if result.success else "failed", result)
 
     def _decide(self, outcome: ItemOutcome[T]) -> bool:
-        """End the run if this outcome ends it. Return False if its error is raised instead of handed out."""
+        """
+        End the run if this outcome ends it.
+
+        Return False if its error is raised instead of handed out.
+        """
         ending = self._ending
         is_outcome = ending.is_outcome(outcome)
         if ending.ends_run(outcome):
@@ -369,11 +389,15 @@ class FanOut(Generic[T]):
         return is_outcome
 
     def _settle(
-        self, item: Item[T], digest: int, outcome: ItemOutcome[T] | None, place: identity.Scope
+        self, item: Item[T], digest: int, outcome: ItemOutcome[T] | None, scope: Scope
     ) -> Batch[PendingOutcome] | None:
-        """Count the usage of an item and queue its outcome for writing. Return the batch to wait for, if any."""
+        """
+        Count the usage of an item, and queue its outcome.
+
+        Return the batch to wait for before the outcome is handed out, or None if nothing is written.
+        """
         result = None if outcome is None else outcome.result
-        spent = spent_by(result, place)
+        spent = spent_by(result, scope)
         if spent.usage is not NO_USAGE:
             self._usage += spent.usage
         if self._session is None:
@@ -395,7 +419,7 @@ class FanOut(Generic[T]):
     # Ending.
 
     def _end_at(self, index: int, error: BaseException | None) -> None:
-        """End the run with this item, unless an earlier item ends it already."""
+        """End the run at this item, unless an earlier one does."""
         if self._ending.end_at(index, error):
             self._buffer.last = index
             self._stop_admitting()
@@ -414,12 +438,12 @@ class FanOut(Generic[T]):
             self._buffer.wake()
 
     def _end_with_crash(self, error: BaseException) -> None:
-        """End the run at once, after an interrupt or when memory runs out."""
+        """End the run at once, after an interrupt or MemoryError."""
         self._ending.end_with_crash(error)
         self.cancel()
 
 
 def _unwrap(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first interrupt of a group, else its first error."""
+    """Return the first interrupt, else the first error."""
     first = (group.split(Exception)[1] or group).exceptions[0]
     return _unwrap(cast("BaseExceptionGroup[BaseException]", first)) if isinstance(first, BaseExceptionGroup) else first

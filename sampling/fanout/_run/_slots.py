@@ -1,6 +1,4 @@
-"""Limits on how many items run at once and how many outcomes wait for the reader."""
-
-import math
+"""Limit the items in flight and the outcomes that wait."""
 
 import anyio
 
@@ -8,17 +6,21 @@ __all__ = ["Slots"]
 
 
 class Slots:
-    """The free slots of a run, and the number of items whose tasks have not ended."""
+    """The free slots of a run."""
 
-    def __init__(self, max_concurrency: int, *, max_outstanding: float = math.inf) -> None:
+    def __init__(self, max_concurrency: int, *, max_buffered: int) -> None:
         self._free = max_concurrency
-        self._max_outstanding = max_outstanding
+        self._max_outstanding = max_concurrency + max_buffered
         self._waiter: anyio.Event | None = None
         self.alive = 0
         """Items whose tasks have not ended. Some of them have given their slot back already."""
 
     def has_room(self, outstanding: int) -> bool:
-        """Return whether another item may start, given the number of items read but not yet taken by the reader."""
+        """
+        Return whether another item may start.
+
+        `outstanding` is the number of items that were read but not yet taken by the reader.
+        """
         return self._free > 0 and outstanding < self._max_outstanding
 
     async def wait_for_change(self) -> None:
@@ -33,10 +35,15 @@ class Slots:
             self._waiter = None
 
     def acquire(self) -> None:
-        """Take a slot for a task that is about to start."""
+        """Take a slot for a new task."""
         self._free -= 1
         self.alive += 1
 
     def release(self) -> None:
-        """Free a slot. The caller calls `notify` when the item's outcome is on its way to the journal."""
+        """
+        Free a slot.
+
+        The caller calls `notify` once the outcome of the item is queued for the journal. A task that is woken earlier
+        could record its intent before that outcome.
+        """
         self._free += 1

@@ -1,5 +1,5 @@
 """
-The durable record of a fan-out, in one SQLite file per run.
+The durable record of a fan-out, in one file.
 
     result = await fan_out(strategy, items, None, backend, journal="run.db")
 

@@ -47,8 +47,9 @@ def export(
     format: ExportFormat | None = None,  # noqa: A002
 ) -> int:
     """
-    Write the outcomes of a journal to a file, ordered by index, and return their number.
+    Write the outcomes of a journal to a file.
 
+    They are ordered by index. Return their number.
     The format follows the suffix `.jsonl`, `.csv` or `.parquet` unless it is given. Parquet needs the extra `parquet`.
     The file appears once it is complete. A run may write the journal meanwhile: its stored outcomes are exported.
     """
@@ -64,7 +65,7 @@ def export(
 
 
 def rows(journal: Path) -> Iterator[dict[str, Any]]:
-    """Yield the outcomes of a journal as plain values, ordered by index."""
+    """Yield the outcomes of a journal, ordered by index."""
     with connect_to_read(journal) as database:
         for outcome in all_outcomes(database, journal):
             yield _row(outcome, journal)

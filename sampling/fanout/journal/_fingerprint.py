@@ -1,4 +1,8 @@
-"""The fingerprint of a run, stored when it begins and compared when it resumes."""
+"""
+The fingerprint of a run.
+
+It is stored when the run begins, and compared when it resumes.
+"""
 
 import functools
 import hashlib
@@ -32,7 +36,11 @@ def fingerprint_of(
     options: Options | None,
     total: int | None,
 ) -> dict[str, Any]:
-    """Return the settings that identify a run, as JSON values. Settings that may be secret are digests."""
+    """
+    Return the settings that identify a run.
+
+    They are JSON values. Settings that may be secret are digests.
+    """
     return {
         "strategy": _strategy(strategy),
         "requirements": [_requirement(requirement) for requirement in requirements],
@@ -43,7 +51,7 @@ def fingerprint_of(
 
 
 def item_digest(given: object, index: int) -> int:
-    """Return a digest of the key, the parser and the text of an item."""
+    """Return a digest of an item: its key, parser and text."""
     # A plain text is the common case, and building an `Item` for each of a million is slow.
     if type(given) is str:
         described = f"{index}\0\0{given}"
@@ -83,7 +91,11 @@ def _options(options: Options) -> dict[str, Any]:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """Convert any value to JSON values that are the same in another process."""
+    """
+    Convert any value to JSON values.
+
+    They are the same in every process. So an object is described, not shown by its `repr`, which may have its address.
+    """
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -99,7 +111,11 @@ def _plain(value: Any, depth: int = 0) -> Any:
 
 
 def _described(value: Any, depth: int) -> Any:
-    """Describe an object by its schema, its settings, its code, or else the name of its type."""
+    """
+    Describe an object by its schema, settings or code.
+
+    If it has none of these, the name of its type is used.
+    """
     if callable(schema := getattr(value, "model_json_schema", None)):
         return _plain(schema(), depth + 1)
     if isinstance(value, Requirement):
@@ -110,7 +126,7 @@ def _described(value: Any, depth: int) -> Any:
 
 
 def _callable(function: Any, depth: int) -> dict[str, Any]:
-    """Describe a function by its name, its code, its closure and its defaults."""
+    """Describe a function by name, code, closure and defaults."""
     if isinstance(function, functools.partial):
         return {**_callable(function.func, depth + 1), "with": _plain([function.args, function.keywords], depth + 1)}
     described: dict[str, Any] = {"name": _name(function)}
@@ -154,7 +170,11 @@ def _name(thing: Any) -> str:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return one line for each difference: its path, the old value and the new value."""
+    """
+    Return one line for each difference.
+
+    A line has the path, the old value and the new value.
+    """
     return list(_differences("", then, now))
 
 

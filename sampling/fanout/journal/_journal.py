@@ -1,4 +1,4 @@
-"""`Journal`, the file that records a run, and `Session`, the work of one run on it."""
+"""`Journal`, the file of a run, and `Session`, its use by one run."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -74,15 +74,17 @@ class JournalSummary:
 
 class Journal:
     """
-    The file that records a fan-out. Pass it, or its path, as `journal`.
+    The file that records a fan-out.
 
+    Pass it, or its path, as `journal`.
     It is a SQLite database that holds JSON. One run writes it at a time, and others may read it meanwhile.
     """
 
     def __init__(self, path: str | PathLike[str], *, on_change: OnChange = "refuse") -> None:
         """
-        Set the path. The file is created when the first run begins.
+        Set the path.
 
+        The file is created when the first run begins.
         Args:
             path: The path of the file, on a local disk.
 
@@ -124,7 +126,11 @@ class Journal:
         )
 
     async def in_thread(self, work: Callable[[], T], limiter: anyio.CapacityLimiter) -> T:
-        """Run blocking work in a thread. A cancellation waits for it, so that no write is left half done."""
+        """
+        Run blocking work in a thread.
+
+        A cancellation waits for it, so that no write is left half done.
+        """
         return await anyio.to_thread.run_sync(work, limiter=limiter)
 
     def __repr__(self) -> str:
@@ -147,7 +153,11 @@ _charged: "WeakKeyDictionary[Budget, dict[str, Spent]]" = WeakKeyDictionary()
 
 
 class Session:
-    """The work of one run on its journal: open it, replay outcomes, write new ones, close it."""
+    """
+    The use of a journal by one run.
+
+    It opens the file, replays outcomes, writes new ones, and closes the file.
+    """
 
     def __init__(
         self,
@@ -182,7 +192,7 @@ class Session:
     # Open and close.
 
     async def open(self, items: object, budget: Budget | None) -> None:
-        """Lock and check the journal, and charge the earlier spending of the run to the budget."""
+        """Lock and check the journal. What the run spent earlier is charged to the budget."""
         store = self._store
         self.state = await self._in_thread(store.open, self._fingerprint, self._journal.on_change)
         try:
@@ -201,6 +211,7 @@ class Session:
             log.warning("journal_changed", path=str(self._journal.path), changes=len(self.state.changes))
 
     def _charge(self, budget: Budget) -> None:
+        # Charge only what is new: the same budget may have paid for an earlier part of the run, in this process.
         counted = _charged.setdefault(budget, {})
         before, now = counted.get(self.state.run_id, Spent()), self.state.spent
         counted[self.state.run_id] = now
@@ -229,7 +240,11 @@ class Session:
         unrecorded: Spent,
         budget: Budget | None,
     ) -> None:
-        """Record the end of the run, and close the file. A cancellation does not interrupt this."""
+        """
+        Record the end of the run, and close the file.
+
+        A cancellation does not interrupt this.
+        """
         store = self._store
         with anyio.CancelScope(shield=True):
             try:
@@ -259,17 +274,18 @@ class Session:
     # Replay recorded outcomes.
 
     def must_read(self, index: int) -> bool:
-        """Return whether `read` must be awaited before `recorded` is called for this item."""
+        """Return whether `read` must precede `recorded` for this item."""
         return not self._chunk and self._read_up_to <= index <= self.state.last_item
 
     async def read(self, index: int) -> None:
-        """Read the next chunk of recorded outcomes, from this item on."""
+        """Read the next chunk of recorded outcomes."""
         rows = await self._in_thread(self._store.read, index, _CHUNK)
         self._chunk.extend(rows)
+        # A full chunk may have successors, a shorter one is the last.
         self._read_up_to = rows[-1][0] + 1 if len(rows) == _CHUNK else self.state.last_item + 1
 
     def recorded(self, given: object, index: int, digest: int) -> ItemOutcome[Any] | None:
-        """Return the recorded outcome of an item, if there is one."""
+        """Return the recorded outcome of an item, or None."""
         if index > self.state.last_item or self._known_total is not None:
             if self._known_total is not None and index >= self._known_total:
                 self._report_difference(f"items: were {self._known_total:,}, are more")

@@ -1,4 +1,4 @@
-"""A file lock that names its owner, and that the system frees when the owner dies."""
+"""A file lock that ends with its owner."""
 
 import contextlib
 import json
@@ -23,8 +23,9 @@ _LONGEST_OWNER = 1_000
 
 class FileLock:
     """
-    An exclusive lock, held by one run in one process from `acquire` to `release`.
+    An exclusive lock, held by one run in one process.
 
+    It names its owner in the file.
     The system frees it when the process ends, so it can't become stale.
     """
 
@@ -59,12 +60,13 @@ class FileLock:
     def release(self) -> None:
         """Release the lock and remove its file."""
         if self._descriptor is not None:
+            # Before the lock is freed, because afterwards the file may belong to another run.
             with contextlib.suppress(OSError):
                 self.path.unlink()
             self.close()
 
     def close(self) -> None:
-        """Close the file without removing it, as the end of the process would."""
+        """Close the file without removing it. The end of the process does the same."""
         descriptor, self._descriptor = self._descriptor, None
         _held.discard(self)
         if descriptor is not None:
@@ -85,7 +87,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def owner_now() -> dict[str, Any]:
-    """Return the id, the host and the current time of this process."""
+    """Return the process id, the host and the time."""
     return {"pid": os.getpid(), "host": socket.gethostname(), "started_s": time.time()}
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import attrs
 
 from sampling import errors
-from sampling._engine import scope as identity
+from sampling._engine.scope import iteration_id
 from sampling._json import bounded as bounded_json
 from sampling._message_json import dump_generation, load_generation
 from sampling._redaction import Redactor
@@ -37,7 +37,11 @@ _DEFAULTS = {"subsample": 0, "attempt": 0, "requests": 1, "tokens_saved": 0}
 
 
 class Recorder:
-    """Converts outcomes of one run to JSON and back. It holds the context and requirements that all items share."""
+    """
+    Converts outcomes of one run to JSON and back.
+
+    It holds the context and the requirements, which all items share and no record repeats.
+    """
 
     def __init__(self, context: Context | None, requirements: Sequence[Requirement]) -> None:
         self._context = context or Context()
@@ -126,7 +130,11 @@ class Recorder:
     # Load.
 
     def load(self, text: str, item: Item[T]) -> tuple[SamplingResult[T] | None, Exception | None]:
-        """Return the result or the error of an item. Raise ValueError if `dump` did not write the record."""
+        """
+        Return the result or the error of an item.
+
+        Raise ValueError if `dump` did not write the record.
+        """
         try:
             record = cast("dict[str, Any]", bounded_json.loads(text))
             if "error" in record:
@@ -162,8 +170,8 @@ class Recorder:
             parent_id=record.get("parent_id"),
             stop_detail=record.get("stop_detail"),
             hook_failures=tuple(
-                HookFailure(hook, event, load_error(error), iteration_id)
-                for hook, event, error, iteration_id in record.get("hook_failures", ())
+                HookFailure(hook, event, load_error(error), failed_in)
+                for hook, event, error, failed_in in record.get("hook_failures", ())
             ),
         )
 
@@ -183,7 +191,7 @@ class Recorder:
         error_index: int | None = record.get("error")
         return Slice(
             record["iteration"],
-            identity.iteration_id(sampling_id, record["iteration"]),
+            iteration_id(sampling_id, record["iteration"]),
             record.get("subsample", 0),
             record.get("attempt", 0),
             record["outcome"],
@@ -212,7 +220,11 @@ class Recorder:
 
 
 class _Messages:
-    """Numbers for the messages of one item: the context of the run, the text of the item, then new messages."""
+    """
+    Numbers for the messages of one item.
+
+    First the context of the run, then the text of the item, then new messages. A record has each message once.
+    """
 
     def __init__(self, context: Context, action: Action[Any]) -> None:
         self._plain_count = len(context) + 1
@@ -240,7 +252,7 @@ class _Messages:
 
 
 def _dump_generation(generation: Generation) -> dict[str, Any]:
-    """Return a generation as JSON values, without fields that have their default."""
+    """Return a generation as JSON values, without defaults."""
     if type(generation) is not Generation:
         return dump_generation(generation)
     record: dict[str, Any] = {"text": generation.text}
@@ -266,7 +278,7 @@ def _index_of(error: Exception, problems: list[Exception]) -> int:
 
 
 def _value(record: Mapping[str, Any], action: Action[T], best: Slice[T]) -> T | None:
-    """Parse the answer again, because JSON may not be able to hold the parsed value."""
+    """Parse the answer again. JSON may not be able to hold the parsed value."""
     if not best.valid or best.text is None:
         return cast("T | None", record.get("value"))
     try:
@@ -276,7 +288,7 @@ def _value(record: Mapping[str, Any], action: Action[T], best: Slice[T]) -> T | 
 
 
 def dump_value(value: Any) -> Any:
-    """Return a parsed value as JSON values, or None if JSON can't represent it."""
+    """Return a parsed value as JSON, or None if impossible."""
     dump = getattr(value, "model_dump", None)
     try:
         plain = dump(mode="json") if callable(dump) else attrs.asdict(value) if attrs.has(value.__class__) else value
@@ -298,7 +310,11 @@ _DETAILS = {"retry_after_s": (int, float), "status": (int,), "maybe_billed": (bo
 
 
 def dump_error(error: BaseException) -> dict[str, Any]:
-    """Return the type and the message of an error as JSON values. Anything that looks like a key is masked."""
+    """
+    Return the type and message of an error as JSON.
+
+    Anything that looks like a key is masked.
+    """
     details = {name: getattr(error, name, None) for name in _DETAILS if isinstance(error, errors.BackendError)}
     given = {name: value for name, value in details.items() if value is not None and value is not False}
     return {"type": type(error).__name__, "message": _redactor.redact(_message_of(error)), **given}
@@ -312,7 +328,11 @@ def _message_of(error: BaseException) -> str:
 
 
 def load_error(record: Any) -> Exception:
-    """Return the error that `dump_error` described, with its own type if that is ours or a builtin."""
+    """
+    Return the error that `dump_error` described.
+
+    It has its own type if that is one of ours or a builtin.
+    """
     details = dict(record)
     name, message = str(details.pop("type")), str(details.pop("message"))
     kind = _TYPES.get(name)

@@ -1,5 +1,5 @@
 """
-The tables of a journal, their versions, and the migration between versions.
+The tables of a journal, and their migrations.
 
 A "life" is one process that worked on the run. An "intent" is an item that was about to be sampled.
 """
@@ -76,7 +76,11 @@ VERSION: Final = len(_VERSIONS)
 
 
 def create_or_migrate(database: sqlite3.Connection, version: int, *, up_to: int = VERSION) -> None:
-    """Migrate a file to a later version in one transaction. Version 0 is a new file."""
+    """
+    Create the tables, or migrate them to a later version.
+
+    It is one transaction. Version 0 is a new file.
+    """
     steps = "".join(_VERSIONS[version:up_to])
     database.executescript(
         f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {up_to}; PRAGMA application_id = {APPLICATION_ID}; COMMIT;"
@@ -84,7 +88,11 @@ def create_or_migrate(database: sqlite3.Connection, version: int, *, up_to: int 
 
 
 def outcome_checksum(row: Sequence[Any]) -> int:
-    """Return the checksum of an outcome. Faster than `checksum`, because a resume reads all outcomes."""
+    """
+    Return the checksum of an outcome.
+
+    It is faster than `checksum`, because a resume reads all outcomes.
+    """
     item, life, key, digest, status, input_tokens, output_tokens, cost, attempts, requests, record, _ = row
     numbers = _NUMBERS(item, life, digest, input_tokens, output_tokens, cost, attempts, requests)
     return zlib.crc32(record.encode("ascii"), zlib.crc32(b"%b%b\0%b" % (numbers, status.encode(), key.encode())))

@@ -1,6 +1,7 @@
 """
-The SQLite file of a journal, written by one run at a time and readable by others.
+The SQLite file of a journal.
 
+One run writes it at a time, and others may read it meanwhile.
 All of this blocks, so a run calls it in a thread. When `write` returns, its transaction is on disk. If it raises,
 nothing was written. The tables call a process that worked on the run a "life".
 """
@@ -16,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 import attrs
 
-from sampling._engine import scope as identity
+from sampling._engine.scope import new_sampling_id
 from sampling._json import bounded as bounded_json
 from sampling._message_json import canonical
 from sampling.errors import JournalDamaged, JournalError, JournalMismatch, JournalTooNew, JournalWriteFailed
@@ -95,7 +96,7 @@ RawRow: TypeAlias = tuple[int, int, str, int, ItemStatus, int, int, float, int, 
 
 @attrs.frozen(kw_only=True)
 class JournalState:
-    """The content of a journal when a run begins or resumes."""
+    """The content of a journal when a run begins."""
 
     run_id: str
     recorded: int
@@ -129,7 +130,11 @@ class Store:
     # Open and close.
 
     def open(self, fingerprint: Mapping[str, Any], on_change: OnChange) -> JournalState:
-        """Lock the file, check that it is undamaged and of this run, and register this process."""
+        """
+        Lock and check the file, and register this process.
+
+        The file must be undamaged and belong to this run.
+        """
         with self._translate_errors("opened"):
             self._lock.acquire()
         try:
@@ -148,10 +153,12 @@ class Store:
 
     def _create(self, fingerprint: Mapping[str, Any]) -> None:
         """
-        Create the file under another name and move it into place when it is complete.
+        Create the file.
 
+        It is created under another name and renamed when it is complete.
         So an empty file is never an unfinished journal of ours.
         """
+        # SQLite would apply the leftover log of a deleted file to the new one.
         for suffix in ("-wal", "-journal"):
             if self.path.with_name(f"{self.path.name}{suffix}").exists():
                 raise JournalDamaged(f"{self.path} is missing, but its {self.path.name}{suffix} exists")
@@ -161,7 +168,7 @@ class Store:
         with closing(sqlite3.connect(new, isolation_level=None)) as database:
             database.execute("PRAGMA synchronous = FULL")
             create_or_migrate(database, 0)
-            run = (identity.new_sampling_id(), time.time(), canonical(fingerprint))
+            run = (new_sampling_id(), time.time(), canonical(fingerprint))
             database.execute("INSERT INTO run VALUES (1, ?, ?, ?, ?)", (*run, checksum(*run)))
             database.execute("PRAGMA journal_mode = WAL")
         new.replace(self.path)
@@ -241,7 +248,7 @@ class Store:
     # Read and write.
 
     def write(self, intents: Sequence[Intent], outcomes: Sequence[OutcomeRow]) -> None:
-        """Write intents and outcomes in one transaction, and return when it is on disk."""
+        """Write intents and outcomes in one transaction. When it returns, they are on disk."""
         process = self.process
         with self._translate_errors("written"):
             database = self._connection
@@ -262,7 +269,7 @@ class Store:
                 raise
 
     def read(self, first: int, limit: int) -> list[RawRow]:
-        """Return up to `limit` outcomes from this item on, ordered by index."""
+        """Return up to `limit` outcomes, ordered, from this item on."""
         with self._translate_errors("read"):
             rows = self._connection.execute(
                 f"SELECT {_OUTCOME_COLUMNS} FROM outcomes WHERE item >= ? ORDER BY item LIMIT ?",  # noqa: S608 - ours
@@ -272,13 +279,21 @@ class Store:
             return rows
 
     def digests(self) -> dict[int, int]:
-        """Return the digests of all items with an intent or an outcome, by index."""
+        """
+        Return the digests of recorded items, by index.
+
+        An item is recorded if it has an intent or an outcome.
+        """
         with self._translate_errors("read"):
             query = "SELECT item, digest FROM intents UNION SELECT item, digest FROM outcomes ORDER BY item"
             return dict(self._connection.execute(query).fetchall())
 
     def items_of_last_run(self) -> int | None:
-        """Return the number of items, if an earlier process read all of them."""
+        """
+        Return the number of items, if it is known.
+
+        It is known once a process has read all of them.
+        """
         (items,) = self._connection.execute("SELECT max(items) FROM lives").fetchone()
         return cast("int | None", items)
 
@@ -296,7 +311,7 @@ class Store:
 
 @contextmanager
 def translate_errors(path: Path, verb: str) -> Generator[None]:
-    """Turn errors of SQLite and the system into `JournalError`s, which have hints."""
+    """Raise errors of SQLite and the system as `JournalError`."""
     try:
         yield
     except JournalError:
@@ -314,7 +329,9 @@ def connect(path: Path) -> sqlite3.Connection:
     database = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
+        # No implicit transactions, because `write` begins and commits its own.
         isolation_level=None,
+        # The session uses one thread at a time, but not always the same.
         check_same_thread=False,
         timeout=BUSY_TIMEOUT_S,
     )
@@ -322,6 +339,7 @@ def connect(path: Path) -> sqlite3.Connection:
         # Do not run functions that the schema of a crafted file names.
         database.execute("PRAGMA trusted_schema = OFF")
         database.execute("PRAGMA cell_size_check = ON")
+        # With write-ahead logging, lower levels do not sync each commit.
         database.execute("PRAGMA synchronous = FULL")
         _check_version(database, path)
         (mode,) = database.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -340,6 +358,7 @@ def _check_version(database: sqlite3.Connection, path: Path) -> None:
         raise JournalDamaged(f"{path} is a database, but not a journal")
     if version > VERSION:
         raise JournalTooNew(f"{path} is a journal of version {version}: this library reads up to version {VERSION}")
+    # Compare the tables too, so that a crafted file can't bring triggers.
     if version < 1 or _schema(database) != _schema_of(version):
         raise JournalDamaged(f"{path} claims to be a journal of version {version}, but has other tables")
     if version < VERSION:
@@ -366,7 +385,7 @@ def _check_whole(database: sqlite3.Connection, path: Path) -> None:
 
 
 def run_of(database: sqlite3.Connection, path: Path) -> tuple[str, float, str]:
-    """Return the id, the start time and the fingerprint of the run."""
+    """Return the id, start time and fingerprint of the run."""
     row = database.execute("SELECT run_id, created_s, fingerprint, checksum FROM run").fetchone()
     if row is None or checksum(*row[:-1]) != row[-1]:
         raise JournalDamaged(f"{path} is damaged: the entry of the run has a wrong checksum")
@@ -387,7 +406,7 @@ def check_rows(rows: Sequence[RawRow], path: Path) -> None:
 
 @contextmanager
 def connect_to_read(path: Path) -> Generator[sqlite3.Connection]:
-    """Open a journal for reading, even while a run writes it."""
+    """Open a journal for reading, even during a run."""
     if not path.exists():
         raise FileNotFoundError(f"no such journal: {path}")
     with translate_errors(path, "read"), closing(connect(path)) as database:
@@ -395,7 +414,7 @@ def connect_to_read(path: Path) -> Generator[sqlite3.Connection]:
 
 
 def all_outcomes(database: sqlite3.Connection, path: Path, chunk: int = 1_000) -> Iterator[OutcomeRow]:
-    """Yield all outcomes, ordered by index, with one chunk in memory at a time."""
+    """Yield all outcomes, ordered by index. One chunk is in memory at a time."""
     cursor = database.execute(f"SELECT {_OUTCOME_COLUMNS} FROM outcomes ORDER BY item")  # noqa: S608 - ours
     while rows := cursor.fetchmany(chunk):
         check_rows(rows, path)

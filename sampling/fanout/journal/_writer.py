@@ -1,4 +1,4 @@
-"""A writer that batches entries: while one transaction is written, the next batch fills up."""
+"""A writer that batches entries. While one transaction is written, the next batch fills up."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -36,13 +36,17 @@ class Batch(Generic[E]):
     """Whether the batch is on disk. Valid once `ended` is set."""
 
     async def on_disk(self) -> bool:
-        """Wait for the write, and return whether it succeeded. Cancelling the wait does not cancel the write."""
+        """
+        Wait for the write, and return whether it succeeded.
+
+        Cancelling the wait does not cancel the write.
+        """
         await self.ended.wait()
         return self.stored
 
 
 class Writer(Generic[E]):
-    """Accepts entries from any number of tasks, and writes them in its own task."""
+    """Writes the entries of all tasks, in its own task."""
 
     def __init__(self, write: Callable[[Sequence[Intent], Sequence[E]], Awaitable[None]]) -> None:
         self._write = write

@@ -1,4 +1,4 @@
-"""Run the calls of a fan-out on a Ray cluster. Needs the extra `ray`."""
+"""Run a fan-out on a Ray cluster. Needs the extra `ray`."""
 
 from sampling.fanout.ray._engine import RayEngine
 

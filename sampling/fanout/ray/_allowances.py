@@ -1,4 +1,8 @@
-"""Spending limits for items on workers, so that all of them together stay within the driver's budget."""
+"""
+Budgets for items on workers.
+
+All of them together stay within the budget of the driver.
+"""
 
 import anyio
 import attrs
@@ -17,7 +21,7 @@ __all__ = ["Allowances", "Grant"]
 
 @attrs.frozen
 class Grant:
-    """The part of the driver's budget that is reserved for one item."""
+    """The part of the budget that one item reserves."""
 
     worst_case: Reservation
     held: Reservation
@@ -33,8 +37,9 @@ _NO_LIMIT = Grant(_NOTHING, _NOTHING, None)
 
 class Allowances:
     """
-    Reserves a part of the budget for each item before it is sent, and returns the unused rest.
+    Reserves a part of the budget for each item.
 
+    The unused rest is returned when the item has ended.
     The budget stays with the driver, and a worker can't request more. So an item is sent only when there is room for
     its worst case: every attempt with its judges, each with the longest prompt and answer.
     It also gets a share of the unreserved rest, one part in `max_concurrency`, because the estimate may be too low.
@@ -52,7 +57,7 @@ class Allowances:
         self._dearest_request = 0.0
 
     async def grant(self, item: Item[object]) -> Grant:
-        """Wait until there is room for an item, and reserve it."""
+        """Wait for room in the budget, and reserve it."""
         budget = self._budget
         if budget is None:
             return _NO_LIMIT
@@ -122,7 +127,7 @@ def _sum(one: Reservation, other: Reservation) -> Reservation:
 
 
 def _allowance(budget: Budget, held: Reservation) -> Allowance:
-    """Return the limits for an item, for those amounts that the budget limits."""
+    """Return the limits for an item. Amounts that the budget does not limit are None."""
     now = anyio.current_time()
     return Allowance(
         attempts=None if budget.attempts is None else held.attempts,

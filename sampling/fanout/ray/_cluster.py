@@ -33,7 +33,11 @@ _TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 class ActorLost(Exception):
-    """The process of an actor died or can't be reached. Its calls may or may not have finished."""
+    """
+    The process of an actor is gone.
+
+    It died or can't be reached. Its calls may or may not have finished.
+    """
 
 
 class Actor:
@@ -50,11 +54,15 @@ class Actor:
         return future
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Call a method of the worker, and wait for its result."""
+        """Call a method of the worker, and wait."""
         return await self.result_of(self.submit(method, *args))
 
     async def result_of(self, future: "Future[T]") -> T:
-        """Wait for a submitted call. Raise the error of the method, or `ActorLost` if the process is gone."""
+        """
+        Wait for a submitted call.
+
+        Raise the error of the method, or `ActorLost` if the process is gone.
+        """
         try:
             return await self._thread.wait(future)
         except RayTaskError as error:
@@ -63,7 +71,7 @@ class Actor:
             raise ActorLost(str(error)) from error
 
     async def close(self) -> None:
-        """Close the backend of the worker, and wait until it is closed."""
+        """Close the backend of the worker, and wait."""
         self.submit("close")
         await self.result_of(self._serving)
 
@@ -78,8 +86,9 @@ class Actor:
 
 class Cluster:
     """
-    A connection to Ray, opened on first use and closed after the last one.
+    A connection to Ray.
 
+    It is opened on first use and closed after the last one.
     A Ray that the program started itself is used and left running.
     """
 
@@ -95,7 +104,7 @@ class Cluster:
 
     @property
     def thread(self) -> BridgeThread:
-        """The thread that calls Ray on behalf of the event loop."""
+        """The thread in which Ray is called."""
         if self._thread is None:
             raise RuntimeError("this cluster is not in use")
         return self._thread
@@ -142,7 +151,11 @@ class Cluster:
         ray.init(address=address, **options)
 
     def _isolate(self, options: dict[str, Any]) -> None:
-        """Use a temporary token and directory for our own Ray, unless the user has set them."""
+        """
+        Use a temporary token and directory for our Ray.
+
+        Values that the user has set are kept.
+        """
         token_file = Path.home() / ".ray" / "auth_token"
         if not any(os.environ.get(name) for name in _TOKEN_VARIABLES) and not token_file.exists():
             # Ray listens on all interfaces, so it needs a token. By default it would create one in the user's home.
@@ -163,7 +176,7 @@ class Cluster:
             self._directory = None
 
     async def share(self, packed: bytes) -> Any:
-        """Put an object into Ray's store, from which all actors can read it."""
+        """Put an object into Ray's store for all actors."""
         return await self.thread.run(ray.put, packed)
 
     def new_actor(self, shared: Any, *, max_calls: int, options: Mapping[str, Any]) -> Actor:
@@ -171,5 +184,6 @@ class Cluster:
         kind = ray.remote(Worker)
         # Ray must not retry anything itself: the engine decides what runs again.
         own = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": max_calls}
+        # Unless the options say otherwise, an actor reserves no CPU, because it mostly waits for its backend.
         handle = kind.options(**{"num_cpus": 0, **options, **own}).remote()
         return Actor(handle, shared, self.thread)

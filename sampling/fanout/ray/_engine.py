@@ -1,4 +1,4 @@
-"""`RayEngine`, which runs the calls of a fan-out on the workers of a Ray cluster."""
+"""`RayEngine`, which runs calls on a Ray cluster."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -12,7 +12,7 @@ import attrs
 import structlog
 
 from sampling._arguments import check_int, check_number, check_str, wrong_type
-from sampling._engine import scope as identity
+from sampling._engine.scope import current_item
 from sampling.errors import WorkerLost
 from sampling.fanout.engines import SampleItem, Work
 from sampling.fanout.items import Item
@@ -29,7 +29,7 @@ log = structlog.get_logger("sampling")
 
 class RayEngine:
     """
-    Runs the call of each item in one of `actors` processes of a Ray cluster.
+    Runs the calls in processes of a Ray cluster.
 
         result = await fan_out(strategy, items, None, backend, engine=RayEngine(actors=8))
 
@@ -86,7 +86,7 @@ class RayEngine:
         self._cluster = Cluster(address, actors, _options("init_options", init_options))
 
     async def __aenter__(self) -> Self:
-        """Start or connect to Ray for all runs inside the block."""
+        """Start or connect to Ray for several runs."""
         await self._cluster.__aenter__()
         return self
 
@@ -203,7 +203,11 @@ class _RayRun:
     # Items.
 
     async def _sample(self, item: Item[Any]) -> SamplingResult[Any]:
-        """Run an item. If its worker dies, run it a second time, alone on the worker."""
+        """
+        Run an item.
+
+        If its worker dies, run it a second time, alone on the worker.
+        """
         remote = _RemoteItem(item)
         try:
             return await self._run(remote)
@@ -223,7 +227,11 @@ class _RayRun:
                 self._cleared = anyio.Event()
 
     async def _run(self, remote: _RemoteItem, slot: _Slot | None = None) -> SamplingResult[Any]:
-        """Run an item once, in this slot or in any, and settle its budget in every case."""
+        """
+        Run an item once, and settle its budget.
+
+        It runs in the given slot, else in any.
+        """
         grant = await self._allowances.grant(remote.item)
         remote.reply = WorkerReply()
         try:
@@ -234,7 +242,11 @@ class _RayRun:
             _add_usage(remote.reply)
 
     async def _pick_slot(self) -> _Slot:
-        """Wait for slots without suspects, and return the one with the fewest items."""
+        """
+        Return the slot with the fewest items.
+
+        Slots with suspects are left out, and if all have some, this waits.
+        """
         while not (trusted := [slot for slot in self._slots if not slot.suspects]):
             await self._cleared.wait()
         return min(trusted, key=lambda slot: slot.in_flight)
@@ -264,7 +276,11 @@ class _RayRun:
     async def _stop(
         self, slot: _Slot, actor: Actor, call: str, future: "Future[Any]", names: dict[str, Any]
     ) -> WorkerReply | None:
-        """Stop a call on its worker and return its reply. Replace the worker if it does not stop in time."""
+        """
+        Stop a call on its worker, and return its reply.
+
+        Replace the worker if it does not stop in time.
+        """
         with anyio.move_on_after(self._engine.stop_grace_s):  # noqa: ASYNC912 - the wait is one
             actor.submit("stop", call)
             with suppress(ActorLost):
@@ -281,11 +297,11 @@ class _RayRun:
 
 
 def _add_usage(reply: WorkerReply | None) -> None:
-    """Add the usage of a reply to the item of the current task."""
-    place = identity.current_item()
-    if place is not None and reply is not None:
-        place.spent += reply.usage
-        place.requests += reply.requests
+    """Add a worker's usage to the current item."""
+    scope = current_item()
+    if scope is not None and reply is not None:
+        scope.spent += reply.usage
+        scope.requests += reply.requests
 
 
 def _result_of(reply: WorkerReply) -> SamplingResult[Any]:

@@ -1,5 +1,5 @@
 """
-A thread that connects an event loop with a library that has its own threads.
+A thread between an event loop and a threaded library.
 
 It runs blocking calls, and wakes waiting tasks when a future of the library is done, without polling.
 It must be a single thread, because the processes that Ray starts end with the *thread* that started them.
@@ -24,7 +24,11 @@ T = TypeVar("T")
 
 
 class BridgeThread:
-    """A thread that lives as long as an `async with` block, and serves its event loop."""
+    """
+    A thread that serves the event loop of a block.
+
+    It starts and ends with the `async with` block.
+    """
 
     def __init__(self, name: str) -> None:
         self._tasks: SimpleQueue[Callable[[], anyio.Event | None]] = SimpleQueue()
@@ -44,7 +48,11 @@ class BridgeThread:
         self._thread.join()
 
     async def run(self, blocking: Callable[..., T], *args: Any) -> T:
-        """Run a function in the thread. A cancellation waits for it, so that nothing is left half done."""
+        """
+        Run a function in the thread.
+
+        A cancellation waits for it, so that nothing is left half done.
+        """
         future: Future[T] = Future()
         done = anyio.Event()
         self._tasks.put(partial(_run, future, done, partial(blocking, *args)))
@@ -54,11 +62,15 @@ class BridgeThread:
         return future.result()
 
     def run_soon(self, blocking: Callable[..., object], *args: Any) -> None:
-        """Run a function in the thread without waiting, and ignore its result."""
+        """Run a function in the thread without waiting. Its result is ignored."""
         self._tasks.put(partial(_run_ignoring_errors, partial(blocking, *args)))
 
     async def wait(self, future: Future[T]) -> T:
-        """Wait for a future of the library. A cancellation ends the wait at once, and leaves the future running."""
+        """
+        Wait for a future of the library.
+
+        A cancellation ends the wait at once, and leaves the future running.
+        """
         done = anyio.Event()
         # Runs in a thread of the library, so it must not block.
         future.add_done_callback(lambda _: self._tasks.put(lambda: done))
@@ -75,7 +87,7 @@ class BridgeThread:
             anyio.from_thread.run_sync(_set_all, done, token=self._token)
 
     def _other_tasks(self) -> Sequence[Callable[[], anyio.Event | None]]:
-        """Return the other queued tasks, so that one turn of the event loop ends many waits."""
+        """Return the other queued tasks. So one turn of the event loop ends many waits."""
         more: list[Callable[[], anyio.Event | None]] = []
         try:
             while True:

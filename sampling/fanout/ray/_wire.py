@@ -53,7 +53,7 @@ Names = Mapping[str, Any]
 
 @attrs.frozen(kw_only=True)
 class Allowance:
-    """The limits of a worker's budget for one item. None means no limit."""
+    """The budget of one item on a worker. None means no limit."""
 
     attempts: int | None = None
     requests: int | None = None
@@ -68,7 +68,7 @@ class Allowance:
 
 @attrs.frozen(kw_only=True)
 class Shared:
-    """The arguments that all items of a run share. They are sent to each worker once."""
+    """The arguments that all items share. They are sent to each worker once."""
 
     strategy: BaseSamplingStrategy
     context: Context | None
@@ -98,7 +98,11 @@ class WorkerJob:
     allowance: Allowance | None
 
     def names(self, shared: Names) -> dict[str, Any]:
-        """Return the objects that both sides have, including the action of this item, by name."""
+        """
+        Return the objects that both sides have, by name.
+
+        The action of this item is one of them.
+        """
         return {**shared, **_names_of_action(self.item.action)}
 
 
@@ -109,7 +113,11 @@ def _names_of_action(action: Action[Any]) -> dict[str, Any]:
 
 @attrs.frozen(kw_only=True)
 class WorkerReply:
-    """The reply of a worker about one item. It has neither result nor error if the item was stopped."""
+    """
+    The reply of a worker about one item.
+
+    It has neither result nor error if the item was stopped.
+    """
 
     result: SamplingResult[Any] | None = None
     error: Exception | None = None
@@ -139,7 +147,7 @@ def pack_shared(work: Work, backend_factory: Callable[[], BackendLike] | None) -
 
 
 def _not_sendable(parts: Mapping[str, Any], error: Exception) -> NotSendable:
-    """Return an error that names the part that can't be pickled."""
+    """Return an error that names the unpicklable part."""
     for name, part in parts.items():
         try:
             pack(part)
@@ -190,7 +198,11 @@ class _Packer(_Pickler):  # type: ignore[misc]
 
 
 def _has_default_reduce(error: BaseException) -> bool:
-    """Return whether an error has the default reduction, which calls its class with `args`. Few classes accept that."""
+    """
+    Return whether an error has the default reduction.
+
+    That calls the class with `args`, which few classes accept.
+    """
     kind = type(error)
     return kind.__module__ != "builtins" and kind.__reduce__ is BaseException.__reduce__
 
@@ -231,7 +243,7 @@ def unpack_reply(packed: bytes, names: Names) -> WorkerReply:
 
 
 def with_traceback(error: Exception) -> Exception:
-    """Add the traceback to an unexpected error as a note, because pickling loses it."""
+    """Add the traceback of an unexpected error as a note. Pickling loses the traceback itself."""
     if not isinstance(error, SamplingError):
         lines = "".join(traceback.format_tb(error.__traceback__)).rstrip()
         error.add_note(f"raised on a worker:\n{lines}")

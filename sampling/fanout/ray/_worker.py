@@ -1,4 +1,8 @@
-"""The worker process: it holds the strategy and the backend, and samples the items that the driver sends."""
+"""
+The worker process, which samples items for the driver.
+
+It holds the strategy and the backend.
+"""
 
 from contextlib import AsyncExitStack
 from typing import Any, cast
@@ -7,7 +11,7 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from sampling._engine import scope as identity
+from sampling._engine.scope import enter_item
 from sampling.budgets import Budget
 from sampling.fanout.ray._wire import Shared, WorkerJob, WorkerReply, pack_reply, unpack, with_traceback
 from sampling.protocols import BackendLike, generate_of
@@ -17,8 +21,9 @@ __all__ = ["Worker"]
 
 class Worker:
     """
-    Samples any number of items at once. Ray runs it as an async actor.
+    Samples any number of items at once.
 
+    Ray runs it as an async actor.
     The driver makes all decisions: which items run, in which order, and when they stop.
     """
 
@@ -29,12 +34,16 @@ class Worker:
         self._open = anyio.Event()
         self._closing = anyio.Event()
         self._failure: Exception | None = None
-        self._scopes: dict[str, anyio.CancelScope] = {}
+        self._cancel_scopes: dict[str, anyio.CancelScope] = {}
         self._stopped_early: set[str] = set()
         """Calls that were stopped before they started: messages of the driver may overtake each other."""
 
     async def serve(self, packed: bytes) -> None:
-        """Keep the backend open until `close` is called. One task opens and closes it, as some backends require."""
+        """
+        Keep the backend open until `close` is called.
+
+        One task opens and closes it, as some backends require.
+        """
         try:
             async with AsyncExitStack() as stack:
                 self._shared = cast("Shared", unpack(packed))
@@ -57,27 +66,35 @@ class Worker:
         return backend
 
     async def ready(self) -> bytes:
-        """Wait until the backend is open. The reply has the error if it could not be opened."""
+        """
+        Wait until the backend is open.
+
+        The reply has the error if it could not be opened.
+        """
         await self._open.wait()
         return pack_reply(WorkerReply(error=self._failure), {})
 
     async def sample(self, call: str, packed: bytes) -> bytes:
-        """Sample one item, and reply when nothing of it is running any more."""
+        """
+        Sample one item.
+
+        The reply is sent when nothing of the item is running any more.
+        """
         await self._open.wait()
         job = cast("WorkerJob", unpack(packed))
         budget = Budget() if job.allowance is None else job.allowance.budget()
-        place = identity.enter_item(job.item.item_id, None)
+        scope = enter_item(job.item.item_id, None)
         reply = WorkerReply()
-        with anyio.CancelScope() as self._scopes[call]:
+        with anyio.CancelScope() as self._cancel_scopes[call]:
             if call in self._stopped_early:
                 self._stopped_early.remove(call)
-                self._scopes[call].cancel()
+                self._cancel_scopes[call].cancel()
                 await checkpoint_if_cancelled()
             reply = await self._sample(job, budget)
-        del self._scopes[call]
+        del self._cancel_scopes[call]
         reply = attrs.evolve(
             reply,
-            usage=place.spent,
+            usage=scope.spent,
             attempts=budget.attempts_made,
             requests=budget.requests_made,
             tokens=budget.tokens_charged,
@@ -104,9 +121,9 @@ class Worker:
 
     async def stop(self, call: str) -> None:
         """Cancel a call. Its reply is sent once it has stopped."""
-        scope = self._scopes.get(call)
-        if scope is not None:
-            scope.cancel()
+        cancel_scope = self._cancel_scopes.get(call)
+        if cancel_scope is not None:
+            cancel_scope.cancel()
         else:
             self._stopped_early.add(call)
 

@@ -1,4 +1,4 @@
-"""The result of a capacity search: its steps, and the highest rate that passed."""
+"""The result of a capacity search."""
 
 import csv
 import io
@@ -14,6 +14,7 @@ from sampling.load.capacity._confidence import wilson
 from sampling.load.capacity._search import Bracket, Trial, find_bracket
 from sampling.load.capacity._verdict import Verdict
 from sampling.load.model._report import LoadReport
+from sampling.load.model._schema import check_schema
 from sampling.load.model._slo import Slo
 from sampling.load.model._units import format_seconds, format_share
 
@@ -95,7 +96,7 @@ class CapacityAnswer:
 
     @property
     def max_rate(self) -> float | None:
-        """The largest target that passed below the first trip, or None if none passed."""
+        """The highest target that passed below the first trip, or None if none passed."""
         return self._bracket.passed
 
     @property
@@ -119,21 +120,22 @@ class CapacityAnswer:
     @property
     def confidence(self) -> float | None:
         """
-        The confidence that `max_rate` holds, for its least certain limit, or None if it can't be computed.
+        The confidence that `max_rate` holds.
 
+        It is that of the least certain limit, or None if it can't be computed.
         It assumes independent requests, which makes it an upper bound.
         """
         return None if self.best is None else self.best.confidence
 
     @property
     def passes(self) -> tuple[int, int]:
-        """The number of passed runs and of conclusive runs at `max_rate`."""
+        """The numbers of passed and of conclusive runs at `max_rate`."""
         runs = [step.verdict for step in self.steps if step.target_rate == self.max_rate]
         return runs.count("PASS"), runs.count("PASS") + runs.count("TRIP")
 
     @property
     def repeatability(self) -> tuple[float, float]:
-        """The 95 % confidence interval of the share of runs at `max_rate` that pass."""
+        """The 95 % confidence interval of the share of runs that pass."""
         return wilson(*self.passes)
 
     @property
@@ -165,16 +167,13 @@ class CapacityAnswer:
         }
 
     def to_json(self, *, samples: bool = False) -> str:
-        """Return the answer as JSON for `from_json`, with every request if `samples` is true."""
+        """Return the answer as JSON for `from_json`. It contains every request if `samples` is true."""
         return json.dumps(self.to_dict(samples=samples), allow_nan=False, separators=(",", ":"))
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> "CapacityAnswer":
         """Rebuild an answer from the result of `to_dict`. Derived values are computed from the steps."""
-        if found.get("schema") != cls.schema:
-            raise ValueError(
-                f"can't read this as a capacity answer: schema must be {cls.schema!r}, got {found.get('schema')!r}"
-            )
+        check_schema(found, cls.schema, "capacity answer")
         return cls(
             slo=Slo.from_dict(found["slo"]),
             steps=tuple(Step.from_dict(step) for step in found["steps"]),
@@ -193,7 +192,7 @@ class CapacityAnswer:
         Path(path).write_text(csv_text(self.steps), encoding="utf-8")
 
     def render(self) -> str:
-        """Return a table of the steps and the answer, for a terminal."""
+        """Return the steps and the answer as a table."""
         header = [_unit(self.axis), "reached", "verdict", "p50", "p95", "p99", "errors", "valid", "dropped", "lag p99"]
         lines = [header, *(_cells(step) for step in self.steps)]
         widths = [max(len(line[column]) for line in lines) for column in range(len(header))]

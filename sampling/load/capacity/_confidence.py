@@ -16,7 +16,7 @@ _Z = NormalDist().inv_cdf(0.975)
 
 
 def wilson(found: int, count: int, z: float = _Z) -> tuple[float, float]:
-    """Return the 95 % confidence interval of a share, when `found` of `count` were observed."""
+    """Return the 95 % confidence interval of a share. `found` of `count` were observed."""
     if count < 1:
         return 0.0, 1.0
     share, spread = found / count, z * z / count
@@ -26,13 +26,17 @@ def wilson(found: int, count: int, z: float = _Z) -> tuple[float, float]:
 
 
 def is_at_edge(found: int, count: int, allowed: float) -> bool:
-    """Return True if the allowed share is inside the interval, so another run could have the opposite verdict."""
+    """
+    Return True if another run could have the opposite verdict.
+
+    That is so if the allowed share is inside the confidence interval.
+    """
     low, high = wilson(found, count)
     return low <= allowed <= high
 
 
 def confidence_within(found: int, count: int, allowed: float) -> float | None:
-    """Return the confidence that the true share is at most `allowed`, or None if it can't be computed."""
+    """Return the confidence that the share is at most `allowed`, or None if it can't be computed."""
     if not count or not 0 < allowed < 1:
         return None
     return NormalDist().cdf((allowed - found / count) / math.sqrt(allowed * (1 - allowed) / count))

@@ -24,7 +24,7 @@ _TRIES = 3
 
 
 class BacklogMonitor:
-    """Polls the queue from the start of a measurement to its end."""
+    """Polls the queue during a measurement."""
 
     def __init__(self, probe: BacklogProbe, *, timeout_s: float) -> None:
         self._probe = probe

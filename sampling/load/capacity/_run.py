@@ -1,4 +1,4 @@
-"""`find_capacity`: raise the load step by step until the SLO breaks."""
+"""Raise the load step by step until the SLO breaks."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -131,7 +131,7 @@ class CapacitySettings:
         )
 
     def measurement_settings(self) -> dict[str, Any]:
-        """Return the settings that must be equal for a journal to be resumed."""
+        """Return the settings that a resumed journal must match."""
         names = ("warmup_s", "hold_s", "drain_s", "rate_tolerance", "max_in_flight", "axis", "arrivals")
         found: dict[str, Any] = {
             name: getattr(self, name) for name in (*names, "think_time_s", "activate_per_s", "seed")
@@ -141,8 +141,9 @@ class CapacitySettings:
 
 class CapacityRun:
     """
-    A capacity search that can be watched and stopped. Most callers only need `find_capacity`.
+    A capacity search that can be watched and stopped.
 
+    Most callers only need `find_capacity`.
     A cancelled search raises, and `answer()` still returns the steps so far.
     """
 
@@ -170,7 +171,11 @@ class CapacityRun:
         """The target of the current step."""
 
     async def run(self) -> CapacityAnswer:
-        """Run the steps that are not in the journal yet, and return the answer."""
+        """
+        Run the remaining steps, and return the answer.
+
+        Steps in the journal are not run again.
+        """
         self._restore()
         if self._settings.preflight:
             await self._check_target()
@@ -181,7 +186,11 @@ class CapacityRun:
         return self.answer()
 
     def stop(self) -> None:
-        """End the search now. The current step is discarded, and `run()` returns the steps so far."""
+        """
+        End the search now.
+
+        The current step is discarded, and `run()` returns the steps so far.
+        """
         self._stopped = True
         if self.running is not None:
             self.running.stop()
@@ -219,6 +228,7 @@ class CapacityRun:
     # Steps.
 
     async def _ramp(self) -> None:
+        # A resumed search runs inconclusive steps again.
         known = {step.target_rate: step for step in self._steps if step.verdict != "INCONCLUSIVE"}
         for target in self._settings.steps:
             step = known.get(target) or await self._step(target, "ramp")
@@ -238,6 +248,7 @@ class CapacityRun:
 
     async def _step(self, target: float, why: Literal["ramp", "refine", "repeat"]) -> Step | None:
         """Run, judge and save one step. Return None if it was stopped before the end of the measurement."""
+        # A repeated run has other random numbers, or it would only repeat its verdict.
         runs = sum(step.target_rate == target for step in self._steps)
         seed = derive_seed(self._settings.seed, "step", repr(target), runs)
         report, backlog = await self._measure(target, seed)
@@ -306,7 +317,11 @@ def _achieved(report: LoadReport | None, axis: Axis) -> float:
 
 
 async def _run_with_monitor(monitor: BacklogMonitor, settings: CapacitySettings, run: LoadRun) -> LoadReport | None:
-    """Run a step while its queue is monitored. An exception of the run is raised as it is, not in a group."""
+    """
+    Run a step while its queue is monitored.
+
+    An exception of the run is raised as it is, not in a group.
+    """
     report: LoadReport | None = None
     failure: Exception | None = None
     async with anyio.create_task_group() as group:
@@ -351,7 +366,9 @@ async def find_capacity(  # noqa: PLR0913 - a search has many settings, and near
     on_step: OnStep | None = None,
 ) -> CapacityAnswer:
     """
-    Raise the load step by step until the SLO breaks, and return the highest load that passed.
+    Find the highest load that meets the SLO.
+
+    The load is raised step by step until the SLO breaks.
 
     Args:
         workload: Any `async def f(arrival)`, as for `run_load`.

@@ -1,6 +1,7 @@
 """
-Choose the next rate of a capacity search. Pure functions of the history.
+Choose the next rate of a capacity search.
 
+These are pure functions of the history.
 The majority of its runs decides a rate, and a tie counts as a trip. The bracket consists of the smallest rate that
 tripped and the largest rate below it that passed. It only shrinks, or is corrected by a repeated run. The answer is
 always a rate that ran and passed.
@@ -50,7 +51,7 @@ class Next:
 
 
 def find_bracket(trials: Iterable[Trial]) -> Bracket:
-    """Return the smallest rate that tripped, and the largest that passed below it."""
+    """Return the lowest trip, and the highest pass below it."""
     verdicts = _verdicts(trials)
     tripped = min((rate for rate, verdict in verdicts.items() if verdict == "TRIP"), default=None)
     below = math.inf if tripped is None else tripped
@@ -60,7 +61,7 @@ def find_bracket(trials: Iterable[Trial]) -> Bracket:
 
 def next_trial(trials: Sequence[Trial], *, precision: float, most_trials: int = 40, whole: bool = False) -> Next | None:
     """
-    Return the next run that improves the answer, or None if none does.
+    Return the next run, or None if none improves the answer.
 
     First bisect until the bracket is narrower than `precision` of its upper end. Then repeat its two ends, if their
     verdicts are uncertain. If a repeat overturns one of them, bisect again.
@@ -95,7 +96,11 @@ def _midpoint(low: float, high: float, *, whole: bool) -> float:
 
 
 def _repeat_edge(trials: Sequence[Trial], bracket: Bracket) -> Next | None:
-    """Return an end of the bracket to repeat, if its verdict is uncertain and its majority can still change."""
+    """
+    Return an end of the bracket to repeat, or None.
+
+    It is repeated if its verdict is uncertain and its majority can still change.
+    """
     for rate in (bracket.passed, bracket.tripped):
         runs = [trial for trial in trials if trial.rate == rate and trial.verdict != "INCONCLUSIVE"]
         tries = sum(trial.rate == rate for trial in trials)

@@ -1,4 +1,4 @@
-"""Files of finished steps, so that an interrupted search can be resumed."""
+"""Files of finished steps, to resume a search."""
 
 import json
 import os
@@ -16,13 +16,15 @@ _SCHEMA = "sampling.capacity-journal/1"
 
 class StepJournal:
     """
-    A journal with one line of JSON per step, after a header with the settings.
+    A journal with one line of JSON per step.
 
+    Its header has the settings.
     An incomplete last line, left by a crash, is removed before anything is appended.
     """
 
     def __init__(self, path: str | Path, settings: Mapping[str, Any]) -> None:
         self._path = Path(path)
+        # As they are read from a file, to compare them: JSON has no tuples.
         self._settings = json.loads(json.dumps(settings))
 
     def read(self) -> tuple[Step, ...]:

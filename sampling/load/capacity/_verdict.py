@@ -1,6 +1,7 @@
 """
-Judge a step: a pure function from a report and an SLO to a verdict with reasons.
+Judge a step by an SLO.
 
+`judge` is a pure function from a report to a verdict with reasons.
 The order of the checks matters. A failed measurement is INCONCLUSIVE. A broken limit is a TRIP, even if the target
 rate was not reached, because backpressure by the server is not a limit of the load generator. Only when the service
 looks healthy, a shortfall or a late generator makes the step INCONCLUSIVE.
@@ -37,7 +38,7 @@ _NEAR = 0.1
 
 @attrs.frozen
 class Backlog:
-    """The change of the server's queue during the measurement, from a probe."""
+    """The change of the server's queue during a measurement."""
 
     growth: float | None = None
     """Growth of the queue from start to end, or None if it is unknown."""
@@ -114,6 +115,7 @@ def judge(
         return Judgement("INCONCLUSIVE", (unmeasured,))
     findings = list(_findings(report, slo, backlog))
     late = _client_lag(report, slo)
+    # A late generator adds its lag to all latencies. Then only the service time can prove that a limit is broken.
     broken = [
         finding
         for finding in findings
@@ -156,7 +158,7 @@ def _findings(report: LoadReport, slo: Slo, backlog: Backlog | None) -> Iterator
 def _common_findings(
     part: LoadReport | Operation, slo: Slo, prefix: str, operation: str | None, report: LoadReport
 ) -> Iterator[_Finding]:
-    """Check the limits that whole reports and single operations have in common."""
+    """Check the limits of a report or an operation."""
     for limit in slo.latency_limits:
         yield _latency_finding(part, limit, prefix, operation, report)
     sent = part.admitted if isinstance(part, LoadReport) else part.sent
@@ -235,7 +237,7 @@ def _backlog_findings(report: LoadReport, slo: Slo, backlog: Backlog | None) -> 
 
 
 def _compared(value: float, limit: float, show: _Show, sign: str = ">") -> str:
-    """Format a value and its limit, with enough digits to tell them apart."""
+    """Format a value and its limit. They have enough digits to tell them apart."""
     for digits in (3, 6, 9):
         if show(value, digits) != show(limit, digits):
             return f"{show(value, digits)} {sign} {show(limit, digits)}"

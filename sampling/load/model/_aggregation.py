@@ -1,4 +1,4 @@
-"""Aggregate a recording into a report, with exact percentiles of every series."""
+"""Aggregate a recording into a report."""
 
 import math
 from array import array
@@ -7,23 +7,26 @@ from collections.abc import Callable, Iterable
 import attrs
 
 from sampling.load.model._profiles import ClosedLoop, Profile
-from sampling.load.model._recording import OUTCOMES, USER_ENDS, Outcome, Recording
+from sampling.load.model._recording import ANSWERED, OUTCOMES, USER_ENDS, Outcome, Recording
 from sampling.load.model._report import Bin, LoadReport, Operation
 from sampling.load.model._series import Summary, cumulative, slope
 from sampling.load.model._slo import Slo
 
 __all__ = ["build_report"]
 
-_SUCCEEDED: tuple[Outcome, ...] = ("valid", "invalid")
-
 
 def build_report(
     recording: Recording, profile: Profile, *, seed: int, workers: int = 1, slo: Slo | None = None
 ) -> LoadReport:
-    """Build the report of a recording. `LoadReport` checks the generator's counts against the samples."""
+    """
+    Build the report of a recording.
+
+    `LoadReport` checks the counts of the generator against the samples.
+    """
     tally, outcomes = recording.tally, recording.outcomes()
     warmup_s = profile.warmup_s
     duration_s = max(0.0, recording.ended_s - warmup_s)
+    # The planned length, unless the run ended early. The recorded end is read from the clock, a little later.
     if profile.measured_s is not None and not recording.interrupted and not recording.exhausted:
         duration_s = profile.measured_s
     levels, times = _levels(recording, warmup_s, duration_s)
@@ -63,8 +66,8 @@ def build_report(
         output_tokens=sum(recording.columns["output_tokens"]),
         cost=recording.cost,
         timeline=_timeline(recording, warmup_s),
-        latency_distribution=tuple(cumulative(recording.times("intended_s", "done_s", outcomes=_SUCCEEDED))),
-        service_distribution=tuple(cumulative(recording.times("sent_s", "done_s", outcomes=_SUCCEEDED))),
+        latency_distribution=tuple(cumulative(recording.times("intended_s", "done_s", outcomes=ANSWERED))),
+        service_distribution=tuple(cumulative(recording.times("sent_s", "done_s", outcomes=ANSWERED))),
         stalls=tuple(attrs.evolve(stall, at_s=stall.at_s - warmup_s) for stall in recording.stalls),
         interrupted=recording.interrupted,
         exhausted=recording.exhausted,
@@ -82,9 +85,9 @@ def _user_ends(recording: Recording, profile: ClosedLoop) -> dict[str, int]:
 
 def _summaries(recording: Recording, operation: str | None) -> dict[str, Summary]:
     stamps: dict[str, tuple[str, str, tuple[Outcome, ...]]] = {
-        "latency": ("intended_s", "done_s", _SUCCEEDED),
-        "service_time": ("sent_s", "done_s", _SUCCEEDED),
-        "time_to_first_token": ("intended_s", "first_token_s", _SUCCEEDED),
+        "latency": ("intended_s", "done_s", ANSWERED),
+        "service_time": ("sent_s", "done_s", ANSWERED),
+        "time_to_first_token": ("intended_s", "first_token_s", ANSWERED),
         "time_to_valid": ("intended_s", "done_s", ("valid",)),
     }
     return {
@@ -111,7 +114,7 @@ def _operation_of(recording: Recording, name: str) -> Operation:
 
 
 def _good(recording: Recording, slo: Slo) -> int:
-    """Count the valid answers within the per-request limits of the SLO."""
+    """Count the valid answers within the SLO's request limits."""
     limits = slo.request_limits
     latency_s = min(limits.get("latency", math.inf), limits.get("time_to_valid", math.inf))
     first_s = limits.get("time_to_first_token", math.inf)
@@ -119,12 +122,13 @@ def _good(recording: Recording, slo: Slo) -> int:
     valid = OUTCOMES.index("valid")
     good = 0
     for code, due, first, done in zip(*(recording.columns[name] for name in names), strict=True):
+        # `not >` instead of `<=`, because a first token that was not reported is NaN and breaks no limit.
         good += code == valid and done - due <= latency_s and not first - due > first_s
     return good
 
 
 def _levels(recording: Recording, warmup_s: float, duration_s: float) -> tuple[list[int], list[float]]:
-    """Return the numbers of requests in flight during the measurement, and their times."""
+    """Return the levels of requests in flight, and their times."""
     every_s = recording.levels.every_s
     inside = [
         (level, number * every_s)
@@ -135,7 +139,11 @@ def _levels(recording: Recording, warmup_s: float, duration_s: float) -> tuple[l
 
 
 def _timeline(recording: Recording, warmup_s: float) -> tuple[Bin, ...]:
-    """Divide the measurement into intervals, by the times at which requests were due."""
+    """
+    Divide the measurement into intervals.
+
+    A request belongs to the interval in which it was due.
+    """
     every_s = recording.levels.every_s
     due = (recording.columns["intended_s"], recording.dropped_s, recording.missed_s)
     last_s = max((max(instants) for instants in due if instants), default=None)
@@ -143,12 +151,13 @@ def _timeline(recording: Recording, warmup_s: float) -> tuple[Bin, ...]:
         return ()
     count = max(1, math.floor((last_s - warmup_s) / every_s) + 1)
 
-    def place(instant: float) -> int:
+    def bin_of(instant: float) -> int:
         return min(int((instant - warmup_s) / every_s), count - 1)
 
-    times = _times_by_place(recording, place, count)
-    dropped, missed = (_histogram(each, warmup_s, place, count) for each in (recording.dropped_s, recording.missed_s))
+    times = _times_by_bin(recording, bin_of, count)
+    dropped, missed = (_histogram(each, warmup_s, bin_of, count) for each in (recording.dropped_s, recording.missed_s))
     first = round(warmup_s / every_s)
+    # Padded, because the last interval may begin after the last sample.
     levels = [*recording.levels.values[first : first + count], *[0] * count]
     return tuple(
         Bin(
@@ -165,26 +174,26 @@ def _timeline(recording: Recording, warmup_s: float) -> tuple[Bin, ...]:
     )
 
 
-def _times_by_place(
-    recording: Recording, place: Callable[[float], int], count: int
+def _times_by_bin(
+    recording: Recording, bin_of: Callable[[float], int], count: int
 ) -> "Iterable[tuple[int, int, array[float], array[float]]]":
     """Yield (sent, failed, latencies, service times) for each interval."""
     sent, failed = [0] * count, [0] * count
     latencies, services = [array("d") for _ in range(count)], [array("d") for _ in range(count)]
     names = ("outcome", "intended_s", "sent_s", "done_s")
     for code, due, started, done in zip(*(recording.columns[name] for name in names), strict=True):
-        number = place(due)
+        number = bin_of(due)
         sent[number] += 1
         failed[number] += OUTCOMES[code] == "failed"
-        if OUTCOMES[code] in _SUCCEEDED:
+        if OUTCOMES[code] in ANSWERED:
             latencies[number].append(max(done - due, 0.0))
             services[number].append(done - started)
     return zip(sent, failed, latencies, services, strict=True)
 
 
-def _histogram(instants: Iterable[float], from_s: float, place: Callable[[float], int], count: int) -> list[int]:
+def _histogram(instants: Iterable[float], from_s: float, bin_of: Callable[[float], int], count: int) -> list[int]:
     counts = [0] * count
     for instant in instants:
         if instant >= from_s:
-            counts[place(instant)] += 1
+            counts[bin_of(instant)] += 1
     return counts

@@ -1,4 +1,4 @@
-"""A workload that is imported by name, in this process or in another."""
+"""A workload that any process can import by name."""
 
 import importlib
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -50,7 +50,7 @@ class ImportedWorkload:
 @asynccontextmanager
 async def open_workload(workload: Workload | ImportedWorkload) -> AsyncGenerator[Draw]:
     """
-    Yield the draw function of a workload, and close the workload afterwards.
+    Yield the draw function of a workload.
 
     Only an imported workload is opened and closed here. One that was passed belongs to the caller.
     """
@@ -63,7 +63,7 @@ async def open_workload(workload: Workload | ImportedWorkload) -> AsyncGenerator
 
 
 def as_imported_workload(workload: object) -> ImportedWorkload:
-    """Return the workload in a form that other processes can import, or raise `ValueError`."""
+    """Return the workload as one that other processes can import. Raise `ValueError` if they can't."""
     if isinstance(workload, ImportedWorkload):
         return workload
     function = cast("Callable[..., object]", workload)

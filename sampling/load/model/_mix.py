@@ -12,7 +12,7 @@ __all__ = ["Mix", "mix"]
 
 
 class Mix:
-    """A workload that chooses one of several operations for each request, by weight."""
+    """A workload that mixes operations by weight."""
 
     def __init__(self, operations: Mapping[str, tuple[float, Workload]]) -> None:
         check_instance("operations", operations, Mapping, "a mapping of names to (weight, workload)")
@@ -30,7 +30,11 @@ class Mix:
             raise ValueError(f"the weights of a mix must add up to something positive, got {self._bounds[-1]:g}")
 
     def draw(self, arrival: Arrival) -> Send | None:
-        """Choose an operation with the arrival's own random numbers, and draw from it."""
+        """
+        Choose an operation, and draw from it.
+
+        The choice uses the random numbers of the arrival, so a rerun makes the same one.
+        """
         place = bisect.bisect_right(self._bounds, arrival.rng.random() * self._bounds[-1])
         name, draw = self._draws[min(place, len(self._draws) - 1)]
         arrival.operation = name
@@ -39,8 +43,9 @@ class Mix:
 
 def mix(operations: Mapping[str, tuple[float, Workload]]) -> Mix:
     """
-    Combine workloads by weight: `mix({"chat": (3, chat), "search": (1, search)})` sends three chats per search.
+    Combine workloads by weight.
 
+    `mix({"chat": (3, chat), "search": (1, search)})` sends three chats per search.
     Each operation has its own latencies in the report, and may have its own limits in `Slo(operations=…)`.
     """
     return Mix(operations)

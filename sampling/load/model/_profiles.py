@@ -1,4 +1,4 @@
-"""Traffic profiles: `OpenLoop` sends by the clock, `ClosedLoop` sends after each answer."""
+"""Traffic profiles. `OpenLoop` sends by the clock, `ClosedLoop` sends after each answer."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
@@ -24,7 +24,7 @@ _CONTRADICTION = (
 @attrs.frozen(kw_only=True)
 class OpenLoop:
     """
-    Traffic at a fixed schedule that does not wait for answers.
+    Traffic on a schedule that does not wait for answers.
 
     Real users behave like this: they do not know that the server is slow, and keep arriving.
     Arrival `i` is at `i / rate` seconds, whatever happens. An arrival that finds `max_in_flight` unanswered requests
@@ -122,7 +122,7 @@ class OpenLoop:
 
     @property
     def measured_s(self) -> float | None:
-        """Length of the measurement, or None if it is not known in advance."""
+        """Length of the measurement, if it is known."""
         if self.trace is not None and self.duration_s is None:
             return max(self.trace[-1] - self.warmup_s, 0.0) if self.trace else 0.0
         if self.duration_s is None and self.requests is not None and self.rate is not None:
@@ -130,15 +130,20 @@ class OpenLoop:
         return self.duration_s
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as a JSON-compatible dictionary, with only the name of a shape."""
+        """
+        Return the settings as a JSON-compatible dictionary.
+
+        A shape is code, so only its name is stored.
+        """
         return {"model": self.model, **attrs.asdict(self), "shape": _name_of(self.shape)}
 
 
 @attrs.frozen(kw_only=True)
 class ClosedLoop:
     """
-    Traffic of a fixed number of users, who each wait for an answer before the next request.
+    Traffic of a fixed number of users.
 
+    Each user waits for an answer before the next request.
     It measures what a fixed number of callers get. It does not measure independent arrivals: when the server stalls,
     the users stop sending, and the stall hardly shows in the latencies.
     """
@@ -196,7 +201,7 @@ class ClosedLoop:
 
     @property
     def measured_s(self) -> float | None:
-        """Length of the measurement, or None if it is not known in advance."""
+        """Length of the measurement, if it is known."""
         return None if self.horizon_s is None else self.horizon_s - self.warmup_s
 
     def to_dict(self) -> dict[str, Any]:
@@ -209,7 +214,11 @@ Profile: TypeAlias = OpenLoop | ClosedLoop
 
 
 def profile_from_dict(settings: Mapping[str, Any]) -> Profile:
-    """Rebuild a profile from the result of `to_dict`. A shape is code and is not restored."""
+    """
+    Rebuild a profile from the result of `to_dict`.
+
+    A shape is code and is not restored.
+    """
     kinds: dict[str, type[OpenLoop | ClosedLoop]] = {"open": OpenLoop, "closed": ClosedLoop}
     model = settings.get("model")
     if model not in kinds:

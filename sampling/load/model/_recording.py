@@ -56,6 +56,7 @@ _PLAIN = (
 _NANOSECOND = 1e-9
 NO_USER = -1
 _MOST_TOKENS = 2**31 - 1
+"""The largest number that fits into a column of tokens."""
 
 
 @attrs.define
@@ -94,7 +95,7 @@ class Levels:
     _level: int = 0
 
     def change(self, now_s: float, by: int) -> None:
-        """Change the level now, and record the old one for all sampling times before."""
+        """Change the level, and record the old one until now."""
         self.advance(now_s)
         self._level += by
         self.peak = max(self.peak, self._level)
@@ -105,11 +106,12 @@ class Levels:
             self.values.append(self._level)
 
     def add(self, other: "Levels") -> None:
-        """Add the levels of another worker, which has the same sampling times."""
+        """Add the levels of another worker. Both have the same sampling times."""
         shorter, longer = sorted((self.values, other.values), key=len)
         self.values = array("i", longer)
         for number, value in enumerate(shorter):
             self.values[number] += value
+        # An upper bound: the workers need not have had their peaks at the same time.
         self.peak += other.peak
 
 
@@ -176,7 +178,7 @@ class Recording:
         return self.operations.index(name)
 
     def count_error(self, error: Exception, message: str) -> None:
-        """Count a failure by type, and keep the first message of each type."""
+        """Count a failure by type. The first message of each type is kept."""
         name = type(error).__name__
         self.errors[name] += 1
         self.error_messages.setdefault(name, message)
@@ -186,7 +188,11 @@ class Recording:
     def times(
         self, start: str, end: str, *, outcomes: Sequence[Outcome] = OUTCOMES, operation: str | None = None
     ) -> Iterator[float]:
-        """Yield the time from one stamp to another, for requests with these outcomes that have both stamps."""
+        """
+        Yield the time from one stamp to another.
+
+        Only for requests with these outcomes that have both stamps.
+        """
         wanted = {_CODES[outcome] for outcome in outcomes}
         number = None if operation is None else self.operations.index(operation)
         names = ("outcome", "operation", start, end)
@@ -247,7 +253,11 @@ class Recording:
 
     @classmethod
     def unpack(cls, head: Mapping[str, Any], body: bytes) -> "Recording":
-        """Rebuild a recording from the result of `pack`, on the same machine."""
+        """
+        Rebuild a recording from the result of `pack`.
+
+        Both must run on the same machine, because the numbers are raw bytes.
+        """
         recording = cls(head["levels"]["every_s"])
         recording.levels.peak = head["levels"]["peak"]
         recording.stalls = [Stall.from_dict(stall) for stall in head["stalls"]]

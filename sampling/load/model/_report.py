@@ -1,4 +1,8 @@
-"""The report of a load run: counts that add up, exact percentiles, and notes on their validity."""
+"""
+The report of a load run.
+
+Its counts add up, its percentiles are exact, and its notes tell how far to trust it.
+"""
 
 import json
 import math
@@ -11,6 +15,7 @@ import attrs
 from sampling._json.bounded import loads
 from sampling.load.model._profiles import ClosedLoop, OpenLoop, Profile, profile_from_dict
 from sampling.load.model._recording import COLUMNS, Recording
+from sampling.load.model._schema import check_schema
 from sampling.load.model._series import EMPTY, Summary
 from sampling.load.model._slo import Slo
 from sampling.load.model._stall import Stall
@@ -53,7 +58,7 @@ class Operation:
 
 @attrs.frozen(kw_only=True)
 class Bin:
-    """The results of the requests that were due in one interval of the measurement."""
+    """The results of the requests that were due in one interval."""
 
     at_s: float
     """The start of the interval, in seconds from the start of the measurement."""
@@ -208,7 +213,7 @@ class LoadReport:
 
     @property
     def target_rate(self) -> float | None:
-        """The rate of the profile, or None if it has none."""
+        """The rate of the profile, if it has one."""
         return self.profile.rate
 
     @property
@@ -229,7 +234,7 @@ class LoadReport:
 
     @property
     def answered_rate(self) -> float:
-        """Answers per second over the run after the warm-up, including the drain."""
+        """Answers per second after the warm-up. The time of the drain is included."""
         span_s = max(self.duration_s, self.elapsed_s - self.profile.warmup_s)
         return self.succeeded / span_s if span_s else 0.0
 
@@ -255,14 +260,19 @@ class LoadReport:
 
     @property
     def good_share(self) -> float | None:
-        """Share of sent (not of due) requests with a valid answer within the SLO."""
+        """
+        Share of sent requests with a good answer.
+
+        A good answer is valid and within the SLO. Dropped arrivals don't count.
+        """
         return None if self.good is None or not self.admitted else self.good / self.admitted
 
     @property
     def suggested_in_flight(self) -> int | None:
         """
-        A suggested `max_in_flight` at this rate by Little's law, or None if nothing was answered.
+        A suggested `max_in_flight`, by Little's law.
 
+        None if nothing was answered.
         On average `rate × mean service time` requests are in flight. A limit must leave room for slow ones, so this
         uses the 99th percentile instead of the mean.
         """
@@ -270,7 +280,7 @@ class LoadReport:
 
     @property
     def client_limit(self) -> str | None:
-        """The reason why the load generator, not the server, was the limit, or None if it was not."""
+        """The reason why the load generator was the limit, or None if it was not."""
         if self.missed:
             return f"{self.missed} of {self.scheduled} arrivals were missed: the machine or the event loop stood still"
         lag, latency = self.schedule_lag.p99, self.latency.p99
@@ -284,7 +294,11 @@ class LoadReport:
 
     @property
     def client_limited(self) -> bool:
-        """True if the load generator was the limit. Then the report says little about the server."""
+        """
+        True if the load generator was the limit.
+
+        Then the report says little about the server.
+        """
         return self.client_limit is not None
 
     @property
@@ -300,7 +314,7 @@ class LoadReport:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Warnings that a reader should know before relying on the numbers."""
+        """Warnings to read before relying on the numbers."""
         notes: list[str] = []
         if self.interrupted:
             notes.append("interrupted: the results cover only the time until then")
@@ -324,7 +338,7 @@ class LoadReport:
     # Files.
 
     def to_dict(self, *, samples: bool = False) -> dict[str, Any]:
-        """Return the report as a JSON-compatible dictionary, with every request if `samples` is true."""
+        """Return the report as a JSON-compatible dictionary. It contains every request if `samples` is true."""
         found: dict[str, Any] = {"schema": self.schema, "model": self.model}
         for field in attrs.fields(LoadReport):
             if field.name != "samples":
@@ -334,16 +348,13 @@ class LoadReport:
         return found
 
     def to_json(self, *, samples: bool = False) -> str:
-        """Return the report as JSON for `from_json`, with every request if `samples` is true."""
+        """Return the report as JSON for `from_json`. It contains every request if `samples` is true."""
         return json.dumps(self.to_dict(samples=samples), allow_nan=False, separators=(",", ":"))
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> "LoadReport":
         """Rebuild a report from the result of `to_dict`."""
-        if found.get("schema") != cls.schema:
-            raise ValueError(
-                f"can't read this as a load report: schema must be {cls.schema!r}, got {found.get('schema')!r}"
-            )
+        check_schema(found, cls.schema, "load report")
         known = {field.name: found[field.name] for field in attrs.fields(cls) if field.name in found}
         known["profile"] = profile_from_dict(found["profile"])
         known["slo"] = None if found.get("slo") is None else Slo.from_dict(found["slo"])
@@ -377,7 +388,11 @@ class LoadReport:
 
 
 def required_in_flight(rate: float, service_s: float | None) -> int | None:
-    """Return the number of requests in flight at a rate and service time, by Little's law, rounded up."""
+    """
+    Return the requests in flight, by Little's law.
+
+    That is the rate multiplied by the service time, rounded up.
+    """
     # Round first: 20 × 0.5 must not become 11 because of a floating-point error.
     return None if service_s is None else max(1, math.ceil(round(rate * service_s, 6)))
 

@@ -1,4 +1,8 @@
-"""Seeds for each (run, worker, user, request), the same in every process and Python version."""
+"""
+Seeds for each run, worker, user and request.
+
+They are the same in every process and Python version.
+"""
 
 import hashlib
 
@@ -7,8 +11,9 @@ __all__ = ["derive_seed"]
 
 def derive_seed(*parts: int | str | None) -> int:
     """
-    Derive a 64-bit seed from the parts that identify a stream.
+    Derive a 64-bit seed for a stream.
 
+    The parts identify the stream.
     It is a hash, not a sum, so that neighbouring streams are unrelated and no two workers, users or requests
     share one.
     """

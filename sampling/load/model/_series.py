@@ -27,13 +27,21 @@ def nearest_rank(ordered: Sequence[float], percent: float) -> float:
 
 
 def least_samples(percent: float) -> int:
-    """Return the least number of samples for which a percentile is not just the maximum."""
+    """
+    Return the least number of samples for a percentile.
+
+    With fewer, the percentile is just the maximum.
+    """
     return math.ceil(100 / (100 - Fraction(str(percent)))) if percent < 100 else 1
 
 
 @attrs.frozen
 class Summary:
-    """Summary statistics of a series. An empty series has a count of 0 and None for the rest."""
+    """
+    Summary statistics of a series.
+
+    An empty series has a count of 0 and None for the rest.
+    """
 
     count: int = 0
     mean: float | None = None
@@ -53,7 +61,7 @@ class Summary:
         return cls(len(ordered), math.fsum(ordered) / len(ordered), p50, p90, p95, p99, ordered[-1])
 
     def at(self, percent: int) -> float | None:
-        """Return a percentile: 50, 90, 95, 99, or 100 for the maximum."""
+        """Return a percentile. It must be 50, 90, 95, 99, or 100 for the maximum."""
         kept = {50: self.p50, 90: self.p90, 95: self.p95, 99: self.p99, 100: self.max}
         if percent not in kept:
             raise ValueError(f"percent must be one of {', '.join(map(str, kept))}, got {percent}")
@@ -69,7 +77,11 @@ EMPTY = Summary()
 
 
 def cumulative(values: Iterable[float], points: int = 200) -> list[tuple[float, float]]:
-    """Return the cumulative distribution as (value, share of samples up to it), at even shares."""
+    """
+    Return the cumulative distribution at even shares.
+
+    Each point is a value and the share of samples up to it.
+    """
     ordered = array("d", sorted(values))
     if not ordered:
         return []
@@ -78,7 +90,11 @@ def cumulative(values: Iterable[float], points: int = 200) -> list[tuple[float, 
 
 
 def slope(times: Sequence[float], values: Sequence[float]) -> float | None:
-    """Return the growth per unit of time by least squares, or None for fewer than three times."""
+    """
+    Return the growth per unit of time.
+
+    It is fitted by least squares, and None for fewer than three times.
+    """
     if len(times) < 3:
         return None
     middle_time, middle = math.fsum(times) / len(times), math.fsum(values) / len(values)

@@ -18,7 +18,7 @@ _SHORT_NAMES = {"error": "error_rate", "validity": "validity_rate", "max": "max_
 
 @attrs.frozen
 class LatencyLimit:
-    """An upper limit on a percentile of one of the report's series."""
+    """An upper limit on a percentile of a series."""
 
     name: str
     """The name in reasons: `p95`, `ttft_p99`, `max`."""
@@ -33,8 +33,9 @@ class LatencyLimit:
 @attrs.frozen(kw_only=True)
 class Slo:
     """
-    A service level objective. A value exactly at its limit passes.
+    A service level objective.
 
+    A value exactly at its limit passes.
     Latencies count from the instant a request was due, and only for answered requests.
     Set `error_rate` too: a server that fails fast has good latencies.
     """
@@ -116,14 +117,18 @@ class Slo:
 
     @property
     def tightest_s(self) -> float | None:
-        """The smallest latency limit, including those of operations, or None if there is none."""
+        """The smallest latency limit, or None. The limits of operations count, too."""
         own = [limit.limit_s for limit in self.latency_limits]
         nested = [slo.tightest_s for slo in self.operations.values()]
         return min([*own, *(limit for limit in nested if limit is not None)], default=None)
 
     @property
     def request_limits(self) -> Mapping[str, float]:
-        """The limits of a single good request, by series: those of the highest percentiles that are set."""
+        """
+        The limits of a single good request, by series.
+
+        They are those of the highest percentiles that are set.
+        """
         limits: dict[str, tuple[int, float]] = {}
         for limit in self.latency_limits:
             limits[limit.series] = max(limits.get(limit.series, (0, 0.0)), (limit.percent, limit.limit_s))
@@ -184,7 +189,7 @@ class Slo:
 
 
 def _field_and_parser(metric: str) -> tuple[str, Callable[[str, str], float]]:
-    """Return the field of a metric, and the parser of its limit."""
+    """Return the field and the parser of a metric."""
     field = _SHORT_NAMES.get(metric, metric)
     if f"{field}_s" in _LATENCY_FIELDS:
         field = f"{field}_s"

@@ -1,4 +1,4 @@
-"""A period in which the event loop of a load run was blocked."""
+"""A period in which the event loop was blocked."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -10,7 +10,7 @@ __all__ = ["Stall"]
 
 @attrs.frozen(kw_only=True)
 class Stall:
-    """A period in which code blocked the event loop, and with it the load generator."""
+    """A period in which code blocked the event loop. The load generator was blocked, too."""
 
     at_s: float
     """The start of the stall. In a report, in seconds from the start of the measurement."""

@@ -4,7 +4,16 @@ import re
 from fractions import Fraction
 from typing import TypeAlias
 
-__all__ = ["format_seconds", "format_share", "parse_count", "parse_duration", "parse_share"]
+__all__ = [
+    "format_seconds",
+    "format_share",
+    "number_or_dash",
+    "parse_count",
+    "parse_duration",
+    "parse_share",
+    "seconds_or_dash",
+    "share_or_dash",
+]
 
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([^\s\d]*)\s*")
 _Units: TypeAlias = dict[str, Fraction]
@@ -62,3 +71,18 @@ def format_share(share: float, digits: int = 3) -> str:
     """Format a share: `0.1%`. A share below 1 is never rounded up to 100%."""
     shown = f"{share * 100:.{digits}g}%"
     return ">99.9%" if shown == "100%" and share < 1 else shown
+
+
+def seconds_or_dash(seconds: float | None) -> str:
+    """Format a time, or return a dash for None."""
+    return "—" if seconds is None else format_seconds(seconds)
+
+
+def share_or_dash(share: float | None) -> str:
+    """Format a share, or return a dash for None."""
+    return "—" if share is None else format_share(share)
+
+
+def number_or_dash(number: float | None) -> str:
+    """Format a number briefly, or return a dash for None."""
+    return "—" if number is None else f"{number:,.4g}" if abs(number) < 1_000 else f"{number:,.0f}"

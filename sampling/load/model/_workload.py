@@ -1,4 +1,8 @@
-"""Workloads: any `async def f(arrival)`, the `Arrival` it receives, and the `Answered` it may return."""
+"""
+The interface of workloads.
+
+A workload is any `async def f(arrival)`. It gets an `Arrival` and may return an `Answered`.
+"""
 
 import math
 import random
@@ -30,7 +34,7 @@ __all__ = [
 
 class Arrival:
     """
-    One request to send: its number, its user and its scheduled time.
+    One request to send.
 
     No other request has the same `seed` and `rng`. They depend only on the run's seed, the worker, the user and the
     number, and not on events during the run, so a rerun generates the same traffic.
@@ -70,14 +74,18 @@ class Arrival:
 
     @property
     def rng(self) -> random.Random:
-        """A random number generator that no other request of the run shares."""
+        """A random number generator for this request alone."""
         if self._rng is None:
             self._rng = random.Random(self.seed)  # noqa: S311 - traffic is no secret
         return self._rng
 
     @property
     def first_token_at(self) -> float:
-        """The time of the first token on the event loop's clock, or NaN if none was reported."""
+        """
+        The time of the first token.
+
+        It is on the clock of the event loop, and NaN if none was reported.
+        """
         return self._first_at
 
     def first_token(self) -> None:
@@ -92,7 +100,11 @@ class Arrival:
 
 @attrs.frozen
 class Answered:
-    """The optional return value of a workload. Any other return value counts as a valid answer."""
+    """
+    The optional return value of a workload.
+
+    Any other return value counts as a valid answer.
+    """
 
     valid: bool = True
     """True if the answer is usable. An invalid answer is neither an error nor goodput."""
@@ -113,12 +125,13 @@ Send: TypeAlias = Callable[[], Awaitable[object]]
 
 @runtime_checkable
 class DrawnWorkload(Protocol):
-    """A workload that chooses each request on admission, and may run out of requests."""
+    """A workload that chooses each request on admission. It may run out of requests."""
 
     def draw(self, arrival: Arrival) -> Send | None:
         """
-        Return a function that sends this request, or None to end the run.
+        Return a function that sends this request.
 
+        None ends the run.
         It is called only for admitted requests. A dropped arrival draws nothing, so the admitted requests are a
         prefix of the drawn sequence, without gaps.
         """
@@ -132,7 +145,7 @@ _arrival: ContextVar[Arrival | None] = ContextVar("sampling_load_arrival", defau
 
 
 def current_arrival() -> Arrival | None:
-    """Return the arrival that is being served, or None outside of a load run."""
+    """Return the arrival being served, if any."""
     return _arrival.get()
 
 

@@ -54,7 +54,7 @@ class Calibration:
 
 @attrs.frozen
 class _Sample:
-    """One answered request, with the load of the server during it."""
+    """One answered request, and the load during it."""
 
     first_s: float
     tokens_s: float
@@ -128,7 +128,11 @@ def _check(run: LoadReport) -> None:
 
 
 def _slots(runs: Sequence[LoadReport], given: int | None) -> tuple[int, tuple[str, ...]]:
-    """Return the given number of slots, or the one whose simulation is closest to the recording."""
+    """
+    Return the number of slots, given or estimated.
+
+    The estimate is the number whose simulation is closest to the recording.
+    """
     if given is not None:
         return check_int("slots", given, least=1), ()
     most = min(max(_InFlight(_recording(run)).most for run in runs), _MOST_SLOTS)
@@ -150,7 +154,7 @@ def _by_rate(runs: Iterable[LoadReport]) -> list[Traffic]:
 
 
 class _InFlight:
-    """The number of requests in flight over the course of a run."""
+    """The number of requests in flight over time."""
 
     def __init__(self, recording: Recording) -> None:
         columns = recording.columns
@@ -161,7 +165,7 @@ class _InFlight:
         self._integrals: dict[int, list[float]] = {}
 
     def _integral(self, slots: int) -> list[float]:
-        """Return the integral of the number of busy slots, up to each change."""
+        """Return the integral of busy slots at each change."""
         if slots not in self._integrals:
             spans = [after - before for before, after in zip(self._instants, self._instants[1:], strict=False)]
             areas = (span * min(level, slots) for span, level in zip(spans, self._levels, strict=False))
@@ -169,21 +173,25 @@ class _InFlight:
         return self._integrals[slots]
 
     def busy(self, start_s: float, end_s: float, slots: int) -> float:
-        """Return the average number of busy slots between two times, at least 1 for the request itself."""
+        """
+        Return the average number of busy slots.
+
+        It is at least 1, for the request itself.
+        """
         if end_s <= start_s:
             return 1.0
         return max(1.0, (self._up_to(end_s, slots) - self._up_to(start_s, slots)) / (end_s - start_s))
 
     def _up_to(self, instant: float, slots: int) -> float:
-        place = bisect.bisect_right(self._instants, instant) - 1
-        if place < 0:
+        index = bisect.bisect_right(self._instants, instant) - 1
+        if index < 0:
             return 0.0
-        return self._integral(slots)[place] + (instant - self._instants[place]) * min(self._levels[place], slots)
+        return self._integral(slots)[index] + (instant - self._instants[index]) * min(self._levels[index], slots)
 
     def at(self, instant: float) -> int:
-        """Return the number of requests in flight right after a time."""
-        place = bisect.bisect_right(self._instants, instant) - 1
-        return self._levels[place] if place >= 0 else 0
+        """Return the requests in flight right after a time."""
+        index = bisect.bisect_right(self._instants, instant) - 1
+        return self._levels[index] if index >= 0 else 0
 
 
 def _samples(runs: Iterable[LoadReport], slots: int) -> Iterator[_Sample]:
@@ -208,6 +216,7 @@ def _samples(runs: Iterable[LoadReport], slots: int) -> Iterator[_Sample]:
 
 def _fit(runs: Sequence[LoadReport], slots: int) -> ServerModel:
     samples = list(_samples(runs, slots))
+    # The time to first token of a queued request contains its wait, which the model adds by itself.
     unqueued = [sample for sample in samples if sample.found_a_slot] or samples
     first_s, first_slowdown = _pace([(sample.busy_first - 1, sample.first_s) for sample in unqueued])
     long = [sample for sample in samples if sample.tokens > 1]
@@ -235,8 +244,9 @@ def _lengths(lengths: Iterable[int]) -> tuple[int, ...]:
 
 def _pace(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """
-    Return the time of a request alone on the server, and the relative slowdown per other request.
+    Return the time of a lone request, and its slowdown.
 
+    The slowdown is relative, per other request.
     Fit a line by least squares, and again without outliers. Neither number is below zero.
     """
     if not points:
@@ -255,6 +265,7 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     spread = math.fsum((x - middle_x) ** 2 for x, _ in points)
     slope = math.fsum((x - middle_x) * (y - middle_y) for x, y in points) / spread if spread > 1e-9 else 0.0
     if slope < 0:
+        # A server is not faster under load. Noise made it look so.
         return middle_y, 0.0
     start = middle_y - slope * middle_x
     # The intercept is not positive, so anchor the line at half of the least observed time instead.
@@ -263,7 +274,11 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _jitter(runs: Sequence[LoadReport], server: ServerModel) -> float:
-    """Return the standard deviation of the log ratio of measured to expected service times."""
+    """
+    Return the spread of measured around expected service times.
+
+    It is the standard deviation of the logarithm of their ratio.
+    """
     ratios: list[float] = []
     for sample in _samples(runs, server.slots):
         first_s = server.time_to_first_token_s * (1 + server.first_token_slowdown * (sample.busy_first - 1))
@@ -280,7 +295,7 @@ def _jitter(runs: Sequence[LoadReport], server: ServerModel) -> float:
 
 
 def _error(server: ServerModel, runs: Sequence[LoadReport]) -> float:
-    """Replay the recorded requests against the model, and return the average relative error of their times."""
+    """Return the average relative error of replayed requests."""
     return statistics.fmean(abs(math.log(expected / took)) for run in runs for expected, took in _replayed(server, run))
 
 
@@ -291,7 +306,7 @@ def _replayed(server: ServerModel, run: LoadReport) -> Iterator[tuple[float, flo
     start_s = rows[0][0]
     columns = replay(server, [row[0] - start_s for row in rows], [max(1, row[2]) for row in rows]).columns
     stamps = zip(columns["index"], columns["sent_s"], columns["done_s"], strict=True)
-    expected = {place: ended - started for place, started, ended in stamps}
-    for place, (sent, done, _, code) in enumerate(rows):
-        if OUTCOMES[code] in ANSWERED and done > sent and expected[place] > 0:
-            yield expected[place], done - sent
+    expected = {index: ended - started for index, started, ended in stamps}
+    for index, (sent, done, _, code) in enumerate(rows):
+        if OUTCOMES[code] in ANSWERED and done > sent and expected[index] > 0:
+            yield expected[index], done - sent

@@ -1,6 +1,7 @@
 """
-Fit a server model until its simulation reproduces the recorded percentiles.
+Fit a server model by simulation.
 
+The parameters are changed until the simulation reproduces the recorded percentiles.
 A regression over single requests is only a first guess. A request that is slow for its own reasons overlaps with more
 requests and delays more of them, so cause and effect can't be separated one by one. A replay of the whole traffic
 takes both into account.
@@ -47,7 +48,7 @@ class _Times:
 
 @attrs.frozen
 class _RecordedRun:
-    """One recorded run: send times, lengths, the indices of answered requests, and durations."""
+    """One recorded run."""
 
     sent_s: tuple[float, ...]
     tokens: tuple[int, ...]
@@ -56,23 +57,23 @@ class _RecordedRun:
 
     @classmethod
     def of(cls, recording: Recording) -> "_RecordedRun":
-        """Convert a recording, or the first part of a long one."""
+        """Convert a recording. Only the first part of a long one is used."""
         names = ("sent_s", "first_token_s", "done_s", "output_tokens", "outcome")
         rows = sorted(zip(*(recording.columns[name] for name in names), strict=True))[:_MOST_REPLAYED]
         stamps = [
-            (place, sent, first, done)
-            for place, (sent, first, done, _, code) in enumerate(rows)
+            (index, sent, first, done)
+            for index, (sent, first, done, _, code) in enumerate(rows)
             if OUTCOMES[code] in ANSWERED and done > sent
         ]
         return cls(
             sent_s=tuple(row[0] - rows[0][0] for row in rows),
             tokens=tuple(max(1, row[3]) for row in rows),
-            answered=frozenset(place for place, *_ in stamps),
+            answered=frozenset(index for index, *_ in stamps),
             times=_times(stamps),
         )
 
     def times_on(self, server: ServerModel, *, seed: int) -> _Times:
-        """Return the simulated durations of the same requests on a server."""
+        """Return the durations of these requests on a server."""
         columns = replay(server, self.sent_s, self.tokens, seed=seed).columns
         stamps = zip(*(columns[name] for name in ("index", "sent_s", "first_token_s", "done_s")), strict=True)
         return _times(stamp for stamp in stamps if stamp[0] in self.answered)
@@ -94,13 +95,13 @@ class Traffic:
         return _percentiles([run.times for run in self.runs])
 
     def percentiles_on(self, server: ServerModel) -> list[float]:
-        """Return the simulated percentiles of the same traffic on a server."""
+        """Return the percentiles of this traffic on a server."""
         return _percentiles([run.times_on(server, seed=number) for number, run in enumerate(self.runs)])
 
 
 @attrs.frozen
 class Fit:
-    """A fitted server, and the average relative error of its percentiles."""
+    """A fitted server, and the error of its percentiles."""
 
     server: ServerModel
     error: float
@@ -117,6 +118,7 @@ def fit_server(server: ServerModel, traffic: Sequence[Traffic]) -> Fit:
 
         traffic: The recorded traffic of each rate.
     """
+    # Logarithms make relative errors: a short and a long time have the same weight.
     recorded = [math.log(time) for part in traffic for time in part.percentiles()]
 
     def residuals(numbers: Sequence[float]) -> list[float]:
@@ -130,7 +132,11 @@ def fit_server(server: ServerModel, traffic: Sequence[Traffic]) -> Fit:
 
 
 def _with_parameters(server: ServerModel, numbers: Sequence[float]) -> ServerModel:
-    """Return the server with its times multiplied and its shares replaced by the numbers."""
+    """
+    Return the server with other parameters.
+
+    Times are multiplied by the numbers, and shares are replaced by them.
+    """
     factors, shares = numbers[: len(_TIMES)], numbers[len(_TIMES) :]
     changes = {
         name: getattr(server, name) * max(factor, _LEAST_TIME) for name, factor in zip(_TIMES, factors, strict=True)
@@ -161,7 +167,7 @@ def _least_squares(residuals: Callable[[Sequence[float]], list[float]], start: S
     """Minimize the sum of squares of `residuals(numbers)`, from a start."""
     numbers, errors, damping = list(start), residuals(start), 0.01
     for _ in range(_MOST_ROUNDS):
-        slopes = [_slopes(residuals, numbers, errors, place) for place in range(len(numbers))]
+        slopes = [_slopes(residuals, numbers, errors, index) for index in range(len(numbers))]
         before = _square(errors)
         for _ in range(_MOST_ROUNDS):
             step = _solve(_normal_matrix(slopes, damping), [-_dot(slope, errors) for slope in slopes])
@@ -177,16 +183,24 @@ def _least_squares(residuals: Callable[[Sequence[float]], list[float]], start: S
 
 
 def _slopes(
-    residuals: Callable[[Sequence[float]], list[float]], numbers: Sequence[float], errors: Sequence[float], place: int
+    residuals: Callable[[Sequence[float]], list[float]], numbers: Sequence[float], errors: Sequence[float], index: int
 ) -> list[float]:
-    """Return the derivative of each residual by one number, or 0 if the number is at its lower bound of 0."""
-    nudged = [number + _NUDGE * (place == here) for here, number in enumerate(numbers)]
+    """
+    Return the derivative of each residual by one number.
+
+    It is 0 if the number is at its lower bound of 0.
+    """
+    nudged = [number + _NUDGE * (index == here) for here, number in enumerate(numbers)]
     slopes = [(after - before) / _NUDGE for after, before in zip(residuals(nudged), errors, strict=True)]
-    return [0.0] * len(slopes) if not numbers[place] and _dot(slopes, errors) > 0 else slopes
+    return [0.0] * len(slopes) if not numbers[index] and _dot(slopes, errors) > 0 else slopes
 
 
 def _normal_matrix(slopes: Sequence[Sequence[float]], damping: float) -> list[list[float]]:
-    """Return the damped matrix of the normal equations. Damping limits the steps, also of numbers without effect."""
+    """
+    Return the damped matrix of the normal equations.
+
+    Damping limits the steps, also of numbers without effect.
+    """
     return [
         [_dot(left, right) + damping * (row == column) for column, right in enumerate(slopes)]
         for row, left in enumerate(slopes)
@@ -194,16 +208,16 @@ def _normal_matrix(slopes: Sequence[Sequence[float]], damping: float) -> list[li
 
 
 def _solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
-    """Solve linear equations by elimination, without pivoting because the matrix is positive definite."""
+    """Solve linear equations by elimination. Pivoting is not needed, because the matrix is positive definite."""
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
-    for place, pivot in enumerate(rows):
-        for row in rows[place + 1 :]:
-            factor = row[place] / pivot[place]
-            row[place:] = [value - factor * above for value, above in zip(row[place:], pivot[place:], strict=True)]
+    for index, pivot in enumerate(rows):
+        for row in rows[index + 1 :]:
+            factor = row[index] / pivot[index]
+            row[index:] = [value - factor * above for value, above in zip(row[index:], pivot[index:], strict=True)]
     found = [0.0] * len(rows)
-    for place in reversed(range(len(rows))):
-        row = rows[place]
-        found[place] = (row[-1] - _dot(row[place + 1 : -1], found[place + 1 :])) / row[place]
+    for index in reversed(range(len(rows))):
+        row = rows[index]
+        found[index] = (row[-1] - _dot(row[index + 1 : -1], found[index + 1 :])) / row[index]
     return found
 
 

@@ -1,4 +1,4 @@
-"""`plan`: find the cheapest depth × breadth that meets an SLO, by simulation."""
+"""Find the cheapest depth × breadth that meets an SLO."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -44,7 +44,7 @@ class Option:
 
     @property
     def cost_per_valid(self) -> float | None:
-        """Cost per valid answer, including the cost of invalid ones, or None without valid answers."""
+        """Cost per valid answer, or None without any. The cost of invalid answers is included."""
         return self.report.cost / self.report.valid if self.report.valid else None
 
     @property
@@ -60,7 +60,7 @@ class Option:
 
     @property
     def price(self) -> tuple[float, float, int]:
-        """The sort key of options, cheapest first: cost, then tokens, then breadth."""
+        """The sort key of options, cheapest first. Cost comes first, then tokens, then breadth."""
         return self.cost_per_call, self.tokens_per_call, self.breadth
 
     def __str__(self) -> str:
@@ -85,12 +85,12 @@ class Plan:
 
     @property
     def best(self) -> Option | None:
-        """The cheapest option that meets the SLO, or None if none does."""
+        """The cheapest option that meets the SLO, if any."""
         return min((option for option in self.options if option.holds), key=lambda option: option.price, default=None)
 
     @property
     def cost_per_hour(self) -> float | None:
-        """Cost per hour of the best option at this rate, or None without a price or a best option."""
+        """Cost per hour of the best option, or None without a price or a best option."""
         return None if self.best is None or self.price is None else self.best.cost_per_call * self.rate * 3600
 
     @property
@@ -119,7 +119,7 @@ class Plan:
         ]
 
     def render(self) -> str:
-        """Return a table of all options and the best one, for a terminal."""
+        """Return a table of all options and the best."""
         money = self.price is not None
         header = ["", "valid", "p50", "p95", "p99", "requests", "cost/call" if money else "tokens/call", "verdict"]
         rows = [header, *(self._cells(option, money=money) for option in self.options)]
@@ -222,7 +222,7 @@ def plan(  # noqa: PLR0913 - independent settings, and nearly all have a default
     on_option: Callable[[Option], object] = lambda _: None,
 ) -> Plan:
     """
-    Find the depth × breadth that meets an SLO at the least cost, by simulation.
+    Find the cheapest depth × breadth that meets an SLO.
 
     Depth takes time, and breadth takes slots. On a nearly full server, breadth delays all calls.
     So each pair is simulated with its queue, instead of computed from the pass rate alone.

@@ -1,4 +1,4 @@
-"""The parameters of a model server, for `calibrate`, `simulate` and `SimulatedBackend`."""
+"""The parameters of a model server."""
 
 import random
 from collections.abc import Mapping
@@ -8,6 +8,7 @@ import attrs
 
 from sampling._arguments import check_int, check_items, check_number
 from sampling.backends.simulated import SimulatedBackend
+from sampling.load.model._schema import check_schema
 
 __all__ = ["ServerModel"]
 
@@ -21,7 +22,7 @@ def _lengths(value: object) -> tuple[int, ...]:
 
 @attrs.frozen
 class _Drawn:
-    """A function that draws one of several lengths with equal probability."""
+    """Draws one of several lengths with equal probability."""
 
     lengths: tuple[int, ...]
 
@@ -35,8 +36,9 @@ class _Drawn:
 @attrs.frozen(kw_only=True)
 class ServerModel:
     """
-    A server with a number of slots, a time to first token and a time per further token.
+    A model of a server.
 
+    It has a number of slots, a time to first token and a time per further token.
     Requests wait for a slot in the order of arrival. Requests in slots slow each other down: with `n` of them, the
     time to first token is `time_to_first_token_s * (1 + first_token_slowdown * (n - 1))` at that moment. The time per
     token has the same formula, with `token_slowdown`.
@@ -83,7 +85,11 @@ class ServerModel:
         return sum(self.output_tokens) / len(self.output_tokens)
 
     def service_s(self, busy: int = 1) -> float:
-        """Return the time of an answer of average length with a constant number of busy slots."""
+        """
+        Return the time of an answer of average length.
+
+        The number of busy slots is constant.
+        """
         first_s = self.time_to_first_token_s * (1 + self.first_token_slowdown * (busy - 1))
         token_s = self.time_per_token_s * (1 + self.token_slowdown * (busy - 1))
         return first_s + token_s * (self.mean_output_tokens - 1)
@@ -95,7 +101,7 @@ class ServerModel:
         return self.slots / service_s if service_s else float("inf")
 
     def backend(self, *, seed: int = 0) -> SimulatedBackend:
-        """Return a simulated backend with these parameters, for virtual or real time."""
+        """Return a simulated backend with these parameters. It runs in virtual or real time."""
         return SimulatedBackend(
             seed=seed,
             slots=self.slots,
@@ -116,10 +122,7 @@ class ServerModel:
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> "ServerModel":
         """Rebuild a model from the result of `to_dict`."""
-        if found.get("schema") != cls.schema:
-            raise ValueError(
-                f"can't read this as a server model: schema must be {cls.schema!r}, got {found.get('schema')!r}"
-            )
+        check_schema(found, cls.schema, "server model")
         return cls(**{field.name: found[field.name] for field in attrs.fields(cls)})
 
     def __str__(self) -> str:

@@ -49,7 +49,11 @@ class _SimulatedCall:
 
 @attrs.define(eq=False)
 class _SimulatedAttempt:
-    """One request to the server. Remaining times are those of a request alone on the server."""
+    """
+    One request to the server.
+
+    Remaining times are those of a request alone on the server.
+    """
 
     call: _SimulatedCall
     number: int
@@ -69,7 +73,7 @@ class _SimulatedAttempt:
 
 
 class _Server:
-    """The queue and the slots, and a clock that jumps from event to event."""
+    """The queue, the slots and the simulated clock. The clock jumps from event to event."""
 
     def __init__(self, model: ServerModel) -> None:
         self._model = model
@@ -99,7 +103,11 @@ class _Server:
         return 1 + self._model.first_token_slowdown * others, 1 + self._model.token_slowdown * others
 
     def next_event_s(self) -> float:
-        """Return the time of the next first token or complete answer, if nothing arrives before."""
+        """
+        Return the time of the next event, if nothing arrives.
+
+        An event is a first token or a complete answer.
+        """
         if not self.busy:
             return math.inf
         first, later = self._slowness()
@@ -109,7 +117,7 @@ class _Server:
         )
 
     def advance(self, to_s: float) -> list[_SimulatedAttempt]:
-        """Advance the time, at most to the next event, and return the attempts that are complete."""
+        """Advance the time to the next event or before, and return the completed attempts."""
         first, later = self._slowness()
         passed_s, self.now_s = to_s - self.now_s, to_s
         whole: list[_SimulatedAttempt] = []
@@ -158,6 +166,7 @@ class _Simulation:
     def run(self) -> Recording:
         """Process all events and return the recording."""
         arrivals = enumerate(instants(self._profile, self._seed))
+        # The last one, at infinity, lets the server answer what is left.
         for index, due_s in chain(arrivals, [(-1, math.inf)]):
             while self._server.next_event_s() <= due_s and self._server.busy:
                 if self._overdue(index):
@@ -181,6 +190,7 @@ class _Simulation:
 
     def _wait_until(self, due_s: float) -> None:
         whole = self._server.advance(due_s)
+        # All tokens first: the end of a call counts the attempts in slots, and these have left theirs.
         for attempt in whole:
             attempt.call.output_tokens += attempt.tokens
         for attempt in whole:
@@ -209,9 +219,11 @@ class _Simulation:
         model, rng = self._model, call.rng
         tokens = rng.choice(model.output_tokens) if self._lengths is None else self._lengths[call.arrival.index]
         passes = rng.random() < model.pass_probability
+        # Its mean is 1, so that jitter does not change the average.
         pace = rng.lognormvariate(-(model.jitter**2) / 2, model.jitter) if model.jitter else 1.0
         token_s = model.time_per_token_s * pace
         first_s = model.time_to_first_token_s * pace
+        # Never 0, because a time left until the first token marks an attempt that has none yet.
         return _SimulatedAttempt(call, number, tokens, passes, token_s, max(first_s, 1e-9), (tokens - 1) * token_s)
 
     def _answered(self, attempt: _SimulatedAttempt) -> None:
@@ -271,7 +283,9 @@ def simulate(
     slo: Slo | None = None,
 ) -> LoadReport:
     """
-    Return the report that `run_load` would return for this traffic and server. Deterministic for a seed.
+    Return the report that `run_load` would return.
+
+    It is deterministic for a seed.
 
     Args:
         server: A server model, from `calibrate` or assumed.
@@ -297,6 +311,11 @@ def simulate(
 
 
 def replay(server: ServerModel, sent_s: Sequence[float], lengths: Sequence[int], *, seed: int = 0) -> Recording:
-    """Simulate these requests on a server. The index of each is its position in the list."""
+    """
+    Simulate these requests on a server.
+
+    The index of each is its position in the list.
+    """
+    # Nothing may be dropped, because every request in a recording was sent.
     profile = OpenLoop(trace=tuple(sent_s), max_in_flight=1_000_000, drain_s=None)
     return _Simulation(server, profile, seed=seed, lengths=lengths).run()

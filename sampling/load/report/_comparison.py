@@ -28,7 +28,7 @@ class Change:
 
     @property
     def factor(self) -> float | None:
-        """The ratio of after to before, or None if it can't be computed."""
+        """The ratio of after to before, if it exists."""
         return self.after / self.before if self.before and self.after is not None else None
 
     def cells(self) -> list[str]:
@@ -65,7 +65,7 @@ class Comparison:
         return 1 if self.worse else 0
 
     def render(self) -> str:
-        """Return a table of all changes and a summary, for a terminal."""
+        """Return the changes and a summary as a table."""
         rows = [["", "before", "after", "change", ""], *(change.cells() for change in self.changes)]
         return "\n".join([*aligned(rows), "", *(f"note: {remark}" for remark in self.remarks), str(self)])
 
@@ -84,7 +84,7 @@ def compare(
     before: LoadReport | CapacityAnswer, after: LoadReport | CapacityAnswer, *, tolerance: float = 0.05
 ) -> Comparison:
     """
-    Compare two reports, and list the changes for better and for worse.
+    Compare two reports, and list the changes.
 
     Raise `ValueError` for reports that measure different things: an open and a closed loop, a run and a capacity
     search, or searches with different limits.
@@ -127,7 +127,7 @@ class _Classifier:
         return self._change(name, before, after, max(self.tolerance * (before or 0.0), floor), less_is_better, show)
 
     def share(self, name: str, before: float | None, after: float | None, *, less_is_better: bool) -> Change:
-        """Compare two shares by their difference, because the ratio of small shares is noise."""
+        """Compare two shares by their difference. The ratio of small shares is noise."""
         return self._change(name, before, after, self.tolerance / 10, less_is_better, format_share)
 
     def _change(

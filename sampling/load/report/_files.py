@@ -1,4 +1,8 @@
-"""Write reports as JSON, CSV or HTML, and read them back from JSON."""
+"""
+Write and read reports.
+
+They are written as JSON, CSV or HTML, and read from JSON.
+"""
 
 import csv
 import io
@@ -28,7 +32,11 @@ _SCHEMA = re.compile(r"(?P<kind>[a-z.-]+)/(?P<version>[0-9]{1,6})")
 
 
 def load_csv(report: LoadReport) -> str:
-    """Return a run as CSV, in the same columns as a capacity search, so that both fit into one sheet."""
+    """
+    Return a run as CSV.
+
+    The columns are those of a capacity search, so that both fit into one sheet.
+    """
     judgement = None if report.slo is None else judge(report, report.slo)
     step = Step(
         target_rate=float(report.target_rate or report.profile.users or 0),
@@ -71,7 +79,11 @@ FORMATS: Mapping[str, Callable[[Report], str]] = {
 
 
 def format_of(path: str | Path) -> str:
-    """Return the extension of a path, or raise `ValueError` if it is not a format of reports."""
+    """
+    Return the format of a path, by its extension.
+
+    Raise `ValueError` if it is not a format of reports.
+    """
     ending = Path(path).suffix.lower()
     if ending not in FORMATS:
         raise ValueError(f"a report is written as {', '.join(FORMATS)}, got the file name {shown(str(path))}")
@@ -80,7 +92,9 @@ def format_of(path: str | Path) -> str:
 
 def write_report(report: Report, path: str | Path, *, samples: bool = False) -> None:
     """
-    Write a report as JSON, CSV or HTML, by file extension. The file is replaced atomically.
+    Write a report as JSON, CSV or HTML.
+
+    The file extension decides. The file is replaced atomically.
 
     Args:
         report: A `LoadReport`, a `CapacityAnswer` or a `Plan`.

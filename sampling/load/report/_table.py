@@ -5,17 +5,22 @@ from collections.abc import Iterator
 from sampling._text import aligned
 from sampling.load.model._report import LoadReport
 from sampling.load.model._series import Summary
-from sampling.load.model._units import format_seconds, format_share
+from sampling.load.model._units import format_seconds, format_share, seconds_or_dash
 
-__all__ = ["load_table"]
+__all__ = ["SUMMARY_COLUMNS", "load_table", "summary_rows"]
 
-_NUMBERS = ("count", "mean", "p50", "p90", "p95", "p99", "max")
+SUMMARY_COLUMNS = ("", "count", "mean", "p50", "p90", "p95", "p99", "max")
+"""The headings of `summary_rows`."""
 
 
 def load_table(report: LoadReport) -> str:
-    """Return the counts, latencies and notes of a report as text."""
-    series = [("", *_NUMBERS), *((name, *_cells(summary)) for name, summary in _series(report) if summary.count)]
-    return "\n".join([*_counts(report), "", *aligned(series), *_remarks(report)])
+    """Return a report as text, for a terminal."""
+    return "\n".join([*_counts(report), "", *aligned([SUMMARY_COLUMNS, *summary_rows(report)]), *_remarks(report)])
+
+
+def summary_rows(report: LoadReport) -> list[tuple[str, ...]]:
+    """Return one row for each series with values."""
+    return [(name, *_cells(summary)) for name, summary in _series(report) if summary.count]
 
 
 def _counts(report: LoadReport) -> Iterator[str]:
@@ -53,9 +58,8 @@ def _series(report: LoadReport) -> Iterator[tuple[str, Summary]]:
 
 def _cells(summary: Summary) -> Iterator[str]:
     yield f"{summary.count:,}"
-    for name in _NUMBERS[1:]:
-        value: float | None = getattr(summary, name)
-        yield "—" if value is None else format_seconds(value)
+    for name in SUMMARY_COLUMNS[2:]:
+        yield seconds_or_dash(getattr(summary, name))
 
 
 def _remarks(report: LoadReport) -> Iterator[str]:

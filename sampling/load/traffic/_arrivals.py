@@ -1,6 +1,7 @@
 """
-Arrival schedules: pure functions from a profile to times, in seconds from the start.
+Arrival schedules.
 
+They are pure functions from a profile to times, in seconds from the start.
 Nothing here waits or reads a clock. An arrival time depends only on the profile, the seed and its number,
 so that a stalled server can't shift it.
 """
@@ -17,7 +18,7 @@ __all__ = ["first_requests", "instants", "rate_at", "read_trace", "share", "star
 
 
 def instants(profile: OpenLoop, seed: int) -> Iterator[float]:
-    """Yield the arrival times of an open-loop run in order, including the warm-up."""
+    """Yield the arrival times of an open loop, in order. The warm-up is included."""
     if profile.trace is not None:
         every: Iterator[float] = iter(profile.trace)
     elif profile.arrivals == "poisson":
@@ -33,7 +34,11 @@ def instants(profile: OpenLoop, seed: int) -> Iterator[float]:
 
 
 def _constant(profile: OpenLoop) -> Iterator[float]:
-    """Yield evenly spaced times. Each is computed from its number, because a running sum would drift."""
+    """
+    Yield evenly spaced times.
+
+    Each is computed from its number, because a running sum would drift.
+    """
     rate = _rate(profile)
     group = profile.burst if profile.arrivals == "burst" else 1
     ends = [] if profile.requests is None else [_ticks(profile.warmup_s, rate) + profile.requests]
@@ -43,12 +48,16 @@ def _constant(profile: OpenLoop) -> Iterator[float]:
 
 
 def _ticks(seconds: float, rate: float) -> int:
-    """Count the ticks in [0, seconds). Rounding corrects floating-point errors such as 0.1 * 30 > 3."""
+    """
+    Count the ticks in [0, seconds).
+
+    Rounding corrects floating-point errors such as 0.1 * 30 > 3.
+    """
     return math.ceil(round(seconds * rate, 6))
 
 
 def _only(profile: OpenLoop, every: Iterator[float]) -> Iterator[float]:
-    """Stop after the number of measured requests that the profile sets, if any."""
+    """Stop after the profile's number of requests, if any. Requests of the warm-up don't count."""
     if profile.requests is None:
         yield from every
         return
@@ -78,7 +87,11 @@ def _random(profile: OpenLoop, rng: random.Random) -> Iterator[float]:
 
 
 def rate_at(profile: OpenLoop, instant: float) -> float:
-    """Return the rate at a time of a ramp or a shape. The warm-up has the initial rate."""
+    """
+    Return the rate at a time.
+
+    The warm-up has the initial rate of the ramp or shape.
+    """
     rate = _rate(profile)
     if profile.duration_s is None or (profile.to_rate is None and profile.shape is None):
         return rate
@@ -98,13 +111,21 @@ def _rate(profile: OpenLoop) -> float:
 
 
 def start_time(user: int, profile: ClosedLoop) -> float:
-    """Return the time of a user's first request, spread over the think time and limited by `activate_per_s`."""
+    """
+    Return the time of a user's first request.
+
+    Users are spread over the think time, and limited by `activate_per_s`.
+    """
     spread = user * profile.think_time_s / profile.users
     return spread if profile.activate_per_s is None else max(spread, user / profile.activate_per_s)
 
 
 def first_requests(profile: ClosedLoop) -> tuple[int, int | None]:
-    """Return the number of users that start, and their total of follow-up requests, or None for no limit."""
+    """
+    Return the numbers of users and of follow-up requests.
+
+    Only the users that start count. The number of follow-ups is None without a limit.
+    """
     if profile.requests is None:
         return profile.users, None
     first = min(profile.users, profile.requests)
@@ -113,8 +134,9 @@ def first_requests(profile: ClosedLoop) -> tuple[int, int | None]:
 
 def read_trace(text: str) -> tuple[float, ...]:
     """
-    Parse a trace: one time per line, in seconds on any clock. The earliest is the start.
+    Parse a trace of arrival times, one per line.
 
+    They are in seconds on any clock. The earliest is the start.
     Text after a comma, empty lines and a header are ignored, so a log with more columns works too.
     """
     stamps: list[float] = []
@@ -133,8 +155,9 @@ def read_trace(text: str) -> tuple[float, ...]:
 
 def share(every: Iterator[float], worker: int, workers: int) -> Iterator[tuple[int, float]]:
     """
-    Number the ticks, and yield those of one worker: every `workers`-th of the common schedule.
+    Number the ticks, and yield those of one worker.
 
+    They are every `workers`-th of the common schedule.
     So all workers together generate the same traffic as one, and no two of them draw the same gaps.
     """
     return islice(enumerate(every), worker, None, workers)

@@ -24,7 +24,7 @@ async def drive_closed_loop(sender: Sender, profile: ClosedLoop, draw: Draw, *, 
 
 
 class _UserGroup:
-    """The users of one process, with their shared request budget and deadline."""
+    """The users of one process. They share a request budget and a deadline."""
 
     def __init__(
         self, sender: Sender, profile: ClosedLoop, draw: Draw, seed: int, shard: Shard, overtime: anyio.CancelScope
@@ -80,6 +80,7 @@ class _UserGroup:
                 return "budget"
             self._follow_ups -= 1
             self._unsent += 1
+            # Due only after this answer. That is why a stall hardly shows in the latencies of a closed loop.
             intended_s = done_s + profile.think_time_s
             number += 1
 
@@ -91,9 +92,10 @@ class _UserGroup:
             self._sender.recording.active_users += 1
         self._sender.recording.ended_s = self._sender.elapsed_s
         if not self._follow_ups and not self._unsent:
+            # This was the last request, so the drain begins.
             self._end_by(arrival.intended_s)
 
     def _end_by(self, instant_s: float) -> None:
-        """Set the deadline for answers to this time plus the drain."""
+        """Set the deadline for answers. It is this time plus the drain."""
         in_s = instant_s - self._sender.elapsed_s + self._drain_s
         self._overtime.deadline = min(self._overtime.deadline, anyio.current_time() + in_s)

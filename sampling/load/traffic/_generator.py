@@ -1,6 +1,7 @@
 """
-The load generator: sends requests on schedule and records their outcomes.
+The load generator.
 
+It sends requests on schedule and records their outcomes.
 It drives any `async def` and does not depend on models. Its clock never waits for the system under test. An arrival
 is sent on time, or dropped and counted, but never late because an earlier one is slow.
 """
@@ -33,7 +34,7 @@ class Generator:
     ) -> None:
         check_instance("profile", profile, (OpenLoop, ClosedLoop), "an OpenLoop or a ClosedLoop")
         if not isinstance(workload, ImportedWorkload):
-            draw_function(workload)
+            draw_function(workload)  # raises if it is not a workload
         self._workload = workload
         self._profile = profile
         self._seed = check_int("seed", seed)
@@ -60,9 +61,14 @@ class Generator:
             return await self.drive(draw, anyio.current_time())
 
     async def drive(self, draw: Draw, start: float) -> Recording:
-        """Generate the traffic with an open workload, from `start` on the event loop's clock."""
+        """
+        Generate the traffic with an open workload.
+
+        It begins at `start` on the clock of the event loop.
+        """
         profile, recording = self._profile, self.recording
         sender = Sender(recording, start, profile.warmup_s)
+        # Until the end is reached, because a cancellation may come at any time.
         recording.interrupted = True
         try:
             with self._stopping:

@@ -29,8 +29,9 @@ _TOKENS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGH
 
 class HttpWorkload:
     """
-    A workload that posts one body to one URL: `async with HttpWorkload(url, body) as workload`.
+    A workload that posts one body to one URL.
 
+    Use it as `async with HttpWorkload(url, body) as workload`.
     Any response with status 200 is valid, and the first byte of its body counts as the first token.
     There are as many connections as requests in flight. A connection that the server has closed is replaced once,
     if no byte of a response had arrived.
@@ -114,7 +115,7 @@ class HttpWorkload:
             raise ConnectionLost("the server closed the connection without an answer") from None
 
     async def _exchange(self, stream: ByteStream | RawSocketStream, arrival: Arrival) -> int:
-        """Send the request, read the response, and keep the connection if both were complete."""
+        """Send the request, and read the response. The connection is kept if both were complete."""
         response = _ResponseReader()
         try:
             await stream.send(self._request)
@@ -154,7 +155,7 @@ class HttpWorkload:
 
 
 class _StaleConnection(Exception):
-    """A connection that ended before any byte of the response arrived."""
+    """A connection that ended before the response began."""
 
 
 class _ResponseReader:
@@ -203,7 +204,11 @@ class _ResponseReader:
         return True
 
     def _frame(self, fields: Mapping[bytes, bytes]) -> None:
-        """Determine the framing of the body: chunks, a length, or the end of the connection."""
+        """
+        Determine the framing of the body.
+
+        It is sent in chunks, has a length, or ends with the connection.
+        """
         self.keeps_open = fields.get(b"connection", b"").strip() != b"close"
         length = fields.get(b"content-length", b"").strip()
         self._chunked = b"chunked" in fields.get(b"transfer-encoding", b"")
@@ -216,19 +221,23 @@ class _ResponseReader:
             self.ends_with_connection = True
 
     def _read_chunks(self) -> None:
-        """Skip from chunk to chunk. This is hot: a streamed response has one chunk per token."""
+        """
+        Skip from chunk to chunk.
+
+        This is hot: a streamed response has one chunk per token.
+        """
         data = self._unread
-        place = self._left or 0
+        position = self._left or 0
         # `find` is three times as fast for one byte as for the two that end a line.
-        while (end := data.find(b"\n", place)) >= 0:
-            size = _size(data[place:end])
+        while (end := data.find(b"\n", position)) >= 0:
+            size = _size(data[position:end])
             if not size:
                 # An empty line follows the last chunk, unless there are trailers.
                 self.whole = data.find(_HEAD_END, end - 1) >= 0
                 break
-            place = end + 1 + size + 2
-        self._left = max(0, place - len(data))
-        self._unread = data[place:]
+            position = end + 1 + size + 2
+        self._left = max(0, position - len(data))
+        self._unread = data[position:]
 
 
 def _size(line: bytes) -> int:

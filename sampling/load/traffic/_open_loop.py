@@ -21,7 +21,7 @@ _MOST_IN_A_TURN = 16
 
 
 async def drive_open_loop(sender: Sender, profile: OpenLoop, draw: Draw, *, seed: int, shard: Shard) -> None:
-    """Send or drop every arrival on schedule, then wait for the remaining answers."""
+    """Send every arrival on schedule, or drop it. Then wait for the remaining answers."""
     ticker = _Ticker(sender, profile, draw, seed, shard)
     with anyio.CancelScope() as overtime:
         async with anyio.create_task_group() as tasks:
@@ -29,7 +29,9 @@ async def drive_open_loop(sender: Sender, profile: OpenLoop, draw: Draw, *, seed
             try:
                 await ticker.tick(requests)
             finally:
+                # Idle tasks would keep the task group open.
                 requests.close()
+            # The last arrival is due before the end of the measurement, which has a fixed length.
             if profile.duration_s is not None and not sender.recording.exhausted:
                 await sender.wait_for(profile.warmup_s + profile.duration_s)
             sender.recording.ended_s = sender.elapsed_s
@@ -48,6 +50,7 @@ class _Ticker:
         self._permits = max(1, shard.of(profile.max_in_flight))
         self._slept_until_s = -math.inf
         self._drawn = 0
+        # As if a turn were used up, so that other tasks run before the first arrival.
         self._sent_this_turn = _MOST_IN_A_TURN
 
     async def tick(self, requests: TaskPool) -> None:
@@ -66,7 +69,7 @@ class _Ticker:
 
     async def _wait_for(self, instant_s: float) -> None:
         """
-        Sleep until a time of the run, unless it has passed.
+        Sleep until a time, unless it has passed.
 
         At a high rate several arrivals are due at each iteration of the event loop. An iteration costs about as much
         as a request, so due arrivals share one. If all permits are taken, other tasks run first, because their
@@ -84,8 +87,9 @@ class _Ticker:
 
     def _slept_through(self, instant_s: float) -> bool:
         """
-        Return True if the machine stood still for longer than `late_limit_s` past this time.
+        Return True if the machine stood still for too long.
 
+        That is longer than `late_limit_s` past this time.
         Sending all arrivals of such a long pause would be an unwanted burst. After a shorter pause, the requests are
         sent late, and their latency counts from the time they were due.
         """

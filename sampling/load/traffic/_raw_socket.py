@@ -1,4 +1,8 @@
-"""A TCP stream directly on a socket, cheaper to open and to use than an anyio stream."""
+"""
+A TCP stream directly on a socket.
+
+It is cheaper to open and to use than an anyio stream.
+"""
 
 import errno
 import os
@@ -23,16 +27,21 @@ class SocketAddress(NamedTuple):
 
     @classmethod
     def of(cls, host: str, port: int) -> "SocketAddress | None":
-        """Return the address of a numeric host, or None for a host name."""
+        """Return the address of a numeric host, or None for a host name, which must be resolved first."""
         try:
             version = ip_address(host).version
         except ValueError:
             return None
+        # An address with a zone, such as fe80::1%eth0, must be resolved like a name.
         return None if "%" in host else cls(socket.AF_INET if version == 4 else socket.AF_INET6, host, port)
 
 
 class RawSocketStream(ByteSendStream, ByteReceiveStream):
-    """A stream that sends without a checkpoint if the socket buffer has room. It yields only on receive."""
+    """
+    A stream that only yields to the event loop on receive.
+
+    It sends without a checkpoint if the socket buffer has room.
+    """
 
     def __init__(self, raw: socket.socket) -> None:
         self._raw = raw
@@ -43,6 +52,7 @@ class RawSocketStream(ByteSendStream, ByteReceiveStream):
         raw = socket.socket(address.family, socket.SOCK_STREAM)
         try:
             raw.setblocking(False)
+            # Nagle's algorithm would hold back small requests.
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await _reach(raw, address)
         except BaseException:

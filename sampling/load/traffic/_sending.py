@@ -1,4 +1,4 @@
-"""Send one request of a load run and record its outcome."""
+"""Send one request and record its outcome."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ class Shard:
     workers: int = 1
 
     def of(self, total: int) -> int:
-        """Return this worker's share of a number that is divided evenly."""
+        """Return this worker's even share of a number."""
         return total // self.workers + (self.worker < total % self.workers)
 
 
@@ -48,20 +48,28 @@ class Sender:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the start of the run, on the event loop's monotonic clock."""
+        """
+        Seconds since the start of the run.
+
+        Measured on the monotonic clock of the event loop.
+        """
         return self._clock() - self._start
 
     async def wait_for(self, instant_s: float) -> None:
-        """Sleep until a time of the run. If it has passed, only let other tasks run."""
+        """
+        Sleep until a time of the run.
+
+        If it has passed, only let other tasks run.
+        """
         await anyio.sleep(max(0.0, self._start + instant_s - self._clock()))
 
     def tally_for(self, intended_s: float) -> Tally:
-        """Return the tally of the warm-up or of the measurement, by arrival time."""
+        """Return the tally of the warm-up or the measurement. The arrival time decides."""
         return self.recording.warmup if intended_s < self._warmup_s else self.recording.tally
 
     @property
     def in_flight(self) -> int:
-        """Requests that are admitted and not yet answered, including the warm-up."""
+        """Requests that wait for an answer. Those of the warm-up are included."""
         return self.recording.tally.in_flight + self.recording.warmup.in_flight
 
     def admit(self, arrival: Arrival) -> None:
@@ -71,7 +79,7 @@ class Sender:
         tally.admitted += 1
 
     async def send(self, arrival: Arrival, send: Send) -> Sent:
-        """Send one admitted request, wait for its answer, and record the outcome."""
+        """Send one admitted request, and record the outcome."""
         sent_s = self.elapsed_s
         self.recording.levels.change(sent_s, +1)
         entered = enter_arrival(arrival)
@@ -93,6 +101,7 @@ class Sender:
         return Sent(outcome, done_s)
 
     def _count_error(self, arrival: Arrival, error: Exception) -> None:
+        # The report covers the measurement, not the warm-up.
         if arrival.intended_s >= self._warmup_s:
             self.recording.count_error(error, shown(str(error)))
 

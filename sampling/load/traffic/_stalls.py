@@ -1,5 +1,5 @@
 """
-Detect code that blocks the event loop of a load run.
+Detect code that blocks the event loop.
 
 While a function blocks the loop, nothing in the loop can notice, so a thread does. The loop sends a heartbeat, and when
 it is overdue, the thread inspects the stack of the loop's thread to find the blocking code.
@@ -34,8 +34,9 @@ _GENERATOR = "sampling.load."
 
 async def watch_for_stalls(work: Callable[[], Awaitable[None]], start: float, stalls: list[Stall]) -> None:
     """
-    Await the work, and record and log each time that code blocks the event loop.
+    Await the work, and record each stall.
 
+    A stall is a time in which code blocks the event loop. It is logged, too.
     `start` is the start of the run on the event loop's clock. In virtual time there is no monitor, because the clock
     waits for the loop and can't show that the loop is late.
     """
@@ -64,7 +65,7 @@ def _is_real(clock: Callable[[], float]) -> bool:
 
 
 class _StallMonitor:
-    """A context manager with a thread that monitors the event loop's thread."""
+    """Monitors the event loop from another thread."""
 
     def __init__(self, stalls: list[Stall], start_s: float) -> None:
         self._stalls = stalls
@@ -136,7 +137,11 @@ class _StallMonitor:
 
 
 def _running_code(thread: int) -> list[FrameType]:
-    """Return the frames of a thread, innermost first, up to those of the event loop."""
+    """
+    Return the frames of a thread, innermost first.
+
+    The frames of the event loop are left out.
+    """
     found: list[FrameType] = []
     frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage] - documented
     while frame is not None and _module(frame).partition(".")[0] not in _EVENT_LOOPS:
@@ -147,7 +152,11 @@ def _running_code(thread: int) -> list[FrameType]:
 
 
 def _locations(frames: Sequence[FrameType]) -> Iterator[str]:
-    """Yield the locations of frames, without those of the load generator if there are others."""
+    """
+    Yield the locations of frames.
+
+    Those of the load generator are left out if there are others.
+    """
     for frame in [frame for frame in frames if not _module(frame).startswith(_GENERATOR)] or frames:
         code = frame.f_code
         # Only the end of the path: the whole path would reveal details of the machine.

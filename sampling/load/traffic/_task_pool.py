@@ -17,7 +17,7 @@ __all__ = ["TaskPool"]
 
 class TaskPool:
     """
-    A pool that runs requests in tasks of a group and reuses idle tasks.
+    Runs requests in tasks, and reuses idle tasks.
 
     Requests stay isolated: a task whose context variables were changed is not reused.
     """
@@ -29,14 +29,14 @@ class TaskPool:
         self._closed = False
 
     def start_soon(self, arrival: Arrival, send: Send) -> None:
-        """Serve a request in an idle task or a new one."""
+        """Serve a request in an idle or a new task."""
         if self._idle:
             self._idle.pop().assign(arrival, send)
         else:
             self._group.start_soon(self._run, arrival, send)
 
     def close(self) -> None:
-        """End idle tasks now, and the others after their current request."""
+        """End idle tasks now. The others end after their current request."""
         self._closed = True
         while self._idle:
             self._idle.pop().dismiss()

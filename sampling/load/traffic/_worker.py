@@ -1,4 +1,4 @@
-"""A worker process of a load run: `python -m sampling.load.traffic._worker`, started by `_workers`."""
+"""A worker process of a load run. `_workers` starts it as `python -m sampling.load.traffic._worker`."""
 
 import json
 import os
@@ -20,7 +20,7 @@ _PROGRESS_EVERY_S = 0.5
 
 
 class ParentChannel:
-    """The channel to the parent process, over the original standard input and output."""
+    """The channel to the parent process. It uses the original standard input and output."""
 
     def __init__(self) -> None:
         self._input = os.dup(0)
@@ -42,14 +42,18 @@ class ParentChannel:
         return cast("dict[str, Any]", json.loads(line))
 
     def send(self, body: bytes = b"", **message: Any) -> None:
-        """Send a message as a line of JSON, and then the body."""
+        """Send a message as a line of JSON, then the body."""
         rest = memoryview(json.dumps(message).encode() + b"\n" + body)
         while rest:
             rest = rest[os.write(self._output, rest) :]
 
 
 async def work(channel: ParentChannel, order: dict[str, Any]) -> None:
-    """Send this worker's shard of the traffic from the common start on, and return the recording to the parent."""
+    """
+    Send this worker's share of the traffic.
+
+    It begins at the common start. The recording is returned to the parent.
+    """
     workload = ImportedWorkload(order["target"], order["arguments"])
     shard = Shard(order["worker"], order["workers"])
     generator = Generator(workload, profile_from_dict(order["profile"]), seed=order["seed"], shard=shard)
@@ -97,8 +101,10 @@ async def first_order(channel: ParentChannel) -> dict[str, Any] | None:
 
 
 if __name__ == "__main__":
+    # Only the parent reacts to Ctrl-C. It stops its workers, and they return what they have recorded.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     the_channel = ParentChannel()
+    # The order names the event loop to use, so it is read before that loop can start.
     the_order = anyio.run(first_order, the_channel)
     if the_order is not None:
         sys.path[:] = the_order["path"]

@@ -1,6 +1,7 @@
 """
-Load generation in several processes, for rates that one can't reach.
+Load generation in several processes.
 
+This reaches rates that one process can't.
 Each worker sends its shard of a common schedule, with its own random numbers, and returns its recording. The report
 covers all of them. Processes exchange JSON messages and raw columns of numbers.
 """
@@ -94,7 +95,7 @@ class WorkerPool:
         return self.recording
 
     async def _work(self, whole: anyio.CancelScope) -> None:
-        """Start all workers at the same time, and wait for their recordings."""
+        """Start all workers at once, and collect their recordings."""
         try:
             for worker in self._workers:
                 await worker.ready()
@@ -137,6 +138,7 @@ class WorkerPool:
             self.recording = parts[0]
         for part in parts[1:]:
             self.recording.merge(part)
+        # A report without the requests of a lost worker must not look complete.
         self.recording.interrupted |= len(parts) < len(self._workers)
 
 

@@ -1,4 +1,8 @@
-"""Draw a chart as SVG: curves over two axes, limits across them, and labels at the curves."""
+"""
+Draw a chart as SVG.
+
+It has curves over two axes, limits across them, and labels at the curves.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +20,11 @@ Tone: TypeAlias = Literal["first", "second", "third", "quiet", "limit", "good", 
 
 @attrs.frozen
 class Size:
-    """The size of a chart. Text keeps its size, so a small chart is drawn separately, not scaled."""
+    """
+    The size of a chart.
+
+    Text keeps its size, so a small chart is drawn separately, not scaled.
+    """
 
     width: float
     height: float
@@ -57,7 +65,7 @@ class Bars:
 
 @attrs.frozen
 class Rule:
-    """A labelled line across the chart, horizontal or, with `upright`, vertical."""
+    """A labelled line across the chart. It is horizontal or, with `upright`, vertical."""
 
     at: float
     name: str
@@ -135,7 +143,11 @@ class _PlotArea:
 
 
 def draw(chart: Chart, size: Size, *, class_: str, number: str) -> Markup:
-    """Draw a chart as an SVG element. `number` makes the ids in it unique on its page."""
+    """
+    Draw a chart as an SVG element.
+
+    `number` makes the ids in it unique on its page.
+    """
     frame = _frame(chart, size)
     return element(
         "svg",
@@ -191,7 +203,11 @@ def _places(chart: Chart) -> Iterator[float]:
 
 
 def _range(axis: ChartAxis, values: list[float]) -> tuple[float, float]:
-    """Return the range of an axis, a little wider than its values and never empty."""
+    """
+    Return the range of an axis, never empty.
+
+    It is a little wider than the values.
+    """
     if axis.log:
         values = [value for value in values if value > 0] or [1.0]
         low, high = axis.least or min(values), axis.most or max(values)
@@ -328,7 +344,7 @@ def _dots(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
 
 
 def _names(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
-    """Draw the label of each curve at its end, without overlaps."""
+    """Label each curve at its end, without overlaps."""
     ends = [
         (frame.y(values[-1]), line) for line in chart.lines if (values := [y for _, y in line.points if y is not None])
     ]

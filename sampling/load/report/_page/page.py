@@ -1,4 +1,4 @@
-"""Assemble a page: the result first, then the charts, then the settings."""
+"""Assemble a page. The result comes first, then the charts, then the settings."""
 
 import base64
 import hashlib
@@ -8,17 +8,10 @@ from itertools import count
 from sampling.load.capacity._answer import CapacityAnswer, Step
 from sampling.load.model._profiles import Profile
 from sampling.load.model._report import LoadReport
-from sampling.load.model._units import format_seconds
+from sampling.load.model._units import format_seconds, number_or_dash, seconds_or_dash, share_or_dash
 from sampling.load.report._page.chart import Size, draw
 from sampling.load.report._page.markup import Markup, element, joined, raw
-from sampling.load.report._page.pictures import (
-    Picture,
-    load_pictures,
-    number_or_dash,
-    seconds_or_dash,
-    share_or_dash,
-    step_pictures,
-)
+from sampling.load.report._page.pictures import Picture, load_pictures, step_pictures
 from sampling.load.report._page.style import STYLE
 
 __all__ = ["html_document", "render_html"]
@@ -41,7 +34,7 @@ def render_html(report: LoadReport | CapacityAnswer) -> str:
 
 
 def html_document(title: str, kind: str, *content: Markup) -> str:
-    """Return an HTML document with a title, the style sheet and the content."""
+    """Return an HTML document with the style sheet."""
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     head = element(
@@ -131,7 +124,7 @@ def _stalls(report: LoadReport) -> Iterator[Markup]:
 
 
 def _settings(report: LoadReport) -> Iterator[Markup]:
-    """Return the settings of the run, so that it can be repeated."""
+    """Return the settings, so that the run can be repeated."""
     given = [
         [name.removesuffix("_s").replace("_", " "), _setting(name, value)]
         for name, value in report.profile.to_dict().items()
@@ -240,7 +233,11 @@ def _figures(pictures: Sequence[Picture], place: str, *, shown: bool = False) ->
 
 
 def _figure(picture: Picture, number: str, *, shown: bool) -> Markup:
-    """Draw a picture in all sizes. The style sheet shows the one that fits the screen."""
+    """
+    Draw a picture in all sizes.
+
+    The style sheet shows the one that fits the screen.
+    """
     sizes = [("narrow", _NARROW), ("middle", _MIDDLE), *([("wide", _WIDE)] if picture.full else [])]
     drawings = [draw(picture.chart, size, class_=name, number=f"{number}-{name}") for name, size in sizes]
     table = _table(picture.columns, picture.rows, picture.chart.title)

@@ -1,4 +1,4 @@
-"""The charts of a report, with captions and tables of their numbers."""
+"""The charts of a report."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,18 +9,11 @@ from sampling.load.capacity._answer import CapacityAnswer, Step
 from sampling.load.model._report import LoadReport
 from sampling.load.model._series import Summary
 from sampling.load.model._slo import LatencyLimit, Slo
-from sampling.load.model._units import format_seconds, format_share
+from sampling.load.model._units import format_seconds, number_or_dash, seconds_or_dash, share_or_dash
 from sampling.load.report._page.chart import Bars, Chart, ChartAxis, Curve, Dot, Rule, Tone
+from sampling.load.report._table import SUMMARY_COLUMNS, summary_rows
 
-__all__ = [
-    "Picture",
-    "find_knee",
-    "load_pictures",
-    "number_or_dash",
-    "seconds_or_dash",
-    "share_or_dash",
-    "step_pictures",
-]
+__all__ = ["Picture", "find_knee", "load_pictures", "step_pictures"]
 
 _PERCENTS: tuple[tuple[int, Tone], ...] = ((50, "first"), (95, "second"), (99, "third"))
 _WIDE_RANGE = 10.0
@@ -31,7 +24,7 @@ _MOST_ROWS = 30
 
 @attrs.frozen
 class Picture:
-    """A chart with a caption and a table of its numbers."""
+    """A chart with a caption and a table."""
 
     chart: Chart
     caption: str
@@ -39,21 +32,6 @@ class Picture:
     rows: Sequence[Sequence[str]]
     full: bool = False
     """True if it takes the full width of the page."""
-
-
-def seconds_or_dash(seconds: float | None) -> str:
-    """Format a time, or return a dash for None."""
-    return "—" if seconds is None else format_seconds(seconds)
-
-
-def share_or_dash(share: float | None) -> str:
-    """Format a share, or return a dash for None."""
-    return "—" if share is None else format_share(share)
-
-
-def number_or_dash(number: float | None) -> str:
-    """Format a number briefly, or return a dash for None."""
-    return "—" if number is None else f"{number:,.4g}" if abs(number) < 1_000 else f"{number:,.0f}"
 
 
 def _tick_seconds(seconds: float) -> str:
@@ -70,14 +48,18 @@ def _time_axis(name: str, values: Sequence[float | None]) -> ChartAxis:
 
 
 def step_pictures(answer: CapacityAnswer) -> list[Picture]:
-    """Return the chart of latency by rate, with the limits, the highest rate that passed and the knee."""
+    """
+    Return the chart of latency by rate.
+
+    It shows the limits, the highest rate that passed, and the knee.
+    """
     measured = [step for step in answer.steps if step.report is not None and step.report.latency.count]
     return [_rates(answer, measured)] if measured else []
 
 
 def find_knee(points: Sequence[tuple[float, float]]) -> float | None:
     """
-    Return the rate at which a curve begins to rise steeply, or None.
+    Return the rate where a curve starts to rise steeply.
 
     It is the point farthest below the straight line from the first point to the last, with both axes scaled to that
     line. At least four points are needed.
@@ -174,7 +156,11 @@ def _step_row(step: Step) -> list[str]:
 
 
 def load_pictures(report: LoadReport) -> list[Picture]:
-    """Return the charts of a run: latency over time, requests in flight, and the latency distribution."""
+    """
+    Return the charts of a run.
+
+    They show latency over time, requests in flight, and the latency distribution.
+    """
     pictures = [_over_time(report), _in_flight(report), _spread(report)]
     return [picture for picture in pictures if picture is not None]
 
@@ -285,30 +271,10 @@ def _spread(report: LoadReport) -> Picture | None:
             rules=[Rule(limit.limit_s, _limit_name(limit), "limit", upright=True) for limit in limits],
         ),
         "How many answers had come after how long: from when they were due, and from when they were sent.",
-        ("", "count", "mean", "p50", "p90", "p95", "p99", "max"),
-        [
-            [
-                name,
-                f"{series.count:,}",
-                *(seconds_or_dash(getattr(series, column)) for column in ("mean", "p50", "p90", "p95", "p99", "max")),
-            ]
-            for name, series in _series(report)
-            if series.count
-        ],
+        SUMMARY_COLUMNS,
+        summary_rows(report),
     )
 
 
 def _limit_name(limit: LatencyLimit) -> str:
     return f"{limit.name} ≤ {format_seconds(limit.limit_s)}"
-
-
-def _series(report: LoadReport) -> list[tuple[str, Summary]]:
-    return [
-        ("latency, from due", report.latency),
-        ("service time, from sent", report.service_time),
-        ("time to first token", report.time_to_first_token),
-        ("time to a valid answer", report.time_to_valid),
-        ("schedule lag", report.schedule_lag),
-        ("until a failure", report.error_latency),
-        *((f"latency of {name}", operation.latency) for name, operation in report.operations.items()),
-    ]

@@ -1,4 +1,8 @@
-"""The style sheet of the page: light and dark, narrow and wide, without scripts, fonts or files."""
+"""
+The style sheet of the page.
+
+Light and dark, narrow and wide, without scripts, fonts or other files.
+"""
 
 __all__ = ["STYLE"]
 
