@@ -250,7 +250,7 @@ def servers() -> set[int]:
             # The name, in parentheses, may hold anything; the state and the parent come after it.
             state, parent = stat.read_text().rpartition(")")[2].split()[:2]
             command = (stat.parent / "cmdline").read_text()
-            if int(parent) == os.getpid() and state != "Z" and "_llama_process.py" in command:
+            if int(parent) == os.getpid() and state != "Z" and "llama/_process.py" in command:
                 found.add(int(stat.parent.name))
     return found
 
@@ -311,7 +311,7 @@ def status_of(address: str, method: str, path: str, body: str | None = None) -> 
 def test_a_server_ends_with_the_process_that_started_it(tiny_gguf):
     """Row 58: even a process that is killed leaves no server behind to hold its memory."""
     program = (
-        "import sys, time; from sampling.backends.llama_server import LlamaServer\n"
+        "import sys, time; from sampling.backends.llama._server import LlamaServer\n"
         "with LlamaServer(sys.argv[1], threads=1) as server: print(server.address, flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", program, str(tiny_gguf)]

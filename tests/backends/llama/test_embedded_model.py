@@ -64,7 +64,7 @@ def test_it_is_in_the_wheel(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name in done.stdout
     with zipfile.ZipFile(wheel) as packed:
-        assert packed.read("sampling/backends/models/arithmetic.gguf") == EMBEDDED_MODEL.read_bytes()
+        assert packed.read("sampling/backends/llama/models/arithmetic.gguf") == EMBEDDED_MODEL.read_bytes()
 
 
 @pytest.mark.parametrize("case", REFERENCE, ids=range(len(REFERENCE)))
