@@ -98,7 +98,7 @@ class Watch:
         reqs: Iterable[RequirementLike] | None = None,
         **arguments: Any,
     ) -> SamplingResult[Any]:
-        """Make the call; everything but the backend is passed on. Keep `hooks` for the strategy: this adds its own."""
+        """Call `strategy.sample` with the watched backend. Put your own hooks on the strategy: `hooks` is taken."""
         self._budget = arguments.get("budget")
         caller = anyio.get_current_task().id
         before = _children(caller)
@@ -156,7 +156,7 @@ class Watch:
         _must(not strays, "I8", f"calls inside of this one that do not say whose part they are: {strays!r}")
 
     def _by_call(self) -> dict[str, list[Event]]:
-        """Return the events of this call, and then those of each call inside of it: tiers see the same hooks."""
+        """Group the events by call. Calls inside of this one, such as tiers, have the same hooks."""
         calls: defaultdict[str, list[Event]] = defaultdict(list)
         for event in self.events.events:
             calls[event.sampling_id].append(event)
@@ -170,7 +170,7 @@ class Watch:
                 by_subsample[event.subsample].append(event)
         for subsample, own in by_subsample.items():
             names = [type(event).__name__ for event in own]
-            _must(_in_turn(own), "I9", f"the events of subsample {subsample} are out of order: {names!r}")
+            _must(_in_order(own), "I9", f"the events of subsample {subsample} are out of order: {names!r}")
 
     def _check_ids(self) -> None:
         starts = {start.sampling_id: start for start in self.events.of(LoopStarted)}
@@ -225,7 +225,7 @@ def _children(task_id: int) -> set[int]:
     return {task.id for task in anyio.get_running_tasks() if task.parent_id == task_id}
 
 
-def _in_turn(events: list[Event]) -> bool:
+def _in_order(events: list[Event]) -> bool:
     """Return True if the events of a subsample are in order, with ascending iterations."""
     running: IterationEvent | None = None
     last: IterationEvent | None = None
