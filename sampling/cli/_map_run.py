@@ -63,7 +63,7 @@ class MapJob:
 
 
 def check(job: MapJob, *, skip_bad: bool) -> WorstCase:
-    """Check every prompt and return the worst case of the whole run."""
+    """Check every prompt and return the worst case."""
     cases = WorstCases(job.strategy, job.requirements, job.context, job.options)
     worst = WorstCase()
     for prompt in job.prompts.check():
@@ -90,7 +90,7 @@ def _report_bad_lines(prompts: Prompts, *, skip_bad: bool) -> None:
 
 
 def show_worst_case(job: MapJob, worst: WorstCase, price: Price | None, retries: int) -> None:
-    """Print the maximum requests, tokens and cost of a run, and the assumptions."""
+    """Print the maximum requests, tokens and cost."""
     limited = job.options.max_tokens is not None
     unknown = "no limit"
     figures = {
@@ -137,7 +137,7 @@ class _RunState:
 
 
 def run(job: MapJob, signal_handler: SignalHandler) -> int:
-    """Run the job, report on it and return the exit code."""
+    """Run the job and return the exit code."""
     with usage_errors():
         backend = job.make_backend()
     state = _RunState()
@@ -212,10 +212,11 @@ def _ended_by_budget(outcome: ItemOutcome[Any]) -> bool:
 
 @contextmanager
 def _open_writer(job: MapJob) -> Generator[OutcomeWriter]:
-    """Yield a function that writes outcomes as they arrive. With a journal, the answers are exported from it later."""
+    """Yield a function that writes outcomes as they arrive."""
     if job.out is None:
         yield lambda outcome: print_row(outcome_row(outcome))
     elif job.journal is not None:
+        # The answers are exported from the journal at the end, which also has those of earlier runs.
         yield lambda _: None
     else:
         with replace_file(job.out) as write:
@@ -223,7 +224,8 @@ def _open_writer(job: MapJob) -> Generator[OutcomeWriter]:
 
 
 def _export_answers(out: Path, journal: Journal, halted_by: int | None) -> None:
-    """Write the answers in the journal, up to the prompt that halted the run, if any."""
+    """Write the answers of the journal, up to `halted_by`."""
+    # Later prompts may have finished before the one that halted the run. They are kept in the journal only.
     with replace_file(out) as write:
         for row in rows(journal.path):
             if halted_by is None or row["index"] <= halted_by:

@@ -1,4 +1,4 @@
-"""`sampling load`: send open-loop or closed-loop traffic and report on it."""
+"""`sampling load`: send traffic and report on it."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ Examples:
 
 @attrs.frozen(kw_only=True)
 class _Traffic:
-    """The traffic flags. None means that a flag was not given."""
+    """The traffic flags, or None for those not given."""
 
     rate: str | None = None
     users: int | None = None
@@ -67,7 +67,7 @@ class _Traffic:
     drain: str = "60s"
 
     def profile(self) -> Profile:
-        """Return the traffic profile, or raise ValueError if flags are missing or contradict each other."""
+        """Return the traffic profile, or raise ValueError."""
         given = [name for name in ("rate", "users", "trace") if getattr(self, name) is not None]
         if not given:
             raise ValueError("give the traffic: --rate 50 (open loop), --users 20 (closed loop), or --trace FILE")
