@@ -1,4 +1,4 @@
-"""Run async code in virtual time and in seeded order, on asyncio or trio.
+"""Run async code in virtual time and seeded order, on asyncio or trio.
 
 The clock stands still while any task can run, and jumps to the next timer when none can. An hour of sleep costs
 nothing, `current_time()` is exact, and a run depends only on its seed. Every run ends: with `Deadlocked` if nothing can
@@ -54,7 +54,7 @@ _EVENT_LOOP_PACKAGES = frozenset({"anyio", "asyncio", "trio"})
 
 
 class Deadlocked(AssertionError):
-    """No task can run and no timer is due before the horizon. In real time the code would hang."""
+    """No task can run and no timer is due: the code would hang."""
 
     def __init__(self, now_s: float, horizon_s: float, waiting: Iterable[str]) -> None:
         waits = "".join(f"\n  {line}" for line in waiting)
@@ -62,7 +62,7 @@ class Deadlocked(AssertionError):
 
 
 class Spinning(AssertionError):
-    """Too many steps at the same virtual time: a busy wait, or a cancellation that is swallowed in a loop."""
+    """The clock stands still for too many steps, as in a busy wait."""
 
     def __init__(self, now_s: float, step_limit: int, last: str) -> None:
         super().__init__(f"more than {step_limit} steps at {now_s!r} s; the last was\n  {last}")
@@ -128,11 +128,12 @@ class _Limits(ABC):
         self._scope: anyio.CancelScope | None = None
 
     def wrap(self, async_fn: Callable[[*Ts], Awaitable[T]], args: tuple[*Ts]) -> Callable[[], Awaitable[T]]:
-        """Wrap the function in a cancel scope, and count steps only while it runs."""
+        """Wrap the function in a cancel scope."""
 
         @functools.wraps(async_fn)  # names the main task
         async def main() -> T:
             with anyio.CancelScope() as self._scope:
+                # `on_step` is not called for the steps of the loop before and after the function.
                 self._live = True
                 try:
                     return await async_fn(*args)
@@ -148,7 +149,7 @@ class _Limits(ABC):
         self._steps_now = 0
 
     def step(self, task: "_AnyTask") -> None:
-        """Call `on_step` and count the step that a task is about to take."""
+        """Call `on_step` and count a step of a task."""
         if self._live and self._on_step is not None:
             try:
                 self._on_step()
@@ -163,16 +164,18 @@ class _Limits(ABC):
             self.fail(Spinning(self.now_s, self._step_limit, _describe_task(task)))
 
     def fail_deadlocked(self, now_s: float, tasks: "Iterable[_AnyTask]") -> None:
-        """Fail the run with `Deadlocked`. The clock may have passed the horizon already."""
+        """Fail the run with `Deadlocked`."""
+        # On trio the clock has jumped past the horizon already: report the time before the jump.
         deadlock = Deadlocked(self.now_s, self.horizon_s, sorted(map(_describe_task, tasks)))
         self.advance(now_s)
         self.fail(deadlock)
 
     def fail(self, error: BaseException) -> None:
-        """End the run. The first failure is raised: failures during cleanup are only its consequences."""
+        """End the run, and abandon it at the second failure."""
         self._live = False
         self._steps_now = 0
         self.horizon_s = self.now_s + self._cleanup_s
+        # Only the first failure is raised. Failures during cleanup are its consequences.
         if self.failure is None:
             self.failure = error
             self._cancel()
@@ -190,10 +193,11 @@ class _Limits(ABC):
 
     @abstractmethod
     def stop_loop(self) -> None:
-        """End the event loop with an exception, at once or at its next pass."""
+        """Make the event loop raise, at once or soon."""
 
     def collect_garbage(self) -> None:
-        """Collect the garbage of an abandoned run now, so that its warnings do not appear in a later test."""
+        """Collect the garbage of an abandoned run."""
+        # Otherwise its warnings would appear in a later test.
         self._scope = None
         hook = sys.unraisablehook
         sys.unraisablehook = _ignore
@@ -204,7 +208,7 @@ class _Limits(ABC):
 
 
 def _call_within_limits(limits: _Limits, run: Callable[[], T]) -> T:
-    """Call `run`, and raise the failure of the limits instead of its result or error, if there is one."""
+    """Call `run`, and raise the failure of the limits, if any."""
     try:
         result = run()
     except _FAILURES:
@@ -228,7 +232,8 @@ def _ignore(*_: object) -> None:
 
 
 def _scheduler_rng(seed: int) -> random.Random:
-    """Return the random numbers of the scheduler. They differ from those of a `World` with the same seed."""
+    """Return the random numbers of the scheduler."""
+    # The prefix makes them differ from those of a `World` with the same seed.
     return random.Random(f"order {seed}")  # noqa: S311 - a schedule is no secret
 
 
@@ -242,7 +247,7 @@ def _describe_task(task: "_AnyTask | None") -> str:
 
 
 def _innermost_user_line(awaitable: object) -> str:
-    """Return the innermost line of user code, outside of the event loop packages."""
+    """Return the innermost line outside of the event loop packages."""
     place = "in the event loop"
     while awaitable is not None:
         frame = getattr(awaitable, "cr_frame", None) or getattr(awaitable, "gi_frame", None)
@@ -268,7 +273,7 @@ def _run_asyncio(
 
 
 class _AsyncioLimits(_Limits):
-    """The limits of a run on a `_VirtualLoop`, which they may raise out of."""
+    """The limits of a run on a `_VirtualLoop`."""
 
     scope_class = anyio.CancelScope
 
@@ -309,22 +314,23 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Report the error of a callback or a lost task, unless the run has failed already."""
+        """Report the error of a callback, unless the run has failed."""
         if self._limits.failure is None:
             super().call_exception_handler(context)
 
     def _run_once(self) -> None:
-        """Run the handles that are ready now. Handles that become ready meanwhile wait for the next pass."""
+        """Run the handles that are ready now."""
         if not self._ready:
             self._poll_or_advance()
         self._queue_due_timers()
         if self._rng is not None and len(self._ready) > 1:
             self._shuffle_steps(self._rng)
+        # A pass with task steps is counted by them. Callbacks that schedule callbacks must end too.
         if not self._run_ready():
             self._limits.count_step()
 
     def _poll_or_advance(self) -> None:
-        """Poll sockets and threads, then jump to the next timer if nothing is ready."""
+        """Poll sockets and threads, or jump to the next timer."""
         self._poll(0)
         while self._scheduled and self._scheduled[0].cancelled():
             heapq.heappop(self._scheduled)
@@ -340,7 +346,7 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
         self._process_events(self._selector.select(timeout_s))
 
     def _wait_for_threads(self) -> None:
-        """Wait for another thread to wake the loop. If none does, the run is deadlocked."""
+        """Wait for another thread, or fail the run as deadlocked."""
         if threading.active_count() > 1:
             self._poll(THREAD_GRACE_S)
         if not self._ready:
@@ -385,6 +391,7 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
         A handle stays queued until it runs: if the limits stop the run first, its task must still be able to end.
         """
         steps = 0
+        # Handles that become ready meanwhile wait for the next pass, as in asyncio.
         for _ in range(len(self._ready)):
             task = _task_of(self._ready[0])
             if task is not None:
@@ -397,7 +404,8 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def _task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:
-    """Return the task that this handle steps, or `None` for a plain callback, such as a scheduled `task.cancel`."""
+    """Return the task of a step, or `None` for a plain callback."""
+    # `call_soon(task.cancel)` is bound to a task too, but is no step of it.
     callback = getattr(handle, "_callback", None)
     owner: asyncio.Task[Any] | None = getattr(callback, "__self__", None)
     return owner if isinstance(owner, asyncio.Task) and getattr(callback, "__name__", "") != "cancel" else None
@@ -443,7 +451,7 @@ def _seeded_trio_scheduler(seed: int) -> Generator[None]:
 
 
 class _TrioLimits(_Limits):
-    """The limits of a run on trio. They are a trio instrument, which may cancel but not raise."""
+    """The limits of a run on trio, as an instrument."""
 
     _MAX_IDLE_PASSES = 3  # two are normal: a deadline that wakes no task, then the jump of the clock
     _THREAD_POLL_S = 0.001
@@ -455,13 +463,14 @@ class _TrioLimits(_Limits):
         self._idle_passes = 0
 
     def before_task_step(self, task: "trio.lowlevel.Task") -> None:
-        """Count the step, unless it belongs to a system task of trio, which runs at its own times."""
+        """Count a step of a user task."""
         self._idle_passes = 0
+        # System tasks of trio have such names. The scenario does not control when they run.
         if not task.name.startswith("<"):
             self.step(task)
 
     def before_io_wait(self, timeout: float) -> None:
-        """Fail the run if neither the clock nor a task has moved for several passes."""
+        """Fail the run if nothing has moved for several passes."""
         if self.abandoned:
             return
         now_s = self.clock.current_time()
@@ -473,7 +482,7 @@ class _TrioLimits(_Limits):
             self.advance(now_s)
 
     def _wait_for_threads(self) -> bool:
-        """Sleep briefly for other threads. Return False if there are none or `THREAD_GRACE_S` is over."""
+        """Sleep briefly, and return False if no thread can wake the run any more."""
         if threading.active_count() == 1 or self._idle_passes * self._THREAD_POLL_S > THREAD_GRACE_S:
             return False
         time.sleep(self._THREAD_POLL_S)

@@ -61,7 +61,7 @@ async def check_backend(
     grace_s: float = 1.0,
 ) -> tuple[str, ...]:
     """
-    Check a backend against the rules of the protocol, and return these rules.
+    Check a backend, and return the rules that it was checked against.
 
     Args:
         factory: Returns a backend for each rule, or an async context manager that opens and closes one. Tasks, threads
@@ -180,7 +180,8 @@ def _check_answer(answer: Any) -> Generation:
 
 
 async def _check_no_task_is_left(before: Leftovers, case: _Case, when: str) -> None:
-    """Raise if a task outlives its request. An open backend may keep threads and connections."""
+    """Raise if a task outlives its request."""
+    # Threads and connections are allowed, because the backend is still open.
     left = await left_behind(before, case.grace_s, is_fine=lambda left: not left.tasks)
     if left.tasks:
         raise _Violation(f"{', '.join(left.tasks.values())} still there {case.grace_s:g} s after {when}")
@@ -235,7 +236,7 @@ async def _obeys_max_tokens(backend: Backend, case: _Case) -> None:
 
 
 async def _obeys_stop(backend: Backend, case: _Case) -> None:
-    """Stop at the most frequent letter, which a model that ignores the stop word is sure to use."""
+    # The most frequent letter, because a model that ignores the stop word is sure to use it.
     plain = await _generate(backend, case.request)
     letter = Counter(plain.text.strip()).most_common(1)[0][0]
     stopped = await _generate(backend, _with(case.request, stop=(letter,)))
@@ -295,7 +296,7 @@ async def _stops_when_the_receiver_raises(backend: Backend, case: _Case) -> None
 
 
 async def _keeps_requests_apart(backend: Backend, case: _Case) -> None:
-    """Send requests of different lengths one by one, then concurrently. The input tokens must be the same."""
+    # Requests have different lengths, so mixed-up requests have the wrong number of input tokens.
     requests = [_longer(case.request, number) for number in range(_CONCURRENT_REQUESTS)]
     alone = [await _generate(backend, request) for request in requests]
     together = await _generate_concurrently(backend, requests)

@@ -1,5 +1,5 @@
 """
-Write a tiny language model, to test with a real inference server and no download.
+Write a tiny language model for tests with a real inference server.
 
 It is a llama model with random weights, and its vocabulary is the 256 bytes. The file has half a megabyte, loads in
 milliseconds and generates thousands of tokens per second. The text is meaningless, but it is text: one dimension of the
@@ -126,7 +126,8 @@ def _layer(rng: random.Random) -> Iterator[tuple[str, _Weights]]:
 
 
 def _random_matrix(rng: random.Random, rows: int, columns: int) -> _Weights:
-    """Draw a matrix of variance 1 / columns. `random` gives the same numbers in every version."""
+    """Draw a matrix of variance 1 / columns."""
+    # `random` gives the same numbers in every version, which numpy does not promise.
     limit = math.sqrt(3 / columns)
     numbers = [rng.uniform(-limit, limit) for _ in range(rows * columns)]
     return np.array(numbers, dtype=np.float32).reshape(rows, columns)

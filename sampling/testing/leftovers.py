@@ -24,7 +24,7 @@ _IDLE_FILES = (*_POOL_FILES, "/threading.py", "/queue.py")
 
 @attrs.frozen
 class Leftovers:
-    """Tasks, threads and sockets that are alive, by id, each with a description."""
+    """Tasks, threads and sockets with their descriptions, by id."""
 
     tasks: dict[int, str]
     threads: dict[int, str]
@@ -35,7 +35,7 @@ class Leftovers:
 
     @classmethod
     def now(cls) -> Self:
-        """Take a snapshot of this process and of the event loop in this thread."""
+        """Take a snapshot of this process and its event loop."""
         return cls(dict(_tasks()), dict(_threads()), dict(_sockets()))
 
     def since(self, before: "Leftovers") -> "Leftovers":
@@ -57,9 +57,10 @@ async def left_behind(
     before: Leftovers, grace_s: float, *, is_fine: Callable[[Leftovers], bool] | None = None
 ) -> Leftovers:
     """
-    Wait until nothing new since `before` is left, and return what is left after `grace_s`.
+    Wait until nothing new is left, and return what is left after `grace_s`.
 
-    With `is_fine`, stop waiting as soon as it returns True. An open backend may keep connections, for example.
+    Only tasks, threads and sockets that are not in `before` count. With `is_fine`, stop waiting as soon as it returns
+    True. An open backend may keep connections, for example.
     """
     deadline = anyio.current_time() + grace_s
     while True:

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class NeverReached(AssertionError):
-    """A campaign passed, but no run reached a required state. Its success proves nothing."""
+    """No run of a campaign reached a required state."""
 
     def __init__(self, missing: Sequence[str], exploration: "Exploration") -> None:
         names = ", ".join(map(repr, missing))
@@ -50,7 +50,7 @@ class NeverReached(AssertionError):
 
 
 class Nondeterministic(AssertionError):
-    """The same seed gave two different runs. Something in the scenario does not depend on the seed."""
+    """The same seed gave two different runs."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(
@@ -151,7 +151,7 @@ def _with_replays(seeds: Iterable[int], share: float) -> Iterator[tuple[int, boo
 
 
 def _run_seed(scenario: Callable[[World], Awaitable[object]], seed: int, loop: LoopName, *, twice: bool) -> set[str]:
-    """Run one seed, once or twice, and return the states that it reached."""
+    """Run one seed and return the states that it reached."""
     world = World(seed, loop)
     first = run_virtual(scenario, world, loop=loop, seed=seed)
     if twice:
@@ -196,7 +196,7 @@ def cancel_at_every_step(
     native: bool = False,
     times: int = 1,
 ) -> tuple[Outcome[T], ...]:
-    """Run the scenario once for each of its task steps, cancelled just before that step.
+    """Run the scenario once for each step, cancelled before that step.
 
     A first run, not cancelled, counts the steps. The others are cancelled with a cancel scope around the scenario. With
     `native`, on asyncio, its task is cancelled with `Task.cancel` instead. Frameworks without anyio do that: it is
@@ -225,7 +225,7 @@ def cancel_at_every_step(
 
 
 class _CancelledRun(Generic[T]):
-    """One run of a scenario, which is cancelled before some of its steps."""
+    """A run of a scenario that is cancelled before some steps."""
 
     def __init__(
         self,

@@ -60,7 +60,9 @@ class ReceivedRequest:
 
 
 class _Connection:
-    """A connection to one client. It is a bare socket, so that a script controls every byte and the way it ends."""
+    """A connection to one client."""
+
+    # A bare socket, so that a script controls every byte and the way the connection ends.
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -116,7 +118,7 @@ class _Connection:
                 self._unread += await self.receive()
 
     def reset(self) -> None:
-        """Reset the connection. Unlike `close`, this makes the next read or write of the client fail."""
+        """Reset the connection, so that the next read of the client fails."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self.close()
 
@@ -125,7 +127,7 @@ class _Connection:
 
 
 class _LoopbackServer(ABC):
-    """Accepts connections on a free port of 127.0.0.1, and serves each in its own task."""
+    """A server on a free port of 127.0.0.1."""
 
     def __init__(self) -> None:
         self.requests: list[ReceivedRequest] = []
