@@ -1,4 +1,4 @@
-"""Generate code that passes its tests in a separate process, and then a judge."""
+"""Generate code that passes its tests and a judge."""
 
 import anyio
 

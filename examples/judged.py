@@ -1,4 +1,4 @@
-"""Use a sentence as a requirement, which a model judges after the coded checks."""
+"""Use a sentence as a requirement, which a model judges."""
 
 import anyio
 

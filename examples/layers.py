@@ -1,4 +1,4 @@
-"""Wrap a backend in layers that retry, limit, cache, record and replay. Takes about a second."""
+"""Wrap a backend in layers that retry, limit, cache and record."""
 
 import logging
 from pathlib import Path

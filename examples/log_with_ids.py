@@ -1,4 +1,4 @@
-"""Log the ids of a call on every line, also in code of the backend."""
+"""Log the ids of a call on every line."""
 
 import anyio
 import structlog

@@ -1,4 +1,4 @@
-"""Stop the losers at the server: seven of eight connections close when one has a valid answer."""
+"""Stop the losers at the server when one answer is valid."""
 
 from itertools import chain, repeat
 

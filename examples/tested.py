@@ -1,4 +1,4 @@
-"""Test a strategy in virtual time, under seeded schedules, and cancelled at every step."""
+"""Test a strategy in virtual time and under seeded schedules."""
 
 import logging
 

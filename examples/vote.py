@@ -1,4 +1,4 @@
-"""Compare a single draw, votes and best-of-n, with a model that is right 55 % of the time."""
+"""Compare a single draw, votes and best-of-n."""
 
 import random
 

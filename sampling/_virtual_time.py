@@ -62,7 +62,10 @@ class Deadlocked(AssertionError):
 
 
 class Spinning(AssertionError):
-    """The clock stands still for too many steps, as in a busy wait."""
+    """The clock stands still for too many steps.
+
+    The cause is a busy wait, or a cancellation that is swallowed again and again.
+    """
 
     def __init__(self, now_s: float, step_limit: int, last: str) -> None:
         super().__init__(f"more than {step_limit} steps at {now_s!r} s; the last was\n  {last}")
