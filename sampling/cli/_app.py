@@ -24,7 +24,7 @@ app = typer.Typer(
     epilog="Start with:  sampling demo",
     add_completion=False,
     rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+    pretty_exceptions_enable=False,  # such tracebacks can show local variables, which may hold keys
 )
 app.command("sample", help=sample.HELP, epilog=sample.EXAMPLES)(sample.sample)
 app.command("map", help=map_file.HELP, epilog=map_file.EXAMPLES)(map_file.map_prompts)

@@ -48,6 +48,7 @@ def replace_file(path: Path) -> Generator[RowWriter]:
     Rows go to a temporary file, which is moved to `path` when the block ends. The file is replaced atomically, so
     readers never see half of it. An exception leaves the old file as it was.
     """
+    # In the same directory, because a move between file systems is not atomic.
     temporary = path.with_name(f"{path.name}.part")
     try:
         with temporary.open("w", encoding="ascii", newline="\n") as file:

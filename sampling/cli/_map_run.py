@@ -35,6 +35,7 @@ from sampling.usage import Price
 
 __all__ = ["MapJob", "check", "run", "show_worst_case"]
 
+# Shells use 128 + the number of the signal for a process that a signal ended.
 FAILED, REFUSED, SIGNALLED = 1, 2, 128
 
 OutcomeWriter: TypeAlias = Callable[[ItemOutcome[Any]], None]
@@ -153,7 +154,7 @@ def run(job: MapJob, signal_handler: SignalHandler) -> int:
     if signal_handler.received is not None:
         return SIGNALLED + signal_handler.received
     if error is not None and not isinstance(error, SamplingError):
-        raise error
+        raise error  # unexpected, so its traceback is of use
     return 0 if state.counts["succeeded"] == len(job.prompts) and error is None else FAILED
 
 

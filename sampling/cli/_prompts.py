@@ -96,6 +96,7 @@ class Prompts:
                 self._skip_rest_of_line()
                 continue
             try:
+                # The first line may begin with a byte order mark.
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip("\r\n" if self._text else None)
                 if text.strip():
                     yield self._prompt(number, text)

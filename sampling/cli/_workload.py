@@ -150,6 +150,7 @@ def _read_questions(given: Iterable[str] | None, file: Path | None) -> tuple[str
     return found
 
 
+# A flag with its default value counts as not given: a command sees only the values.
 _DEFAULTS: Mapping[str, object] = {
     "backend": "llama", "strategy": "rejection", "depth": 1, "breadth": 1, "require": (), "temperature": None,
     "max_tokens": None, "send_env_key": False,
