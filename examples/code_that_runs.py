@@ -1,4 +1,4 @@
-"""Code that passes its tests, in a process of its own, and that a critic likes: the critic is asked last."""
+"""Generate code that passes its tests and a judge."""
 
 import anyio
 
@@ -10,7 +10,8 @@ assert median([3, 1, 2]) == 2
 assert median([4, 1, 2, 3]) == 2.5, median([4, 1, 2, 3])
 """
 
-ANSWERS = [  # of a stand-in for a model
+# The answers of a stand-in for a model.
+ANSWERS = [
     "```python\ndef median(numbers)\n    return sorted(numbers)[len(numbers) // 2]\n```",
     "```python\ndef median(numbers):\n    return sorted(numbers)[len(numbers) // 2]\n```",
     "```python\nimport statistics\n\ndef median(numbers):\n    return statistics.median(numbers)\n```",
@@ -18,8 +19,9 @@ ANSWERS = [  # of a stand-in for a model
 
 
 async def main() -> None:
-    """Ask for a function, and run what comes."""
+    """Ask for a function, and run it."""
     critic = ScriptedBackend(["9\nIt uses the standard library."])
+    # Judges run after all other checks, whatever their place in the list, as each costs a request.
     requirements = [
         checks.judge("the code is easy to read", backend=critic, at_least=7),
         checks.python_runs(tests=TESTS, timeout_s=60),

@@ -1,4 +1,4 @@
-"""The embedded model, asked once and asked well: no key, no network, nothing to download."""
+"""Sample from the embedded model, without a key, a network or a download."""
 
 import anyio
 
@@ -11,7 +11,7 @@ QUESTION = Question(347, "+", 286)
 
 
 async def main() -> None:
-    """Ask once; then nine times, for the answer that most agree on; then until an answer passes a check."""
+    """Compare a single answer, a majority vote and a checked answer."""
     once = RejectionSamplingStrategy()
     vote = MajorityVotingStrategy(number)
     checked = RejectionSamplingStrategy(loop_budget=3, concurrency_budget=4)

@@ -1,4 +1,4 @@
-"""Ask many things, lose the process in the middle, and go on: nothing is asked twice."""
+"""Resume a fan-out after an error, without repeating finished items."""
 
 import tempfile
 from pathlib import Path
@@ -13,7 +13,7 @@ STRATEGY = MultiTurnStrategy(loop_budget=4)
 
 
 class Counting:
-    """A backend that counts, and loses its connection once."""
+    """A backend that counts its requests and fails once."""
 
     def __init__(self, *, breaks_at: int | None = None) -> None:
         self.calls = 0
@@ -21,7 +21,7 @@ class Counting:
         self._breaks_at = breaks_at
 
     async def generate(self, request: Request) -> Generation:
-        """Answer, or break."""
+        """Answer, or raise at the chosen request."""
         self.calls += 1
         if self.calls == self._breaks_at:
             raise ConnectionError("the line is dead")
@@ -29,7 +29,7 @@ class Counting:
 
 
 async def main() -> None:
-    """Run until it breaks, then run the same call again."""
+    """Run until the error, then make the same call again."""
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "run.db")
         first = Counting(breaks_at=90)

@@ -1,4 +1,4 @@
-"""The first call: a plain async function, a plain string, a plain check."""
+"""Make a first call, with a function as backend and a function as check."""
 
 import anyio
 
@@ -6,7 +6,7 @@ from sampling import Context, MultiTurnStrategy, Request
 
 
 async def ask(request: Request) -> str:
-    """Stand in for a model: careless at first, better once it is told what was wrong."""
+    """Stand in for a model that is wrong at first and right after feedback."""
     await anyio.sleep(0.05)
     return "Rhine, Danube, Elbe" if len(request.messages) > 1 else "The Rhine and the Danube."
 
@@ -17,7 +17,7 @@ def names_three(text: str) -> bool:
 
 
 async def main() -> None:
-    """Ask for three rivers, up to three deep and four wide."""
+    """Ask for three rivers, with depth 3 and breadth 4."""
     strategy = MultiTurnStrategy(loop_budget=3, concurrency_budget=4)
     result = await strategy.sample("Name three rivers, comma separated.", Context(), ask, [names_three])
     print(result)

@@ -1,4 +1,4 @@
-"""A requirement that is a sentence: a model judges it, after all that is code has passed."""
+"""Use a sentence as a requirement, which a model judges."""
 
 import anyio
 
@@ -6,7 +6,7 @@ from sampling import RepairTemplateStrategy, Request
 
 
 async def poet_and_critic(request: Request) -> str:
-    """Stand in for a model that writes, and for the same one when it is asked to judge."""
+    """Stand in for a model that writes a line, and that judges one."""
     asked = request.messages[-1].content
     await anyio.sleep(0.05)
     if "Is the requirement met?" in asked:

@@ -1,4 +1,4 @@
-"""Layers around a backend: one tries again, one holds back, one remembers, one records for tests. About a second."""
+"""Wrap a backend in layers that retry, limit, cache and record."""
 
 import logging
 from pathlib import Path
@@ -23,11 +23,11 @@ SERVER = SimulatedBackend(
     time_to_first_token_s=0.05,
     time_per_token_s=0.005,
 )
-"""Stands in for a model server: it answers two requests at once, and refuses a third."""
+"""A stand-in for a model server with two slots. It refuses a third request."""
 
 
 async def ask(backend: BackendLike) -> SamplingResult[str]:
-    """Make the call that every part of this example makes: four wide, and so twice what the server takes."""
+    """Make the same call with any backend. Its breadth of 4 is twice the capacity of the server."""
     result = await STRATEGY.sample("A line about rain.", None, backend, SERVER.requirements)
     requests = sum(attempt.requests for attempt in result.attempts)
     print(f"{result}\n          {requests} requests, {SERVER.statistics.rejected} refused so far\n")
@@ -35,7 +35,7 @@ async def ask(backend: BackendLike) -> SamplingResult[str]:
 
 
 async def main() -> None:
-    """Wrap the same server in one way after the other."""
+    """Wrap the same server in different layers."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     print("bare:     a refusal costs an attempt, and a subsample that is refused again and again is soon at its end")
     await ask(SERVER)

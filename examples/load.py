@@ -1,4 +1,4 @@
-"""How much does a server take before answers come too late? An hour of traffic, in virtual time, in a few seconds."""
+"""Find the capacity of a server in virtual time."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ SLO = Slo(p95_s=2.5, error_rate=0.001, validity_rate=0.9)
 
 
 def main() -> None:
-    """Find the highest rate that holds, and see what half an hour at that rate looks like."""
+    """Find the highest rate that meets the SLO, and try it."""
     backend = SimulatedBackend(
         seed=7,
         slots=4,

@@ -1,4 +1,4 @@
-"""Every log line below a call has its ids, those of the backend's own code too."""
+"""Log the ids of a call on every line."""
 
 import anyio
 import structlog
@@ -10,7 +10,7 @@ log = structlog.get_logger("my_backend")
 
 
 async def ask(request: Request) -> str:
-    """Stand in for a model, and log as one's client would."""
+    """Stand in for a model whose client logs."""
     await anyio.sleep(0.01 * (1 + request.subsample))
     log.info("answering", words=2)
     return "Rhine, Danube" if request.attempt else "rhine"

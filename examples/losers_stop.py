@@ -1,4 +1,4 @@
-"""Losers stop at the server: it sees seven of eight clients hang up the moment that the eighth has its answer."""
+"""Stop the losers at the server when one answer is valid."""
 
 from itertools import chain, repeat
 
@@ -12,13 +12,13 @@ RIVER = Requirement("the name of a river", lambda text: text == "Rhine")
 
 
 async def main() -> None:
-    """Ask eight times at once: the first is answered in a tenth of a second, the others are told words without end."""
+    """Send eight requests at once. The first gets its answer in 0.1 s, the others an endless one."""
     replies = chain([Reply(["Rh", "ine"], interval_s=0.05)], repeat(Reply(["word "], interval_s=0.005, endless=True)))
-    # The server stands in for vLLM, llama.cpp, Ollama, …: give the backend the base_url of yours.
+    # The server stands in for vLLM, llama.cpp, Ollama, …. Use the base_url of yours instead.
     async with OpenAIServer(lambda _: next(replies)) as server, OpenAIBackend(server.url, model="any") as backend:
         result = await RejectionSamplingStrategy(concurrency_budget=8).sample("A river.", None, backend, [RIVER])
         with anyio.fail_after(5):
-            # The winner's connection is kept for the next request; those of the losers are closed.
+            # The connection of the winner is kept for the next request. Those of the losers are closed.
             await server.until(lambda: server.open == 1)
         print(result)
         print(f"At the server: {server.connections} connected, {server.completed} answered, {server.open} still there.")

@@ -1,4 +1,4 @@
-"""On trio: nothing is different."""
+"""Sample on trio, with the same code as on asyncio."""
 
 import trio
 from toy_model import REQUIREMENTS, ToyModel
@@ -7,7 +7,7 @@ from sampling import MultiTurnStrategy
 
 
 async def main() -> None:
-    """Ask, and cut a second call off from outside."""
+    """Make a call, and cancel a second one with a trio scope."""
     strategy = MultiTurnStrategy(loop_budget=5, concurrency_budget=2)
     print(await strategy.sample("Name three rivers.", None, ToyModel(seed=5, word_s=0.01), REQUIREMENTS))
     with trio.move_on_after(0.1) as scope:

@@ -1,4 +1,4 @@
-"""A backend of one's own: it streams, says what it has used when it is cut off, and says whether another try helps."""
+"""Write a backend that reports its usage and raises typed errors."""
 
 import anyio
 
@@ -6,13 +6,13 @@ from sampling import FatalError, Generation, RateLimited, RejectionSamplingStrat
 
 
 class WordByWord:
-    """Stands in for a server that streams, refuses the first request of all, and knows no long questions."""
+    """A stand-in for a streaming server. It refuses the first request and long prompts."""
 
     def __init__(self) -> None:
         self._refused = False
 
     async def generate(self, request: Request) -> Generation:
-        """Answer word by word; being cancelled between two of them is fine, for what was used is known by then."""
+        """Answer word by word, or raise."""
         prompt = request.messages[-1].content
         if len(prompt) > 1_000:
             raise FatalError("the question is too long for this server")
@@ -28,12 +28,13 @@ class WordByWord:
             await anyio.sleep(pause_s)
             words.append(word)
             usage += Usage(output_tokens=1)
+            # Report after every word: a cancelled request never returns its usage.
             report_usage(usage)
         return Generation(" ".join(words), usage)
 
 
 async def main() -> None:
-    """Show a rate limit that costs one attempt, losers that say what they used, and an error that ends the call."""
+    """Show a rate limit, the usage of losers, and a fatal error."""
     strategy = RejectionSamplingStrategy(loop_budget=2, concurrency_budget=3)
     result = await strategy.sample("Name three rivers.", None, WordByWord())
     print(result.explain())

@@ -1,4 +1,4 @@
-"""Two strategies of one's own: what a subclass decides, and what it gets without doing anything."""
+"""Write two strategies, as subclasses that override only their decisions."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,27 +14,27 @@ T = TypeVar("T")
 
 
 class WarmingStrategy(BaseSamplingStrategy):
-    """Ask the same thing again, each time a little hotter."""
+    """Repeats the question at a higher temperature each time."""
 
     loop_budget = 4
     concurrency_budget = 2
 
     def repair(self, history: Sequence[Slice[T]]) -> Attempt[T]:
-        """Keep the question, and raise the temperature."""
+        """Raise the temperature."""
         return attrs.evolve(super().repair(history), options=Options(temperature=0.3 * len(history)))
 
 
 class AgreementStrategy(BaseSamplingStrategy):
-    """Stop when two valid answers agree, and give that one."""
+    """Stops when two valid answers agree, and selects that answer."""
 
     concurrency_budget = 5
 
     def done(self, slices: Sequence[Slice[Any]]) -> bool:
-        """Stop as soon as the newest answer is not alone."""
+        """Stop if the newest answer has a second vote."""
         return slices[-1].valid and _votes(slices)[slices[-1].value] >= 2
 
     def select(self, slices: Sequence[Slice[T]]) -> Slice[T]:
-        """Choose what was said most often."""
+        """Select the most frequent answer."""
         return max(slices, key=lambda one: _votes(slices)[one.value])
 
 
@@ -47,13 +47,13 @@ hooks = Hooks()
 
 @hooks.on(Event)
 def show(event: Event) -> None:
-    """Print what happens."""
+    """Print an event."""
     outcome = event.slice.outcome if isinstance(event, IterationFinished) else ""
     print(f"  {type(event).__name__} {outcome}")
 
 
 async def vote(request: Request) -> str:
-    """Stand in for a model that is not sure, and slower in some subsamples than in others."""
+    """Stand in for a model with varying answers and latencies."""
     await anyio.sleep(0.01 * (1 + request.subsample))
     return ("Rhine", "Elbe", "Danube", "Elbe", "Rhine")[request.subsample]
 

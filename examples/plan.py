@@ -1,11 +1,11 @@
-"""Which depth × breadth, and what will it cost? Simulated in a second, before anything is bought."""
+"""Plan depth, breadth and cost, with a simulation that takes a second."""
 
 from sampling import Price
 from sampling.load import ServerModel, Slo, plan
 
 
 def main() -> None:
-    """Plan for a server with 16 slots, and a model that is right six times out of ten."""
+    """Plan for a server with 16 slots and a pass rate of 60 %."""
     server = ServerModel(
         slots=16,
         time_to_first_token_s=0.3,

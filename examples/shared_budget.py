@@ -1,4 +1,4 @@
-"""Many calls at once, one purse."""
+"""Share one budget between concurrent calls."""
 
 import anyio
 from toy_model import REQUIREMENTS, ToyModel
@@ -7,7 +7,7 @@ from sampling import Budget, MultiTurnStrategy, Options
 
 
 async def main() -> None:
-    """Ask ten questions at once, and stop all of them together."""
+    """Ask ten questions at once, until their common budget is spent."""
     strategy = MultiTurnStrategy(loop_budget=5, concurrency_budget=2)
     model = ToyModel(seed=3, word_s=0.002)
     budget = Budget(tokens=2_000, deadline_s=30)

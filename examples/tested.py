@@ -1,4 +1,4 @@
-"""How to test a strategy: virtual time, seeded schedules, cancellation at every step, and the invariants of a call."""
+"""Test a strategy in virtual time and under seeded schedules."""
 
 import logging
 
@@ -10,7 +10,7 @@ from sampling.testing import After, Outcome, ScriptedBackend, Watch, World, canc
 
 
 async def scenario(world: World) -> None:
-    """Make one call on a backend that is slow, wrong and unwilling, each as the seed decides."""
+    """Make one call, with latencies, wrong answers and errors drawn from the seed."""
 
     def reply(_request: Request) -> After:
         answer = world.rng.choice(["Rhine", "rhine", "", ""])
@@ -35,13 +35,13 @@ def nothing_is_left(_world: World, outcome: Outcome[None]) -> None:
 
 
 async def an_hour() -> float:
-    """Ask a very slow model."""
+    """Make a call that takes an hour."""
     result = await MultiTurnStrategy().sample("A river.", None, ScriptedBackend([After(3_600, "Rhine")]))
     return result.elapsed_s
 
 
 def main() -> None:
-    """Do what a test would do, and say so."""
+    """Run the checks that a test would run, and print a summary."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     print(f"{run_virtual(an_hour):.0f} s of virtual time")
     print(explore(scenario, seeds=range(100), must_reach=["success", "failure", "nothing came back"]))

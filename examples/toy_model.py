@@ -1,9 +1,9 @@
 """
-A toy that stands in for a language model, so that the examples run without a key and without a network.
+A stand-in for a language model, so that the examples run without a key and a network.
 
-It is no model: it knows some rivers, forgets the rules it was given as a seeded die decides,
-and forgets them less often once it is told which one it broke. What it is good for is to show how sampling works;
-what it says about how often real models fail, or learn from being told, is nothing.
+It is not a model. It knows some rivers, and breaks each rule at random, with a seed. It breaks a rule less often once
+the prompt mentions it. It shows how sampling works, but not how often real models fail or how well they learn from
+feedback.
 """
 
 import random
@@ -35,23 +35,23 @@ SORTED = Requirement("the rivers in alphabetical order", _is_sorted)
 BARE = Requirement("no full stop at the end", _has_no_full_stop)
 
 REQUIREMENTS = (THREE, SORTED, BARE)
-"""The rules that the toy breaks."""
+"""The rules that the toy breaks at random."""
 
 
 class ToyModel:
-    """Answers word by word, as seeded: the same question in the same place of a call gets the same answer."""
+    """A seeded model: the same prompt, subsample and attempt get the same answer."""
 
     def __init__(self, *, seed: int = 0, careful: float = 0.5, teachable: float = 0.9, word_s: float = 0.0) -> None:
         self._seed = seed
         self._careful = careful
-        """How likely it keeps a rule that it was not reminded of."""
+        """The probability to keep a rule that is not in the prompt."""
         self._teachable = teachable
-        """How likely it keeps one that it was."""
+        """The probability to keep a rule that is in the prompt."""
         self._word_s = word_s
-        """About how long a word takes."""
+        """The approximate time for a word."""
 
     async def generate(self, request: Request) -> Generation:
-        """Answer, and say all along what has been used by then: who is cancelled never gets to return it."""
+        """Answer word by word."""
         asked = "\n".join(message.content for message in request.messages)
         die = random.Random(f"{self._seed} {asked} {request.subsample} {request.attempt}")  # noqa: S311 - a toy's die
         words = self._answer(asked, die).split(" ")
@@ -59,6 +59,7 @@ class ToyModel:
         pace_s = self._word_s * die.uniform(0.5, 2.0)
         await anyio.sleep(pace_s)
         for spoken in range(1, len(words) + 1):
+            # Report after every word: a cancelled request never returns its usage.
             report_usage(Usage(prompt_tokens, 2 * spoken))
             await anyio.sleep(pace_s)
         return Generation(" ".join(words), Usage(prompt_tokens, 2 * len(words)), model="toy")

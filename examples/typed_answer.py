@@ -1,4 +1,4 @@
-"""An answer that is an object: the value has a type, and what does not fit is asked for again."""
+"""Parse answers into a typed object, and ask again if one does not fit."""
 
 from datetime import date
 
@@ -11,7 +11,7 @@ from sampling.testing import ScriptedBackend
 
 @attrs.frozen
 class Flight:
-    """What we want to know; a pydantic model or a dataclass would do as well."""
+    """The type of the answer. A pydantic model or a dataclass works, too."""
 
     number: str
     day: date
@@ -24,9 +24,9 @@ def is_after_2029(_text: str, view: View) -> Validation:
 
 
 async def main() -> None:
-    """Ask for a flight, and get a Flight."""
+    """Ask for a flight, and get a `Flight`."""
     action = Action("Which flight? Answer as JSON with number and day.", Flight)
-    clerk = ScriptedBackend(  # stands in for a model that gets it right at the fourth try
+    clerk = ScriptedBackend(  # stands in for a model that is right at the fourth attempt
         [
             "Sure! It is LH400.",
             '{"number": 400, "day": "next May"}',

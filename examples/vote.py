@@ -1,4 +1,4 @@
-"""Four ways to use nine draws of a model that is right a little more often than not."""
+"""Compare a single draw, votes and best-of-n."""
 
 import random
 
@@ -12,7 +12,7 @@ QUESTIONS = [(a, b) for a in range(12, 92, 10) for b in range(7, 87, 8)]
 
 
 async def toy(request: Request) -> Generation:
-    """Stand in for a model: it adds, and slips now and then by one or by ten."""
+    """Stand in for a model that adds, and is sometimes off by one or ten."""
     await anyio.lowlevel.checkpoint()
     die = random.Random(f"{request.messages[-1].content} {request.subsample}")  # noqa: S311 - a toy's die
     a, b = (int(word) for word in request.messages[-1].content.split() if word.isdecimal())
@@ -21,7 +21,7 @@ async def toy(request: Request) -> Generation:
 
 
 async def main() -> None:
-    """Ask all questions with each, and count what is right and what it took."""
+    """Print the accuracy and the tokens of each strategy."""
     strategies = {
         "one draw": RejectionSamplingStrategy(),
         "fixed vote of 9": MajorityVotingStrategy(number, early_stop=False),

@@ -1,12 +1,12 @@
-"""Run async code in virtual time, in an order that a seed decides, on either event loop.
+"""Run async code in virtual time and seeded order, on asyncio or trio.
 
-Time stands still while anything can run, and jumps to the next timer when nothing can: an hour of sleep costs nothing,
-`current_time()` is exact, and a run is a function of its seed. A run always ends: `Deadlocked` when nothing can ever
-run again, `Spinning` when time stands still for too many steps.
+The clock stands still while any task can run, and jumps to the next timer when none can. An hour of sleep costs
+nothing, `current_time()` is exact, and a run depends only on its seed. Every run ends: with `Deadlocked` if nothing can
+ever run again, with `Spinning` if too many steps are taken at the same virtual time.
 
-Virtual time knows timers, not the outside world. A socket or a thread takes no virtual time, so while one works and a
-timer is pending, time jumps past it; inject an inline executor instead. With no timer pending, other threads are given
-`THREAD_GRACE_S` real seconds to report back before the run counts as deadlocked.
+Virtual time knows timers only. A socket or a thread takes no virtual time: while one works and a timer is pending, the
+clock jumps past it, so inject an inline executor instead. If no timer is pending, other threads have `THREAD_GRACE_S`
+real seconds to report back before the run counts as deadlocked.
 """
 
 import asyncio  # noqa: TID251 - this module *is* an asyncio event loop
@@ -39,22 +39,22 @@ if TYPE_CHECKING or _HAS_TRIO:  # an extra: the asyncio half works without it
 __all__ = ["THREAD_GRACE_S", "Deadlocked", "LoopName", "Spinning", "run_virtual"]
 
 LoopName = Literal["asyncio", "trio"]
-"""The event loops that a run can be on."""
+"""The name of an event loop."""
 
 THREAD_GRACE_S = 1.0
-"""Real seconds that an idle run waits for other threads, if there are any, before it counts as deadlocked."""
+"""Real seconds to wait for other threads before an idle run counts as deadlocked."""
 
 _AnyTask: TypeAlias = "asyncio.Task[Any] | trio.lowlevel.Task"
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-_FAILURES = (Exception, KeyboardInterrupt, SystemExit)  # all but a cancellation, which is not ours to catch
+_FAILURES = (Exception, KeyboardInterrupt, SystemExit)  # not cancellations: those belong to the event loop
 _EVENT_LOOP_PACKAGES = frozenset({"anyio", "asyncio", "trio"})
 
 
 class Deadlocked(AssertionError):
-    """Nothing can run and no timer is due before the horizon: outside of virtual time this would hang."""
+    """No task can run and no timer is due: the code would hang."""
 
     def __init__(self, now_s: float, horizon_s: float, waiting: Iterable[str]) -> None:
         waits = "".join(f"\n  {line}" for line in waiting)
@@ -62,7 +62,10 @@ class Deadlocked(AssertionError):
 
 
 class Spinning(AssertionError):
-    """Steps are taken but time does not move: a busy wait, or a cancellation that is swallowed again and again."""
+    """The clock stands still for too many steps.
+
+    The cause is a busy wait, or a cancellation that is swallowed again and again.
+    """
 
     def __init__(self, now_s: float, step_limit: int, last: str) -> None:
         super().__init__(f"more than {step_limit} steps at {now_s!r} s; the last was\n  {last}")
@@ -77,48 +80,48 @@ def run_virtual(
     step_limit: int = 10_000,
     on_step: Callable[[], object] | None = None,
 ) -> T:
-    """Run `async_fn(*args)` in virtual time that starts at 0; return what it returns, raise what it raises.
+    """Run `async_fn(*args)` in virtual time that starts at 0, and return its result.
 
-    With a `seed`, tasks that are ready together run in a seeded random order, as any event loop would be free to run
-    them; the same seed gives the same order. Timers that are due at the same instant fire in seeded order too. Without
-    a seed the order is the loop's own: first in, first out on asyncio, a coin toss on trio.
+    With a `seed`, tasks that are ready at the same time run in a seeded random order, as an event loop is free to do,
+    and timers that are due at the same time fire in seeded order too. The same seed gives the same order. Without a
+    seed the order is that of the loop: first in, first out on asyncio, random on trio.
 
-    `on_step` is called before every task step but the function's first, outside of any task. It is the place to inject
-    a fault at an exact point; what it raises ends the run.
+    `on_step` is called before every task step except the first of the function, outside of any task. Use it to inject a
+    fault at an exact step. An exception that it raises ends the run.
 
-    On trio the order is a global of the process: do not have two seeded runs in two threads at once.
+    On trio the seeded order is global to the process: do not run two seeded runs in two threads at once.
 
     Raises:
-        Deadlocked: nothing could run, and nothing was due before `horizon_s`.
-        Spinning: one virtual instant took more than `step_limit` steps.
+        Deadlocked: No task could run, and no timer was due before `horizon_s`.
+        Spinning: More than `step_limit` steps were taken at the same virtual time.
     """
     if not 0 < horizon_s < math.inf:
         raise ValueError(f"horizon_s must be positive and finite, not {horizon_s!r}")
     if step_limit < 1:
         raise ValueError(f"step_limit must be at least 1, not {step_limit!r}")
     if loop == "asyncio":
-        return _run_asyncio(_AsyncioWatch(horizon_s, step_limit, on_step), seed, async_fn, args)
+        return _run_asyncio(_AsyncioLimits(horizon_s, step_limit, on_step), seed, async_fn, args)
     if loop == "trio":
         if not _HAS_TRIO:
             raise ModuleNotFoundError("loop='trio' needs trio, which is an extra: pip install 'sampling[trio]'")
-        return _run_trio(_TrioWatch(horizon_s, step_limit, on_step), seed, async_fn, args)
+        return _run_trio(_TrioLimits(horizon_s, step_limit, on_step), seed, async_fn, args)
     raise ValueError(f"loop must be 'asyncio' or 'trio', not {loop!r}")
 
 
-class _Watch(ABC):
-    """Sees to it that one run ends: its limits, how much of them is used, and the verdict when they are passed.
+class _Limits(ABC):
+    """The limits of one run, which end it when they are passed.
 
-    A run that fails is cancelled as a whole, shields or not, and gets as many steps and seconds again to clean up. If
-    it fails in that too, it is abandoned where it stands.
+    A run that fails is cancelled as a whole, including shielded scopes, and gets the same number of steps and seconds
+    again to clean up. If it passes the limits once more, it is abandoned.
     """
 
     scope_class: type
-    """The event loop's own kind of cancel scope."""
+    """The cancel scope class of the event loop."""
 
     def __init__(self, horizon_s: float, step_limit: int, on_step: Callable[[], object] | None) -> None:
         self.horizon_s = horizon_s
         self.now_s = 0.0
-        self.verdict: BaseException | None = None
+        self.failure: BaseException | None = None
         self.abandoned = False
         self._cleanup_s = horizon_s
         self._step_limit = step_limit
@@ -127,72 +130,77 @@ class _Watch(ABC):
         self._live = False
         self._scope: anyio.CancelScope | None = None
 
-    def guard(self, async_fn: Callable[[*Ts], Awaitable[T]], args: tuple[*Ts]) -> Callable[[], Awaitable[T]]:
-        """Return the function in a scope of its own, with its steps told from those of the loop's start and end."""
+    def wrap(self, async_fn: Callable[[*Ts], Awaitable[T]], args: tuple[*Ts]) -> Callable[[], Awaitable[T]]:
+        """Wrap the function in a cancel scope."""
 
-        @functools.wraps(async_fn)  # the main task is called after it
+        @functools.wraps(async_fn)  # names the main task
         async def main() -> T:
             with anyio.CancelScope() as self._scope:
+                # `on_step` is not called for the steps of the loop before and after the function.
                 self._live = True
                 try:
                     return await async_fn(*args)
                 finally:
                     self._live = False
-            return cast("T", None)  # cancelled by the watch: its verdict is raised instead
+            return cast("T", None)  # cancelled by `fail`: its error is raised instead
 
         return main
 
-    def jump(self, now_s: float) -> None:
-        """Say that time has moved."""
+    def advance(self, now_s: float) -> None:
+        """Move the clock, and count steps from zero again."""
         self.now_s = now_s
         self._steps_now = 0
 
     def step(self, task: "_AnyTask") -> None:
-        """Say that a task is about to take a step."""
+        """Call `on_step` and count a step of a task."""
         if self._live and self._on_step is not None:
             try:
                 self._on_step()
             except _FAILURES as error:
                 self.fail(error)
-        self.count(task)
+        self.count_step(task)
 
-    def count(self, task: "_AnyTask | None" = None) -> None:
-        """Count one step of this virtual instant, by a task or by none."""
+    def count_step(self, task: "_AnyTask | None" = None) -> None:
+        """Count one step at the current virtual time."""
         self._steps_now += 1
         if self._steps_now > self._step_limit:
-            self.fail(Spinning(self.now_s, self._step_limit, _whereabouts(task)))
+            self.fail(Spinning(self.now_s, self._step_limit, _describe_task(task)))
 
-    def stuck(self, now_s: float, tasks: "Iterable[_AnyTask]") -> None:
-        """Say that nothing can run, nor will before the horizon, which time may have jumped over already."""
-        deadlock = Deadlocked(self.now_s, self.horizon_s, sorted(map(_whereabouts, tasks)))
-        self.jump(now_s)
+    def fail_deadlocked(self, now_s: float, tasks: "Iterable[_AnyTask]") -> None:
+        """Fail the run with `Deadlocked`."""
+        # On trio the clock has jumped past the horizon already: report the time before the jump.
+        deadlock = Deadlocked(self.now_s, self.horizon_s, sorted(map(_describe_task, tasks)))
+        self.advance(now_s)
         self.fail(deadlock)
 
     def fail(self, error: BaseException) -> None:
-        """End the run. The first failure is the verdict: what then goes wrong in the cleanup is not the news."""
+        """End the run, and abandon it at the second failure."""
         self._live = False
         self._steps_now = 0
         self.horizon_s = self.now_s + self._cleanup_s
-        if self.verdict is None:
-            self.verdict = error
+        # Only the first failure is raised. Failures during cleanup are its consequences.
+        if self.failure is None:
+            self.failure = error
             self._cancel()
         else:
             self.abandoned = True
-            self.break_off()
+            self.stop_loop()
 
     def _cancel(self) -> None:
         if self._scope is not None:
             self._scope.cancel()
+        # A shield would keep a fail_deadlocked task alive. No event loop has a public list of its scopes.
         for thing in gc.get_objects():
             if issubclass(type(thing), self.scope_class):
                 thing.shield = False
 
     @abstractmethod
-    def break_off(self) -> None:
-        """Have the event loop end with an exception, at once or at its next pass."""
+    def stop_loop(self) -> None:
+        """Make the event loop raise, at once or soon."""
 
-    def bury(self) -> None:
-        """Collect what an abandoned run left behind, here and now: no later test is to be blamed for its last words."""
+    def collect_garbage(self) -> None:
+        """Collect the garbage of an abandoned run."""
+        # Otherwise its warnings would appear in a later test.
         self._scope = None
         hook = sys.unraisablehook
         sys.unraisablehook = _ignore
@@ -202,46 +210,47 @@ class _Watch(ABC):
             sys.unraisablehook = hook
 
 
-def _settle(watch: _Watch, run: Callable[[], T]) -> T:
-    """Return what `run` returns or raise what it raises, unless there is a verdict: then raise that one, bare."""
+def _call_within_limits(limits: _Limits, run: Callable[[], T]) -> T:
+    """Call `run`, and raise the failure of the limits, if any."""
     try:
         result = run()
     except _FAILURES:
-        if watch.verdict is None:
+        if limits.failure is None:
             raise
     else:
-        if watch.verdict is None:
+        if limits.failure is None:
             return result
-    if watch.abandoned:
-        watch.verdict.__traceback__ = watch.verdict.__context__ = None  # they hold on to what is to be buried
-        watch.bury()
-    raise watch.verdict
+    if limits.abandoned:
+        limits.failure.__traceback__ = limits.failure.__context__ = None  # they refer to the garbage
+        limits.collect_garbage()
+    raise limits.failure
 
 
-def _abandon() -> NoReturn:
+def _raise_abandoned() -> NoReturn:
     raise RuntimeError("this run was abandoned")
 
 
 def _ignore(*_: object) -> None:
-    """Take any arguments and do nothing."""
+    """Do nothing."""
 
 
-def _order(seed: int) -> random.Random:
-    """Return the scheduler's own stream, apart from that of a world which is seeded with the same number."""
+def _scheduler_rng(seed: int) -> random.Random:
+    """Return the random numbers of the scheduler."""
+    # The prefix makes them differ from those of a `World` with the same seed.
     return random.Random(f"order {seed}")  # noqa: S311 - a schedule is no secret
 
 
-def _whereabouts(task: "_AnyTask | None") -> str:
-    """Say who waits, and where."""
+def _describe_task(task: "_AnyTask | None") -> str:
+    """Return the name of a task and the line where it waits."""
     if task is None:
         return "no task, only callbacks"
     if isinstance(task, asyncio.Task):
-        return f"{task.get_name()}: {_place(task.get_coro())}"
-    return f"{task.name}: {_place(task.coro)}"
+        return f"{task.get_name()}: {_innermost_user_line(task.get_coro())}"
+    return f"{task.name}: {_innermost_user_line(task.coro)}"
 
 
-def _place(awaitable: object) -> str:
-    """Return the innermost frame that is not the event loop's own: the line that the user wrote."""
+def _innermost_user_line(awaitable: object) -> str:
+    """Return the innermost line outside of the event loop packages."""
     place = "in the event loop"
     while awaitable is not None:
         frame = getattr(awaitable, "cr_frame", None) or getattr(awaitable, "gi_frame", None)
@@ -255,100 +264,101 @@ def _place(awaitable: object) -> str:
 
 
 def _run_asyncio(
-    watch: "_AsyncioWatch", seed: int | None, async_fn: Callable[[*Ts], Awaitable[T]], args: tuple[*Ts]
+    limits: "_AsyncioLimits", seed: int | None, async_fn: Callable[[*Ts], Awaitable[T]], args: tuple[*Ts]
 ) -> T:
     def new_loop() -> _VirtualLoop:
-        return _VirtualLoop(watch, None if seed is None else _order(seed))
+        return _VirtualLoop(limits, None if seed is None else _scheduler_rng(seed))
 
     def run() -> T:
-        return anyio.run(watch.guard(async_fn, args), backend_options={"loop_factory": new_loop})
+        return anyio.run(limits.wrap(async_fn, args), backend_options={"loop_factory": new_loop})
 
-    return _settle(watch, run)
+    return _call_within_limits(limits, run)
 
 
-class _AsyncioWatch(_Watch):
-    """The watch of a `_VirtualLoop`, which lets it raise."""
+class _AsyncioLimits(_Limits):
+    """The limits of a run on a `_VirtualLoop`."""
 
     scope_class = anyio.CancelScope
 
-    def break_off(self) -> None:
-        """Raise right out of the loop; asyncio then cancels every task once more, natively, before it gives up."""
-        _abandon()
+    def stop_loop(self) -> None:
+        """Raise out of the loop. `asyncio.Runner` then cancels every task once more."""
+        _raise_abandoned()
 
 
 class _VirtualLoop(asyncio.SelectorEventLoop):
     """An asyncio event loop whose clock jumps and whose tasks run in seeded order.
 
-    Only task steps change places. A plain callback is a barrier: asyncio promises that callbacks run in the order they
-    were scheduled in, anyio's delivery of cancellations relies on it, and correct code would be reported. Timers that
-    tie are different, since asyncio leaves their order undefined.
+    Only task steps are reordered. Plain callbacks keep their place: asyncio guarantees that they run in the order in
+    which they were scheduled, and anyio relies on it to deliver cancellations. Reordering them would report correct
+    code. Timers that are due at the same time are shuffled, as asyncio does not define their order.
     """
 
-    # Where the base class keeps what is ready and what is scheduled: private, and the same in Python 3.11, 3.12, 3.13.
+    # Private attributes of the base class. They are the same in Python 3.11, 3.12 and 3.13.
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
     _selector: BaseSelector
     _process_events: Callable[[list[tuple[SelectorKey, int]]], None]
 
-    def __init__(self, watch: _AsyncioWatch, rng: random.Random | None) -> None:
+    def __init__(self, limits: _AsyncioLimits, rng: random.Random | None) -> None:
         super().__init__()
-        self._watch = watch
+        self._limits = limits
         self._rng = rng
-        self._births = itertools.count()
-        self._born: weakref.WeakKeyDictionary[asyncio.Task[Any], int] = weakref.WeakKeyDictionary()
+        self._creation_counter = itertools.count()
+        self._created: weakref.WeakKeyDictionary[asyncio.Task[Any], int] = weakref.WeakKeyDictionary()
 
     def time(self) -> float:
         """Return the virtual time."""
-        return self._watch.now_s
+        return self._limits.now_s
 
     def create_task(self, coro: Generator[Any, None, T] | Coroutine[Any, Any, T], **kwargs: Any) -> asyncio.Task[T]:
-        """Create a task and remember its place in the order of births."""
+        """Create a task and remember the order of creation."""
         task = super().create_task(coro, **kwargs)
-        self._born[task] = next(self._births)
+        self._created[task] = next(self._creation_counter)
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Report what a callback or a lost task raised, unless the run has failed already and is being torn down."""
-        if self._watch.verdict is None:
+        """Report the error of a callback, unless the run has failed."""
+        if self._limits.failure is None:
             super().call_exception_handler(context)
 
     def _run_once(self) -> None:
-        """Take one pass over what is ready now; what becomes ready meanwhile waits for the next."""
+        """Run the handles that are ready now."""
         if not self._ready:
-            self._idle()
-        self._wake()
+            self._poll_or_advance()
+        self._queue_due_timers()
         if self._rng is not None and len(self._ready) > 1:
-            self._shuffle(self._rng)
+            self._shuffle_steps(self._rng)
+        # A pass with task steps is counted by them. Callbacks that schedule callbacks must end too.
         if not self._run_ready():
-            self._watch.count()
+            self._limits.count_step()
 
-    def _idle(self) -> None:
-        """Take what sockets and threads have brought, else jump to the next timer."""
+    def _poll_or_advance(self) -> None:
+        """Poll sockets and threads, or jump to the next timer."""
         self._poll(0)
         while self._scheduled and self._scheduled[0].cancelled():
             heapq.heappop(self._scheduled)
-        if self._ready:  # brought by the poll
+        if self._ready:  # the poll found something
             return
         due_s = self._scheduled[0].when() if self._scheduled else math.inf
-        if due_s > self._watch.horizon_s:
-            self._await_threads()
-        elif due_s > self._watch.now_s:
-            self._watch.jump(due_s)
+        if due_s > self._limits.horizon_s:
+            self._wait_for_threads()
+        elif due_s > self._limits.now_s:
+            self._limits.advance(due_s)
 
     def _poll(self, timeout_s: float) -> None:
         self._process_events(self._selector.select(timeout_s))
 
-    def _await_threads(self) -> None:
-        """Wait for another thread to wake the loop; if there is none or it doesn't, nothing ever will."""
+    def _wait_for_threads(self) -> None:
+        """Wait for another thread, or fail the run as deadlocked."""
         if threading.active_count() > 1:
             self._poll(THREAD_GRACE_S)
         if not self._ready:
-            self._watch.stuck(self._watch.now_s, asyncio.all_tasks(self))
+            self._limits.fail_deadlocked(self._limits.now_s, asyncio.all_tasks(self))
 
-    def _wake(self) -> None:
-        """Move timers that are due to what is ready."""
+    def _queue_due_timers(self) -> None:
+        """Move due timers to the ready queue."""
         due: list[asyncio.TimerHandle] = []
-        while self._scheduled and self._scheduled[0].when() <= self._watch.now_s:
+        while self._scheduled and self._scheduled[0].when() <= self._limits.now_s:
             due.append(heapq.heappop(self._scheduled))
         if self._rng is None or len(due) < 2:
             self._ready.extend(due)
@@ -358,36 +368,37 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
             self._rng.shuffle(tied)
             self._ready.extend(tied)
 
-    def _shuffle(self, rng: random.Random) -> None:
-        """Let task steps change places between barriers.
+    def _shuffle_steps(self, rng: random.Random) -> None:
+        """Shuffle task steps between plain callbacks.
 
-        They are put in order of birth first: tasks that are cancelled together arrive in the order of a set, which is
-        that of their addresses.
+        Steps are sorted by the creation of their tasks first: tasks that are cancelled together arrive in the order of
+        a set, which depends on their addresses.
         """
         batch = [self._ready.popleft() for _ in range(len(self._ready))]
         order: list[asyncio.Handle] = []
-        for is_step, group in itertools.groupby(batch, _is_step):
+        for is_step, group in itertools.groupby(batch, _is_task_step):
             handles = list(group)
             if is_step:
-                handles.sort(key=self._birth)
+                handles.sort(key=self._creation_order)
                 rng.shuffle(handles)
             order += handles
         self._ready.extendleft(reversed(order))
 
-    def _birth(self, step: asyncio.Handle) -> int:
+    def _creation_order(self, step: asyncio.Handle) -> int:
         task = _task_of(step)
-        return -1 if task is None else self._born.get(task, -1)
+        return -1 if task is None else self._created.get(task, -1)
 
     def _run_ready(self) -> int:
-        """Run what is ready and return how many tasks took a step.
+        """Run the ready handles and return the number of task steps.
 
-        A handle stays queued until it runs. If the watch stops the run first, its task must still be able to end.
+        A handle stays queued until it runs: if the limits stop the run first, its task must still be able to end.
         """
         steps = 0
+        # Handles that become ready meanwhile wait for the next pass, as in asyncio.
         for _ in range(len(self._ready)):
             task = _task_of(self._ready[0])
             if task is not None:
-                self._watch.step(task)
+                self._limits.step(task)
                 steps += 1
             handle = self._ready.popleft()
             if not handle.cancelled():
@@ -396,37 +407,38 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def _task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:
-    """Return the task whose step this is, or `None` for a plain callback, such as a `task.cancel` that is scheduled."""
+    """Return the task of a step, or `None` for a plain callback."""
+    # `call_soon(task.cancel)` is bound to a task too, but is no step of it.
     callback = getattr(handle, "_callback", None)
     owner: asyncio.Task[Any] | None = getattr(callback, "__self__", None)
     return owner if isinstance(owner, asyncio.Task) and getattr(callback, "__name__", "") != "cancel" else None
 
 
-def _is_step(handle: asyncio.Handle) -> bool:
+def _is_task_step(handle: asyncio.Handle) -> bool:
     return _task_of(handle) is not None
 
 
 # --- trio ------------------------------------------------------------------------------------------------------------
 
 
-def _run_trio(watch: "_TrioWatch", seed: int | None, async_fn: Callable[[*Ts], Awaitable[T]], args: tuple[*Ts]) -> T:
-    options = {"clock": watch.clock, "instruments": [watch]}
+def _run_trio(limits: "_TrioLimits", seed: int | None, async_fn: Callable[[*Ts], Awaitable[T]], args: tuple[*Ts]) -> T:
+    options = {"clock": limits.clock, "instruments": [limits]}
 
     def run() -> T:
-        return anyio.run(watch.guard(async_fn, args), backend="trio", backend_options=options)
+        return anyio.run(limits.wrap(async_fn, args), backend="trio", backend_options=options)
 
-    with nullcontext() if seed is None else _trio_order(seed):
-        return _settle(watch, run)
+    with nullcontext() if seed is None else _seeded_trio_scheduler(seed):
+        return _call_within_limits(limits, run)
 
 
 @contextmanager
-def _trio_order(seed: int) -> Generator[None]:
-    """Have trio's scheduler shuffle, and from our stream.
+def _seeded_trio_scheduler(seed: int) -> Generator[None]:
+    """Make trio's scheduler shuffle tasks with our seed.
 
-    Seeding alone is not enough: trio then only tosses a coin whether to reverse each batch.
+    Seeding alone is not enough: without the flag, trio only reverses each batch at random.
     """
     scheduler = importlib.import_module("trio._core._run")
-    ours = {"_ALLOW_DETERMINISTIC_SCHEDULING": True, "_r": _order(seed)}
+    ours = {"_ALLOW_DETERMINISTIC_SCHEDULING": True, "_r": _scheduler_rng(seed)}
     missing = [name for name in ours if not hasattr(scheduler, name)]
     if missing:
         raise RuntimeError(
@@ -441,53 +453,54 @@ def _trio_order(seed: int) -> Generator[None]:
         vars(scheduler).update(theirs)
 
 
-class _TrioWatch(_Watch):
-    """The watch as a trio instrument, which may look on and cancel but not raise."""
+class _TrioLimits(_Limits):
+    """The limits of a run on trio, as an instrument."""
 
-    _STILL_PASSES = 3  # two are normal: a deadline passes that wakes nobody, and then the clock jumps on
-    _NAP_S = 0.001
+    _MAX_IDLE_PASSES = 3  # two are normal: a deadline that wakes no task, then the jump of the clock
+    _THREAD_POLL_S = 0.001
 
     def __init__(self, horizon_s: float, step_limit: int, on_step: Callable[[], object] | None) -> None:
         super().__init__(horizon_s, step_limit, on_step)
         self.scope_class = trio.CancelScope
         self.clock = trio.testing.MockClock(autojump_threshold=0)
-        self._still_passes = 0
+        self._idle_passes = 0
 
     def before_task_step(self, task: "trio.lowlevel.Task") -> None:
-        """Count the step, unless it is one of trio's own tasks: when those run is not the scenario's doing."""
-        self._still_passes = 0
+        """Count a step of a user task."""
+        self._idle_passes = 0
+        # System tasks of trio have such names. The scenario does not control when they run.
         if not task.name.startswith("<"):
             self.step(task)
 
     def before_io_wait(self, timeout: float) -> None:
-        """See whether time or a task has moved since the last pass."""
+        """Fail the run if nothing has moved for several passes."""
         if self.abandoned:
             return
         now_s = self.clock.current_time()
-        self._still_passes += 1
-        if now_s > self.horizon_s or (self._still_passes > self._STILL_PASSES and not self._nap()):
-            self.stuck(now_s, _family(trio.lowlevel.current_root_task()))
+        self._idle_passes += 1
+        if now_s > self.horizon_s or (self._idle_passes > self._MAX_IDLE_PASSES and not self._wait_for_threads()):
+            self.fail_deadlocked(now_s, _task_tree(trio.lowlevel.current_root_task()))
         elif now_s != self.now_s:
-            self._still_passes = 0
-            self.jump(now_s)
+            self._idle_passes = 0
+            self.advance(now_s)
 
-    def _nap(self) -> bool:
-        """Give other threads a moment, if there are any and they have not had `THREAD_GRACE_S`."""
-        if threading.active_count() == 1 or self._still_passes * self._NAP_S > THREAD_GRACE_S:
+    def _wait_for_threads(self) -> bool:
+        """Sleep briefly, and return False if no thread can wake the run any more."""
+        if threading.active_count() == 1 or self._idle_passes * self._THREAD_POLL_S > THREAD_GRACE_S:
             return False
-        time.sleep(self._NAP_S)
+        time.sleep(self._THREAD_POLL_S)
         return True
 
-    def break_off(self) -> None:
-        """Break the clock, the one thing of ours that trio lets fail."""
-        self.clock.current_time = _abandon  # type: ignore[method-assign]
+    def stop_loop(self) -> None:
+        """Make the clock raise, because trio only logs the exceptions of instruments."""
+        self.clock.current_time = _raise_abandoned  # type: ignore[method-assign]
 
 
-def _family(task: "trio.lowlevel.Task | None") -> "Iterator[trio.lowlevel.Task]":
-    """Go through a task and all tasks below it, but for trio's own."""
+def _task_tree(task: "trio.lowlevel.Task | None") -> "Iterator[trio.lowlevel.Task]":
+    """Yield a task and all of its descendants, without trio's system tasks."""
     if task is not None:
         if not task.name.startswith("<"):
             yield task
         for nursery in task.child_nurseries:
             for child in nursery.child_tasks:
-                yield from _family(child)
+                yield from _task_tree(child)

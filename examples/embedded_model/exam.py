@@ -1,4 +1,4 @@
-"""How good the model is: questions that were kept from it, each answered once at temperature 1."""
+"""Measure the accuracy of the model on held-out questions, at temperature 1."""
 
 from collections import defaultdict
 
@@ -14,7 +14,7 @@ _LONGEST = 60
 
 
 def share_right(model: TinyLlama, *, count: int, seed: int) -> float:
-    """Return how many are answered right."""
+    """Return the share of right answers."""
     chance = torch.Generator().manual_seed(seed)
     by_length = defaultdict[int, list[Question]](list)
     for question in held_out(count, seed=1):
@@ -28,7 +28,7 @@ def share_right(model: TinyLlama, *, count: int, seed: int) -> float:
 
 @torch.no_grad()
 def _sample(model: TinyLlama, prompts: list[list[int]], chance: torch.Generator) -> list[str]:
-    """Answer prompts of the same length."""
+    """Answer prompts of equal length, which need no padding."""
     tokens = torch.tensor(prompts)
     start = tokens.shape[1]
     ended = torch.zeros(len(prompts), dtype=torch.bool)

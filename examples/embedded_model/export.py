@@ -1,4 +1,4 @@
-"""Write the network as a GGUF file, and what it says as a reference for the tests."""
+"""Write the network as a GGUF file, and its answers as a reference for the tests."""
 
 import json
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ _LONGEST = 60
 
 
 def write_gguf(model: TinyLlama, path: Path) -> None:
-    """Write the file: matrices with 8 bits a weight, norms as they are."""
+    """Write the file, with 8-bit matrices and unchanged norms."""
     writer = gguf.GGUFWriter(str(path), "llama")
     try:
         _describe_shape(writer, model.shape)
@@ -41,7 +41,7 @@ def write_gguf(model: TinyLlama, path: Path) -> None:
 
 
 def rounded(model: TinyLlama) -> TinyLlama:
-    """Return a copy whose weights are what is left of them in the file."""
+    """Return a copy with the rounded weights of the file."""
     copy = TinyLlama(model.shape)
     weights = {
         name: value if value.ndim == 1 else torch.from_numpy(dequantize(quantize(value.numpy(), _KIND), _KIND))
@@ -53,14 +53,14 @@ def rounded(model: TinyLlama) -> TinyLlama:
 
 @torch.no_grad()
 def write_reference(model: TinyLlama, path: Path) -> None:
-    """Write what PyTorch computes from the rounded weights: greedy answers, and the likeliest tokens on the way."""
+    """Write the greedy answers of PyTorch with rounded weights, and the likeliest tokens of each step."""
     written = rounded(model)
     cases = [_greedy(written, talk) for talk in _talks()]
     path.write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n", encoding="utf-8")
 
 
 def _talks() -> Iterator[list[str]]:
-    """Some questions, and one that was answered wrongly."""
+    """Yield some questions, and a conversation with a wrong answer."""
     for question in held_out(_QUESTIONS_IN_REFERENCE, seed=2):
         yield [question.text]
     question = Question(347, "+", 286)

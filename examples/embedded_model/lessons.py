@@ -1,4 +1,4 @@
-"""What the model reads while it learns: questions with their answers, and talks in which the first answer was wrong."""
+"""Training data: questions with answers, and conversations that repair a wrong answer."""
 
 import random
 from collections.abc import Iterator
@@ -11,20 +11,20 @@ from sampling.backends.llama.models.arithmetic import Question, draw_question
 __all__ = ["Lesson", "lessons", "repairs"]
 
 Lesson = tuple[list[int], int]
-"""The tokens of a whole talk, and where its last answer starts: only that is learned."""
+"""The tokens of a conversation, and the start of its last answer. Only that answer is learned."""
 
 RESTATED = 0.2
-"""How many wrong answers are not talked about: the question is asked again with what was wrong."""
+"""The share of repairs in one turn: the question is repeated together with the reasons."""
 
 SLIPS = (-2, -1, -1, 1, 1, 2)
-"""By how much a result is off where someone slips."""
+"""The possible errors of a column."""
 
 SLIPS_IN_WRONG_ANSWERS = 0.11
-"""In how many columns of an answer that is to be wrong."""
+"""The share of columns with an error, in a wrong answer."""
 
 
 def lessons(draw: random.Random, count: int, *, slips: float) -> list[Lesson]:
-    """Questions, and their answers, by a teacher who slips in such a share of the columns."""
+    """Return questions with answers, in which a share of the columns is wrong."""
     return [
         _lesson([question.text], question.worked(_slips(draw, question, slips) if slips else {}))
         for question in _taught(draw, count)
@@ -32,7 +32,7 @@ def lessons(draw: random.Random, count: int, *, slips: float) -> list[Lesson]:
 
 
 def repairs(draw: random.Random, count: int) -> list[Lesson]:
-    """Questions that were answered wrongly at first, and then with care."""
+    """Return conversations with a wrong answer first and a right one last."""
     return [_lesson(_talk(draw, question), question.worked()) for question in _taught(draw, count)]
 
 
@@ -60,7 +60,7 @@ def _complaint(question: Question, wrong: str) -> str:
 
 
 def _wrong_answer(draw: random.Random, question: Question) -> str:
-    """Slip in a column, or mistake a digit of the question."""
+    """Return an answer with wrong columns, or with a misread digit of the question."""
     while True:
         asked = question if draw.random() < 0.8 else _misread(draw, question)
         answer = asked.worked(_slips(draw, question, SLIPS_IN_WRONG_ANSWERS))

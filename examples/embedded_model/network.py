@@ -1,4 +1,4 @@
-"""The network: llama's architecture, small enough to learn on a CPU in minutes."""
+"""A llama network, small enough to train on a CPU in minutes."""
 
 import math
 
@@ -12,7 +12,7 @@ __all__ = ["Shape", "TinyLlama"]
 
 @attrs.frozen
 class Shape:
-    """How large the network is."""
+    """The dimensions of the network."""
 
     vocabulary: int
     layers: int = 3
@@ -25,7 +25,7 @@ class Shape:
 
     @property
     def head_width(self) -> int:
-        """Dimensions of one head."""
+        """The width of one head."""
         return self.width // self.heads
 
 
@@ -43,7 +43,7 @@ class TinyLlama(nn.Module):
         self.apply(self._start)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of the next token at every place."""
+        """Return the logits of the next token at every position."""
         turns = tuple(one[: tokens.shape[1]] for one in self.turns)
         hidden = self.token_embd(tokens)
         for block in self.blk:

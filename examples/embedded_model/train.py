@@ -1,4 +1,4 @@
-"""Train the embedded model, and write it where the package keeps it. README.md says how to run this, and why so."""
+"""Train the embedded model, and write it into the package. See README.md."""
 
 import argparse
 import random
@@ -21,42 +21,42 @@ SEED = 4
 WARM_UP = 50
 
 LESSONS = 48
-"""Questions in each step."""
+"""The number of questions in each step."""
 
 REPAIRS = 8
 REPAIRS_WEIGHT = 0.5
-"""Talks in each step in which the first answer was wrong, and how much they count."""
+"""The number of repair conversations in each step, and their weight in the loss."""
 
 
 @attrs.frozen(kw_only=True)
 class Term:
-    """A time of learning, towards the end of which less and less is changed."""
+    """A training phase with a falling learning rate."""
 
     seed: int
     steps: int
     rate: float
     repairs_from: float
-    """After which share of the steps there are talks with repairs."""
+    """The share of steps before repairs are added."""
 
     careless_from: float
-    """After which share the teacher slips now and then: it is what keeps the model weak, evenly so."""
+    """The share of steps before wrong columns are added. They keep the model weak, evenly on all questions."""
 
     slips: float
-    """In which share of the columns."""
+    """The share of wrong columns."""
 
 
 TERMS = (
     Term(seed=4, steps=1_000, rate=3e-3, repairs_from=0.45, careless_from=0.7, slips=0.11),
     Term(seed=5, steps=100, rate=8e-4, repairs_from=0.0, careless_from=0.0, slips=0.135),
 )
-"""The second is there to make it as weak as it should be: right in about two of three answers."""
+"""The second phase sets the accuracy: about two of three answers are right."""
 
 REFERENCE = Path(__file__).parents[2] / "tests" / "backends" / "embedded_model.json"
 IGNORED = -100
 
 
 def main() -> None:
-    """Train, and write what the package and its tests need."""
+    """Train, and write the model and the reference for the tests."""
     arguments = _arguments()
     torch.manual_seed(SEED)
     torch.set_num_threads(arguments.threads)
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def learn(model: TinyLlama, term: Term) -> None:
-    """Learn for a term, and tell now and then how it goes."""
+    """Train for one phase, and print the progress."""
     draw = random.Random(term.seed)  # noqa: S311 - lessons, not secrets
     optimizer = torch.optim.AdamW(model.parameters(), lr=term.rate, betas=(0.9, 0.98), weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -105,9 +105,11 @@ def _loss(model: TinyLlama, batch: list[Lesson]) -> Tensor:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=1, help="the result is the same for the same number")
-    parser.add_argument("--out", type=Path, default=EMBEDDED_MODEL, help="where the model goes")
-    parser.add_argument("--reference", type=Path, default=REFERENCE, help="where what PyTorch computes with it goes")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="number of threads; the same number gives the same weights"
+    )
+    parser.add_argument("--out", type=Path, default=EMBEDDED_MODEL, help="file for the model")
+    parser.add_argument("--reference", type=Path, default=REFERENCE, help="file for the reference answers")
     return parser.parse_args()
 
 

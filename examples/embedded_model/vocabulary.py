@@ -1,4 +1,4 @@
-"""How text becomes tokens: a token for each byte, as SentencePiece numbers them, and three special ones."""
+"""Convert text to tokens: one for each byte, numbered as in SentencePiece, and three special ones."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ __all__ = ["BEGIN", "CHAT_TEMPLATE", "END", "TOKENS", "UNKNOWN", "render", "text
 
 UNKNOWN, BEGIN, END = range(3)
 _FIRST_BYTE = 3
-_SPACE = "▁".encode()  # how SentencePiece writes a space: without a token of its own it would take three
+_SPACE = "▁".encode()  # a space in SentencePiece. Without its own token it would take three
 
 TOKENS = [b"<unk>", b"<s>", b"</s>", *(f"<0x{byte:02X}>".encode() for byte in range(256)), _SPACE]
 _SPACE_TOKEN = len(TOKENS) - 1
@@ -19,7 +19,7 @@ CHAT_TEMPLATE = (
 
 
 def render(talk: Sequence[str]) -> str:
-    """Write a talk as the chat template does; the user and the model take turns, and the model is next."""
+    """Render a conversation as the chat template does. User and model alternate, and the model is next."""
     turns = [f"{'QA'[number % 2]}: {text}\n" for number, text in enumerate(talk)]
     return f"{''.join(turns)}A: "
 
@@ -31,7 +31,7 @@ def tokens_of(text: str, *, begin: bool = True) -> list[int]:
 
 
 def text_of(tokens: list[int]) -> str:
-    """Return the text of tokens, up to the end that the model put."""
+    """Return the text of tokens, up to the end token."""
     said = tokens[: tokens.index(END)] if END in tokens else tokens
     return bytes(0x20 if token == _SPACE_TOKEN else max(0, token - _FIRST_BYTE) for token in said).decode(
         errors="replace"

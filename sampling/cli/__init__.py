@@ -8,7 +8,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line with the arguments of this process, then exit."""
+    """Run the command of `sys.argv`, then exit."""
     try:
         # Imported here because it needs the `cli` extra. Without it, the user gets one line instead of a traceback.
         from sampling.cli._app import run  # noqa: PLC0415

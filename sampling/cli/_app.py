@@ -1,4 +1,4 @@
-"""Register the subcommands, and report errors and exit codes in the same way for all of them."""
+"""Register the subcommands, and turn their errors into exit codes."""
 
 import sys
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ app = typer.Typer(
     epilog="Start with:  sampling demo",
     add_completion=False,
     rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+    pretty_exceptions_enable=False,  # such tracebacks can show local variables, which may hold keys
 )
 app.command("sample", help=sample.HELP, epilog=sample.EXAMPLES)(sample.sample)
 app.command("map", help=map_file.HELP, epilog=map_file.EXAMPLES)(map_file.map_prompts)
@@ -36,9 +36,10 @@ app.command("demo", help=demo.HELP, epilog=demo.EXAMPLES)(demo.demo)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0 for success, 1 for failure, 2 for wrong arguments."""
+    """Run a command and return its exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        # Not standalone: typer would call sys.exit, and the caller wants the exit code.
         return app(given or ["--help"], prog_name="sampling", standalone_mode=False) or 0
     except TyperException as error:
         _print_error(error.format_message())
@@ -49,5 +50,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _print_error(*parts: str | None) -> None:
-    """Print an error and its hint as one line on stderr."""
+    """Print an error and its hint to stderr."""
+    # Line breaks in a message are removed, because scripts read the error as one line.
     sys.stderr.write(f"sampling: {' '.join(' '.join(part.split()) for part in parts if part)}\n")

@@ -1,4 +1,4 @@
-"""Show the attempts of one call on the terminal while they are generated."""
+"""Show the attempts of a call as they are generated."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -56,7 +56,7 @@ class AttemptDisplay:
 
     @contextmanager
     def show(self) -> Generator[Hooks]:
-        """Show attempts inside the block. Pass the hooks to the call."""
+        """Yield hooks that show the attempts of a call."""
         hooks = Hooks()
         hooks.on(IterationStarted)(self._start)
         hooks.on(IterationFinished)(self._finish)
@@ -67,7 +67,7 @@ class AttemptDisplay:
             yield hooks
 
     def wrap_backend(self, backend: StreamingBackend, *, tokens_per_s: float) -> "_PacedBackend":
-        """Return a backend whose text is shown here, at a readable pace."""
+        """Return a backend whose text is shown slowly."""
         return _PacedBackend(backend, self, 1 / tokens_per_s)
 
     def append(self, subsample: int, attempt: int, piece: str) -> None:
@@ -99,7 +99,7 @@ class _PacedBackend(Layer):
     """
     A backend that replays every answer slowly.
 
-    A tiny model finishes before anyone can read along.
+    The embedded model is too fast to read along.
     """
 
     def __init__(self, inner: StreamingBackend, display: AttemptDisplay, token_s: float) -> None:
@@ -109,6 +109,7 @@ class _PacedBackend(Layer):
         self._token_s = token_s
 
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
+        # Generate first: the model answers at full speed, and only the display is slow.
         pieces: list[str] = []
         generation = await self._streaming.stream(request, pieces.append)
         for piece in pieces:

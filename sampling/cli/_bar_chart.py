@@ -1,4 +1,4 @@
-"""Render the scores of the demo as a table, terminal bars, Markdown or SVG."""
+"""Render the scores of the demo."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -66,7 +66,11 @@ def as_markdown(scores: Sequence[Score]) -> str:
 
 
 def as_bars(scores: Sequence[Score], *, width: int = 22) -> Table:
-    """Return bars for the terminal. Long green bars and short blue and orange ones are better."""
+    """
+    Return the scores as bars for the terminal.
+
+    Long green bars are better, and short blue and orange ones.
+    """
     table = Table.grid(padding=(0, 1))
     table.add_row("", *(metric.title for metric in _DRAWN))
     for score in scores:
@@ -78,6 +82,7 @@ def as_bars(scores: Sequence[Score], *, width: int = 22) -> Table:
 
 
 def _maximum(metric: _Metric, scores: Sequence[Score]) -> float:
+    # `or 1.0` avoids a division by zero if all values are zero.
     return 1.0 if metric is _RIGHT else max(metric.value(score) for score in scores) or 1.0
 
 
@@ -85,9 +90,10 @@ _LABELS, _PANEL, _GAP, _ROW, _TOP = 150, 190, 24, 30, 44
 
 
 def as_svg(scores: Sequence[Score], *, caption: str) -> str:
-    """Return the bars as SVG, readable on light and dark pages."""
+    """Return the scores as bars in SVG."""
     width = _LABELS + len(_DRAWN) * (_PANEL + _GAP)
     height = _TOP + len(scores) * _ROW + 30
+    # Grey text is readable on light and on dark pages.
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" font-size="13" '
         f'font-family="system-ui, sans-serif" fill="#7a7a7a">',

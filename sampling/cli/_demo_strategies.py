@@ -121,7 +121,7 @@ def demo_strategies() -> list[DemoStrategy]:
 
 
 def _escalation() -> EscalationStrategy:
-    """Ask once. If that fails, repair the answer in four subsamples."""
+    """Ask once, then with 3 × 4 rejection sampling if that fails."""
     return EscalationStrategy(
         [
             Tier(strategy=RejectionSamplingStrategy()),
@@ -139,8 +139,9 @@ async def score_strategy(
     concurrency: int = 2,
     advance: Callable[[], object] = lambda: None,
 ) -> Score:
-    """Ask all questions with one strategy and return its score. Call `advance` after each question."""
+    """Return the score of a strategy. Calls `advance` after each question."""
     answers: list[DemoAnswer] = []
+    # All tasks take questions from the same iterator, so none is asked twice.
     remaining = iter(questions)
 
     async def ask_remaining() -> None:

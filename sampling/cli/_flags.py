@@ -47,7 +47,7 @@ PriceFlag = Annotated[
 
 @contextmanager
 def usage_errors() -> Generator[None]:
-    """Turn TypeError and ValueError into a usage error: one line, and exit code 2."""
+    """Turn TypeError and ValueError into a usage error."""
     try:
         yield
     except (TypeError, ValueError) as error:

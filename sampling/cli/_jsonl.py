@@ -18,7 +18,7 @@ RowWriter: TypeAlias = Callable[[dict[str, Any]], None]
 
 
 def outcome_row(outcome: ItemOutcome[Any]) -> dict[str, Any]:
-    """Return an outcome as a row with the columns of a journal export."""
+    """Return an outcome with the columns of a journal export."""
     result, error = outcome.result, outcome.error
     attempts = () if result is None else result.attempts
     return {
@@ -43,14 +43,17 @@ def outcome_row(outcome: ItemOutcome[Any]) -> dict[str, Any]:
 @contextmanager
 def replace_file(path: Path) -> Generator[RowWriter]:
     """
-    Write rows to a temporary file, then move it to `path` when the block ends.
+    Yield a function that writes rows to a new version of a file.
 
-    The file is replaced atomically, so readers never see half of it. An exception leaves the old file as it was.
+    Rows go to a temporary file, which is moved to `path` when the block ends. The file is replaced atomically, so
+    readers never see half of it. An exception leaves the old file as it was.
     """
+    # In the same directory, because a move between file systems is not atomic.
     temporary = path.with_name(f"{path.name}.part")
     try:
         with temporary.open("w", encoding="ascii", newline="\n") as file:
             yield partial(_write_row, file)
+            # Without fsync, a power failure after the rename could leave an empty file.
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -59,9 +62,9 @@ def replace_file(path: Path) -> Generator[RowWriter]:
 
 
 def print_row(row: dict[str, Any]) -> None:
-    """Print a row to stdout and flush it."""
+    """Print a row to stdout."""
     _write_row(sys.stdout, row)
-    sys.stdout.flush()
+    sys.stdout.flush()  # a pipe gets each answer at once
 
 
 def _write_row(file: TextIO, row: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Run a load test with a progress display, and stop it on Ctrl-C."""
+"""Run a load test, show its progress, and stop on Ctrl-C."""
 
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -43,14 +43,15 @@ async def run_with_progress(
     run: Callable[[], Awaitable[T]], *, get_progress: Callable[[], ProgressUpdate], stop: Callable[[], object]
 ) -> T | None:
     """
-    Await `run()` and show its progress: as a bar on a terminal, else as a line every few seconds.
+    Await `run()` and show its progress.
 
-    The first SIGINT or SIGTERM calls `stop`, and the run returns what it has. A second one cancels the run, and then
-    this returns None.
+    On a terminal the progress is a bar, elsewhere a line every few seconds. The first SIGINT or SIGTERM calls `stop`,
+    and the run returns what it has. A second one cancels the run, and then this returns None.
     """
     result: T | None = None
     failure: Exception | None = None
     async with anyio.create_task_group() as group:
+        # `start` returns once signals are handled, so that none is lost.
         await group.start(_handle_signals, stop, group.cancel_scope)
         group.start_soon(_show_progress, get_progress)
         try:

@@ -35,6 +35,7 @@ from sampling.usage import Price
 
 __all__ = ["MapJob", "check", "run", "show_worst_case"]
 
+# Shells use 128 + the number of the signal for a process that a signal ended.
 FAILED, REFUSED, SIGNALLED = 1, 2, 128
 
 OutcomeWriter: TypeAlias = Callable[[ItemOutcome[Any]], None]
@@ -63,7 +64,7 @@ class MapJob:
 
 
 def check(job: MapJob, *, skip_bad: bool) -> WorstCase:
-    """Check every prompt and return the worst case of the whole run."""
+    """Check every prompt and return the worst case."""
     cases = WorstCases(job.strategy, job.requirements, job.context, job.options)
     worst = WorstCase()
     for prompt in job.prompts.check():
@@ -90,7 +91,7 @@ def _report_bad_lines(prompts: Prompts, *, skip_bad: bool) -> None:
 
 
 def show_worst_case(job: MapJob, worst: WorstCase, price: Price | None, retries: int) -> None:
-    """Print the maximum requests, tokens and cost of a run, and the assumptions."""
+    """Print the maximum requests, tokens and cost."""
     limited = job.options.max_tokens is not None
     unknown = "no limit"
     figures = {
@@ -137,7 +138,7 @@ class _RunState:
 
 
 def run(job: MapJob, signal_handler: SignalHandler) -> int:
-    """Run the job, report on it and return the exit code."""
+    """Run the job and return the exit code."""
     with usage_errors():
         backend = job.make_backend()
     state = _RunState()
@@ -153,7 +154,7 @@ def run(job: MapJob, signal_handler: SignalHandler) -> int:
     if signal_handler.received is not None:
         return SIGNALLED + signal_handler.received
     if error is not None and not isinstance(error, SamplingError):
-        raise error
+        raise error  # unexpected, so its traceback is of use
     return 0 if state.counts["succeeded"] == len(job.prompts) and error is None else FAILED
 
 
@@ -212,10 +213,11 @@ def _ended_by_budget(outcome: ItemOutcome[Any]) -> bool:
 
 @contextmanager
 def _open_writer(job: MapJob) -> Generator[OutcomeWriter]:
-    """Yield a function that writes outcomes as they arrive. With a journal, the answers are exported from it later."""
+    """Yield a function that writes outcomes as they arrive."""
     if job.out is None:
         yield lambda outcome: print_row(outcome_row(outcome))
     elif job.journal is not None:
+        # The answers are exported from the journal at the end, which also has those of earlier runs.
         yield lambda _: None
     else:
         with replace_file(job.out) as write:
@@ -223,7 +225,8 @@ def _open_writer(job: MapJob) -> Generator[OutcomeWriter]:
 
 
 def _export_answers(out: Path, journal: Journal, halted_by: int | None) -> None:
-    """Write the answers in the journal, up to the prompt that halted the run, if any."""
+    """Write the answers of the journal, up to `halted_by`."""
+    # Later prompts may have finished before the one that halted the run. They are kept in the journal only.
     with replace_file(out) as write:
         for row in rows(journal.path):
             if halted_by is None or row["index"] <= halted_by:

@@ -1,4 +1,4 @@
-"""Check the report files before a run, and write them after it."""
+"""Check and write the report files of `--out`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +28,8 @@ Samples = Annotated[
 def check_outputs(
     paths: Sequence[Path] | None, *, samples: bool = False, endings: Sequence[str] = ()
 ) -> tuple[Path, ...]:
-    """Return the output paths, or raise ValueError if one can't be written."""
+    """Return the output paths, or raise ValueError."""
+    # Checked before the run: an hour of traffic must not end with a report that can't be written.
     found = tuple(paths or ())
     for path in found:
         ending = format_of(path)

@@ -12,7 +12,11 @@ __all__ = ["PlainProgress"]
 
 
 class PlainProgress:
-    """Counts finished items and prints a line every few seconds. Lines never contain model text."""
+    """
+    Prints the progress of a run every few seconds.
+
+    The lines never contain model text.
+    """
 
     def __init__(self, total: int, print_line: Callable[[str], None], *, every_s: float = 10.0) -> None:
         self._total = total

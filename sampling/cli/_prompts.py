@@ -1,4 +1,4 @@
-"""Read a file of prompts, once to check every line and once to run them."""
+"""Read and check the prompts of a file."""
 
 import io
 import shutil
@@ -39,7 +39,7 @@ class BadLine:
 
 class Prompts:
     """
-    The prompts of a file, as an iterable of `(key, prompt)` pairs that can be repeated.
+    A repeatable iterable of the `(key, prompt)` pairs of a file.
 
     A line is a JSON object with a prompt and an optional key, or a JSON string. With `text`, the line is the prompt.
     The default key is the line number. Empty lines are skipped.
@@ -66,7 +66,7 @@ class Prompts:
         self._file.close()
 
     def check(self) -> Iterator[Prompt]:
-        """Read all lines, yield the prompts, count them and collect the bad lines."""
+        """Yield all prompts, count them and collect the bad lines."""
         self._count, self.bad_count = 0, 0
         self.bad.clear()
         for read in self._read():
@@ -88,6 +88,7 @@ class Prompts:
     def _read(self) -> Iterator[Prompt | BadLine]:
         self._file.seek(0)
         number = 0
+        # A limit, because a file without line breaks would be read into memory as a whole.
         while line := self._file.readline(MAX_LINE_BYTES + 1):
             number += 1
             if len(line) > MAX_LINE_BYTES:
@@ -95,6 +96,7 @@ class Prompts:
                 self._skip_rest_of_line()
                 continue
             try:
+                # The first line may begin with a byte order mark.
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip("\r\n" if self._text else None)
                 if text.strip():
                     yield self._prompt(number, text)
@@ -143,7 +145,8 @@ def _prompt_text(name: str, text: object) -> str:
 
 
 def _check_encodable(name: str, text: str) -> None:
-    """Raise ValueError for lone surrogates, which JSON can escape but UTF-8 can't encode."""
+    """Raise ValueError for a lone surrogate."""
+    # JSON can escape a lone surrogate, but UTF-8 can't encode it, so the request would fail.
     try:
         text.encode()
     except UnicodeEncodeError as error:

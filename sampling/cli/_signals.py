@@ -1,4 +1,4 @@
-"""Handle Ctrl-C during a long run: drain first, then cancel."""
+"""Drain a run on the first Ctrl-C, and cancel it on the second."""
 
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -36,9 +36,9 @@ class SignalHandler:
         self._run = run
 
     async def handle(self, signals: AsyncIterator[signal.Signals], scope: anyio.CancelScope) -> None:
-        """Wait for signals and act on them. Cancel `scope` if no run is attached yet."""
+        """Wait for signals, and drain or cancel the run."""
         self.received = await anext(signals)
-        if self._run is None:
+        if self._run is None:  # nothing is in flight, so there is nothing to wait for
             scope.cancel()
             return
         self._run.drain()

@@ -46,7 +46,7 @@ BACKENDS = "llama, llama:FILE.gguf, openai:MODEL, openai:MODEL@URL, simulated or
 
 def parse_backend(spec: str, *, send_env_key: bool = False) -> Backend:
     """
-    Return the backend that a spec names, not yet open. Open it with `open_backend`.
+    Return the backend of a spec. Open it with `open_backend`.
 
     Args:
         spec: One of `BACKENDS`.
@@ -64,7 +64,7 @@ def parse_backend(spec: str, *, send_env_key: bool = False) -> Backend:
 
 
 def open_backend(backend: Backend) -> AbstractAsyncContextManager[object]:
-    """Return a context manager that opens the backend, if it has one."""
+    """Return a context manager that opens the backend, if needed."""
     if isinstance(backend, AbstractAsyncContextManager):
         return cast("AbstractAsyncContextManager[object]", backend)
     return nullcontext()
@@ -84,6 +84,7 @@ def _openai(rest: str, *, send_env_key: bool) -> Backend:
     from sampling.backends.openai import OpenAIBackend  # noqa: PLC0415 - an extra: only those who name it need it
 
     model, _, url = rest.partition("@")
+    # Without a URL the key goes to OpenAI anyway. A URL gets it only if the user says so.
     return OpenAIBackend(url or None, model=model, send_env_key=send_env_key and bool(url))
 
 
@@ -134,7 +135,7 @@ STRATEGIES: Mapping[str, _Strategy] = MappingProxyType(
 
 
 def parse_strategy(name: str, *, depth: int = 1, breadth: int = 1) -> BaseSamplingStrategy:
-    """Return the named strategy with `depth` attempts in each of `breadth` subsamples."""
+    """Return the named strategy with this depth and breadth."""
     if name not in STRATEGIES:
         raise ValueError(f"--strategy must be one of {', '.join(STRATEGIES)}, got {shown(name)}")
     return STRATEGIES[name].build(depth, breadth)
@@ -196,7 +197,7 @@ REQUIREMENTS: Mapping[str, _Requirement] = MappingProxyType(
 
 
 def parse_requirements(specs: Sequence[str], question: str) -> list[Requirement]:
-    """Return the requirements that specs name. An unknown spec with a space is a sentence for a judge."""
+    """Return the requirements of specs."""
     return [_parse_requirement(spec, question) for spec in specs]
 
 
@@ -207,6 +208,7 @@ def _parse_requirement(spec: str, question: str) -> Requirement:
             return REQUIREMENTS[name].make(rest, question)
         except ValueError as error:
             raise ValueError(f"--require {name}: {error}") from None
+    # A sentence for a judge has a space. A misspelled name has none, and is an error.
     if " " in spec.strip():
         return Requirement(spec)
     choices = "; ".join(one.usage for one in REQUIREMENTS.values())

@@ -6,6 +6,6 @@ __all__ = ["print_status"]
 
 
 def print_status(line: str) -> None:
-    """Print a line that is not part of the result to stderr, so that a pipe does not receive it."""
+    """Print a line to stderr, as stdout is for the result."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()

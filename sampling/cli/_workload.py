@@ -1,4 +1,4 @@
-"""Build a workload from the flags of `sampling load` and `sampling capacity`."""
+"""Build the workload of `sampling load` and `sampling capacity`."""
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -36,7 +36,7 @@ Workload = Annotated[
 
 @attrs.frozen(kw_only=True)
 class WorkloadSettings:
-    """The questions, backend and strategy of a workload, as plain values that can go to another process."""
+    """The settings of a workload, as plain values for any process."""
 
     questions: tuple[str, ...]
     backend: str
@@ -49,7 +49,7 @@ class WorkloadSettings:
     send_env_key: bool = False
 
     def __attrs_post_init__(self) -> None:
-        """Raise ValueError if a setting is wrong, before anything is started."""
+        """Raise ValueError if a setting is wrong."""
         self.make_backend()
         self.make_strategy()
         for question in self.questions:
@@ -70,7 +70,7 @@ class WorkloadSettings:
 
     @property
     def in_process(self) -> bool:
-        """True if the backend runs in this process or is started by it."""
+        """True if every process has its own backend."""
         return self.backend.partition(":")[0] in IN_PROCESS_BACKENDS
 
     @property
@@ -80,11 +80,11 @@ class WorkloadSettings:
 
     @property
     def max_requests(self) -> int:
-        """The most requests that one call can make, without judges and retries."""
+        """The maximum requests of one call, without judges and retries."""
         return self.depth * self.breadth
 
     def imported(self) -> ImportedWorkload:
-        """Return the workload as an import path and settings, for this process and for workers."""
+        """Return the workload as an import path and settings."""
         return ImportedWorkload(f"{__name__}:open_workload", attrs.asdict(self))
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class WorkloadSettings:
 
 @asynccontextmanager
 async def open_workload(**settings: Any) -> AsyncGenerator["_RoundRobin"]:
-    """Open the backend and yield the workload. The keyword arguments are those of `WorkloadSettings`."""
+    """Open the backend and yield the workload with these `WorkloadSettings`."""
     # JSON turns tuples into lists on the way to a worker.
     tuples: dict[str, Any] = {name: tuple(settings[name]) for name in ("questions", "require")}
     parsed = WorkloadSettings(**{**settings, **tuples})
@@ -107,7 +107,7 @@ async def open_workload(**settings: Any) -> AsyncGenerator["_RoundRobin"]:
 
 
 class _RoundRobin:
-    """A workload that asks the questions in turn, each with its own requirements."""
+    """A workload that asks the questions in turn."""
 
     def __init__(self, settings: WorkloadSettings, backend: Backend) -> None:
         self._workloads = [self._workload(settings, question, backend) for question in settings.questions]
@@ -126,12 +126,13 @@ class _RoundRobin:
 
     def draw(self, arrival: Arrival) -> Send | None:
         """Draw a request for the next question."""
+        # With users, each starts at another question, so that they do not all send the same one.
         position = (arrival.user or 0) + arrival.number
         return self._workloads[position % len(self._workloads)].draw(arrival)
 
 
 def _read_questions(given: Iterable[str] | None, file: Path | None) -> tuple[str, ...]:
-    """Return the questions of the arguments, else of the file, else the default question."""
+    """Return the questions of the arguments or of the file."""
     questions = tuple(given or ())
     if questions and file is not None:
         raise ValueError(
@@ -149,6 +150,7 @@ def _read_questions(given: Iterable[str] | None, file: Path | None) -> tuple[str
     return found
 
 
+# A flag with its default value counts as not given: a command sees only the values.
 _DEFAULTS: Mapping[str, object] = {
     "backend": "llama", "strategy": "rejection", "depth": 1, "breadth": 1, "require": (), "temperature": None,
     "max_tokens": None, "send_env_key": False,
@@ -158,7 +160,7 @@ _DEFAULTS: Mapping[str, object] = {
 def select_workload(
     workload: str | None, question: Sequence[str] | None, questions: Path | None, **flags: Any
 ) -> WorkloadSettings | ImportedWorkload:
-    """Return the imported workload if one was named, else the settings from the flags."""
+    """Return the workload of `--workload`, or of the other flags."""
     if workload is None:
         return WorkloadSettings(questions=_read_questions(question, questions), **flags)
     unused = [f"--{name.replace('_', '-')}" for name, value in flags.items() if value != _DEFAULTS[name]]
@@ -170,7 +172,7 @@ def select_workload(
 
 
 def check_workers(workload: WorkloadSettings | ImportedWorkload, workers: int, *, virtual: bool) -> None:
-    """Raise ValueError if workers or virtual time can't be used with this backend."""
+    """Raise ValueError if the backend excludes workers or virtual time."""
     if workers > 1 and isinstance(workload, WorkloadSettings) and workload.in_process:
         raise ValueError(
             f"--workers {workers} would start {workers} servers of their own with --backend {workload.backend}: "

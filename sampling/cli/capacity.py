@@ -193,6 +193,7 @@ def _show_plan(
 
 def _run(search: CapacityRun, settings: CapacitySettings, *, virtual: bool) -> CapacityAnswer:
     if virtual:
+        # The default horizon is 12 days of virtual time. A longer search would count as deadlocked.
         return run_virtual(search.run, horizon_s=1e9)
     return anyio.run(_run_with_progress, search, settings)
 
@@ -206,4 +207,5 @@ async def _run_with_progress(search: CapacityRun, settings: CapacitySettings) ->
         return ProgressUpdate(text, min(done / len(settings.steps), 1.0))
 
     answer = await run_with_progress(search.run, get_progress=get_progress, stop=search.stop)
+    # None after a second Ctrl-C: return the steps that were measured until then.
     return search.answer() if answer is None else answer

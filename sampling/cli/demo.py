@@ -103,7 +103,7 @@ async def _score_strategies(console: Console, questions: list[Question], backend
 
 @contextmanager
 def _progress() -> Generator[Progress]:
-    """Show progress bars on stderr, and only on a terminal, so that stdout can go to a file."""
+    """Show progress bars on stderr, on a terminal only."""
     columns = (TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -1,4 +1,4 @@
-"""`sampling load`: send open-loop or closed-loop traffic and report on it."""
+"""`sampling load`: send traffic and report on it."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ Examples:
 
 @attrs.frozen(kw_only=True)
 class _Traffic:
-    """The traffic flags. None means that a flag was not given."""
+    """The traffic flags, or None for those not given."""
 
     rate: str | None = None
     users: int | None = None
@@ -67,7 +67,7 @@ class _Traffic:
     drain: str = "60s"
 
     def profile(self) -> Profile:
-        """Return the traffic profile, or raise ValueError if flags are missing or contradict each other."""
+        """Return the traffic profile, or raise ValueError."""
         given = [name for name in ("rate", "users", "trace") if getattr(self, name) is not None]
         if not given:
             raise ValueError("give the traffic: --rate 50 (open loop), --users 20 (closed loop), or --trace FILE")
@@ -237,6 +237,7 @@ def load(  # noqa: PLR0913 - each is a flag
     if dry_run:
         _show_plan(job, outputs)
         return 0
+    # The default horizon is 12 days of virtual time. A longer run would count as deadlocked.
     report = run_virtual(_run_silently, job, horizon_s=1e9) if virtual else anyio.run(_run_with_progress, job)
     sys.stdout.write(f"{load_table(report)}\n")
     write_outputs(report, outputs, samples=samples)
@@ -276,6 +277,7 @@ async def _run_with_progress(job: _LoadJob) -> LoadReport:
     print_status(f"sending: {job.workload}")
     get_progress = partial(_progress, run, _total_s(job.profile), _stopwatch())
     report = await run_with_progress(run.run, get_progress=get_progress, stop=run.stop)
+    # None after a second Ctrl-C: report what was measured until then.
     return run.report() if report is None else report
 
 
@@ -294,6 +296,7 @@ def _exit_code(report: LoadReport) -> int:
     if report.slo is None:
         return 0 if report.succeeded else 1
     judgement = judge(report, report.slo)
+    # The reader of a pipe, such as `head`, may have left. The exit code still counts.
     with suppress(BrokenPipeError):
         sys.stdout.write(f"\n{judgement.verdict}: {'; '.join(judgement.reasons) or report.slo}\n")
     return 0 if judgement.verdict == "PASS" else 1

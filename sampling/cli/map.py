@@ -163,9 +163,10 @@ def _check_dependencies(
 
 
 def _requirements(specs: Sequence[str]) -> list[Requirement]:
-    """Return the requirements. `arithmetic` reads the question from the conversation of each prompt."""
+    """Return the requirements for all prompts."""
     requirements: list[Requirement] = []
     for spec in specs:
+        # Each prompt is another question, so `arithmetic` reads it from the conversation.
         requirements += [_ARITHMETIC] if spec == "arithmetic" else parse_requirements([spec], "")
     return requirements
 
@@ -201,13 +202,14 @@ def _ray(address: str | None, actors: int, make_backend: "partial[Backend]") -> 
 def _journal(
     out: Path | None, path: Path | None, *, no_journal: bool, resume: bool, accept_changes: bool
 ) -> Journal | None:
-    """Return the journal. Raise ValueError if the run would overwrite files of another run."""
+    """Return the journal, or raise ValueError if files exist already."""
     if no_journal and (path is not None or resume):
         raise ValueError(f"--no-journal and {'--resume' if resume else '--journal'} exclude each other")
     if path is None and out is not None and not no_journal:
         path = out.with_name(f"{out.name}.journal")
     if path is None and resume:
         raise ValueError("--resume needs the --out, or the --journal, of the run to resume")
+    # Answers that were paid for are never overwritten.
     if not resume:
         for existing in (path, out):
             if existing is not None and existing.exists():

@@ -39,7 +39,7 @@ Examples:
 
 @attrs.frozen(kw_only=True)
 class _ServerFlags:
-    """The flags that describe a server. None means that a flag was not given."""
+    """The flags that describe a server, or None for those not given."""
 
     like: tuple[Path, ...] = ()
     pass_rate: str | None = None

@@ -44,6 +44,7 @@ def report(
     with usage_errors():
         found = read_report(file)
         earlier = None if against is None else read_report(against)
+        # A plan can't be written as HTML.
         if isinstance(found, Plan) or isinstance(earlier, Plan):
             check_outputs(out, endings=(".json", ".csv"))
         outputs = check_outputs(out)

@@ -1,5 +1,5 @@
 """
-What it takes to test with `sampling`, and to test a strategy or a backend of your own.
+Test code that samples, and your own strategies and backends.
 
 Scripted backends, captured events, virtual time on asyncio and trio, seeded schedules, cancellation at every step,
 and the invariants that hold after every call.

@@ -1,4 +1,4 @@
-"""Keep every event of a call."""
+"""Capture the events of a call."""
 
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ E = TypeVar("E", bound=Event)
 
 class CapturedEvents(Hooks):
     """
-    Hooks that keep every event, in the order in which they came.
+    Hooks that record every event, in order.
 
     captured = CapturedEvents()
     await strategy.sample("…", None, backend, hooks=captured)
@@ -24,10 +24,10 @@ class CapturedEvents(Hooks):
         self.on(Event)(self.events.append)
 
     def of(self, kind: type[E]) -> list[E]:
-        """Return the events of one kind."""
+        """Return the events of one type."""
         return [event for event in self.events if isinstance(event, kind)]
 
     @property
     def names(self) -> list[str]:
-        """The kinds of all events, in order."""
+        """The type names of all events, in order."""
         return [type(event).__name__ for event in self.events]

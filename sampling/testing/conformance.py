@@ -1,13 +1,13 @@
 """
-`check_backend`: does a backend keep the promises of the `Backend` protocol?
+Check that a backend follows the rules of the `Backend` protocol.
 
-For authors of backends, to call from a test of their own, on asyncio and on trio:
+Call `check_backend` in a test of your backend, on asyncio and on trio:
 
     async def test_my_backend_keeps_its_promises():
         await check_backend(lambda: MyBackend(base_url))
 
-Each rule opens a backend, tries it, closes it, and then looks for what is left.
-A broken rule is a `RuleBroken`, an AssertionError whose message says which rule, and how it was broken.
+For each rule, a backend is opened, tried and closed. Then no task, thread or socket may be left.
+A broken rule raises `RuleBroken`, an AssertionError. Its message has the rule and what happened.
 """
 
 from collections import Counter
@@ -30,20 +30,21 @@ from sampling.usage import Usage
 __all__ = ["BackendFactory", "Claim", "RuleBroken", "check_backend"]
 
 Claim = Literal["usage", "max_tokens", "stop", "seed"]
-"""What not every backend can do: only what one claims is checked."""
+"""An optional ability of a backend. It is checked only if it is claimed."""
 
 BackendFactory: TypeAlias = Callable[[], Backend | AbstractAsyncContextManager[Backend]]
-"""Makes a backend, or an async context manager that opens one and closes it."""
+"""Returns a backend, or an async context manager that opens and closes one."""
 
 _ALL_CLAIMS = frozenset(get_args(Claim))
-_AT_ONCE = 5
+_CONCURRENT_REQUESTS = 5
 _CANCELLATIONS = 10
 _LATEST_CANCELLATION_S = 0.2
+# A pool keeps some connections open. One for each cancelled request is a leak.
 _SOCKETS_A_POOL_MAY_KEEP = 3
 
 
 class RuleBroken(AssertionError):
-    """A backend does not keep a promise; `rule` says which one."""
+    """A backend broke a rule, which is in `rule`."""
 
     def __init__(self, rule: str, how: str) -> None:
         super().__init__(f"the rule is that a backend {rule}; broken: {how}")
@@ -60,29 +61,29 @@ async def check_backend(
     grace_s: float = 1.0,
 ) -> tuple[str, ...]:
     """
-    Check a backend against every rule of the protocol, and return the rules that it was checked against.
+    Check a backend, and return the rules that it was checked against.
 
     Args:
-        factory: Makes a backend for each rule. An async context manager is entered, gives the backend, and is left
-            again: what is alive after that was left behind.
+        factory: Returns a backend for each rule, or an async context manager that opens and closes one. Tasks, threads
+            and sockets that remain after that break a rule.
 
-        request: Something that it answers soon, with a few tokens.
+        request: A request that the backend answers soon, with a few tokens.
 
-        long_request: Something that takes it seconds to answer. It is never answered to the end, but cancelled.
+        long_request: A request that takes seconds to answer. It is always cancelled.
 
-        bad_request: Something that it must refuse. Without it, an empty conversation is sent: that it may answer,
-            but if it refuses, then as it refuses everything, with a `BackendError`.
+        bad_request: A request that the backend must refuse. By default an empty conversation is sent. The backend may
+            answer that one, but if it refuses, it must raise a `BackendError`.
 
-        claims: What this backend can do and not every one can: report "usage", also of what was cancelled;
-            obey "max_tokens"; obey "stop"; give the same answer to the same request with the same "seed".
+        claims: Optional abilities of this backend. "usage" reports tokens, also of cancelled answers. "max_tokens" and
+            "stop" obey these options. "seed" gives the same answer to the same request with the same seed.
 
-        grace_s: How long it may take to stop when it is cancelled, and what is about to end to be gone.
+        grace_s: The time to stop after a cancellation, and for tasks, threads and sockets to end.
     """
     case = _Case(
-        request or _ask("Tell me about rain.", max_tokens=16),
-        long_request or _ask("Tell me all about rain.", max_tokens=4_096),
+        request or _request("Tell me about rain.", max_tokens=16),
+        long_request or _request("Tell me all about rain.", max_tokens=4_096),
         bad_request,
-        _checked_claims(claims),
+        _check_claims(claims),
         check_number("grace_s", grace_s, above=0),
     )
     rules = [rule for rule in _RULES if rule.claim is None or rule.claim in case.claims]
@@ -91,11 +92,11 @@ async def check_backend(
     return tuple(rule.promise for rule in rules)
 
 
-def _ask(text: str, **options: Any) -> Request:
+def _request(text: str, **options: Any) -> Request:
     return Request((Message("user", text),), Options(**options))
 
 
-def _checked_claims(claims: Collection[Claim]) -> frozenset[Claim]:
+def _check_claims(claims: Collection[Claim]) -> frozenset[Claim]:
     unknown = sorted(set(claims) - _ALL_CLAIMS)
     if unknown:
         raise ValueError(f"claims must be some of {', '.join(sorted(_ALL_CLAIMS))}, got {shown(unknown[0])}")
@@ -104,7 +105,7 @@ def _checked_claims(claims: Collection[Claim]) -> frozenset[Claim]:
 
 @attrs.frozen
 class _Case:
-    """What the caller of `check_backend` gave."""
+    """The arguments of `check_backend`."""
 
     request: Request
     long_request: Request
@@ -116,14 +117,14 @@ class _Case:
 @attrs.frozen
 class _Rule:
     promise: str
-    """What a backend does: the rest of a sentence that begins with "a backend"."""
+    """The end of a sentence that begins with "a backend"."""
 
     check: Callable[[Backend, _Case], Awaitable[None]]
     claim: Claim | None = None
 
 
-class _Broken(Exception):
-    """How a rule was broken; which one it was, `_check` knows."""
+class _Violation(Exception):
+    """A rule was broken. `_check` adds the rule to the message."""
 
 
 async def _check(rule: _Rule, case: _Case, factory: BackendFactory) -> None:
@@ -134,55 +135,56 @@ async def _check(rule: _Rule, case: _Case, factory: BackendFactory) -> None:
             raise RuleBroken("has a method `async def generate(request)`", f"{shown(backend)} has none")
         try:
             await rule.check(backend, case)
-        except _Broken as broken:
-            raise RuleBroken(rule.promise, str(broken)) from broken.__cause__
-    # The backend is still referred to here, so that no destructor closes for it what it forgot to close.
+        except _Violation as violation:
+            raise RuleBroken(rule.promise, str(violation)) from violation.__cause__
+    # The reference to the backend is kept until here, so that no destructor closes its sockets first.
     left = await left_behind(before, case.grace_s)
     if left:
         how = f"{left} still there {case.grace_s:g} s later, when it had been checked that it {rule.promise}"
         raise RuleBroken("leaves no task, thread or socket behind", how)
 
 
-# How a rule asks, and what it looks at each time.
+# Requests, with checks that every rule needs.
 
 
 async def _generate(backend: Backend, request: Request) -> Generation:
-    with _watching(request):
-        return _checked(await backend.generate(request))
+    with _check_call(request):
+        return _check_answer(await backend.generate(request))
 
 
 async def _stream(backend: StreamingBackend, request: Request, receive: Callable[[str], None]) -> Generation:
-    with _watching(request):
-        return _checked(await backend.stream(request, receive))
+    with _check_call(request):
+        return _check_answer(await backend.stream(request, receive))
 
 
 @contextmanager
-def _watching(request: Request) -> Generator[None]:
+def _check_call(request: Request) -> Generator[None]:
     before = repr(request)
     try:
         yield
-    except _Broken:
+    except _Violation:
         raise
     except Exception as error:
-        raise _Broken(f"it raised {error!r} for {shown(request.messages)}") from error
+        raise _Violation(f"it raised {error!r} for {shown(request.messages)}") from error
     if repr(request) != before:
-        raise _Broken(f"it changed the request, which is not its own, to {shown(request)}")
+        raise _Violation(f"it changed the request, which is not its own, to {shown(request)}")
 
 
-def _checked(answer: Any) -> Generation:
+def _check_answer(answer: Any) -> Generation:
     if not isinstance(answer, Generation):
-        raise _Broken(f"it returned {shown(answer)} ({type(answer).__name__}), which is no Generation")
+        raise _Violation(f"it returned {shown(answer)} ({type(answer).__name__}), which is not a Generation")
     reason: Any = answer.finish_reason
     if not isinstance(reason, str) or not reason:
-        raise _Broken(f"it returned a Generation with the finish_reason {shown(reason)}, which is no word")
+        raise _Violation(f"it returned a Generation with the finish_reason {shown(reason)}, which is not a word")
     return answer
 
 
 async def _check_no_task_is_left(before: Leftovers, case: _Case, when: str) -> None:
-    """See that no task outlives its request; threads and connections an open backend may keep."""
+    """Raise if a task outlives its request."""
+    # Threads and connections are allowed, because the backend is still open.
     left = await left_behind(before, case.grace_s, is_fine=lambda left: not left.tasks)
     if left.tasks:
-        raise _Broken(f"{', '.join(left.tasks.values())} still there {case.grace_s:g} s after {when}")
+        raise _Violation(f"{', '.join(left.tasks.values())} still there {case.grace_s:g} s after {when}")
 
 
 def _with(request: Request, **options: Any) -> Request:
@@ -193,18 +195,19 @@ def _with(request: Request, **options: Any) -> Request:
 
 
 async def _answers(backend: Backend, case: _Case) -> None:
+    # The first request may start what the backend keeps, such as a pool.
     await _generate(backend, case.request)
     before = Leftovers.now()
     answer = await _generate(backend, case.request)
     await _check_no_task_is_left(before, case, "its request was answered")
     if not answer.text:
-        raise _Broken("its answer has no text")
+        raise _Violation("its answer has no text")
 
 
 async def _reports_usage(backend: Backend, case: _Case) -> None:
     usage = (await _generate(backend, case.request)).usage
     if not usage.input_tokens or not usage.output_tokens:
-        raise _Broken(f"it reported {usage} for a question and an answer that both have tokens")
+        raise _Violation(f"it reported {usage} for a question and an answer that both have tokens")
 
 
 async def _reports_usage_of_what_is_cancelled(backend: Backend, case: _Case) -> None:
@@ -220,32 +223,32 @@ async def _reports_usage_of_what_is_cancelled(backend: Backend, case: _Case) -> 
     with anyio.CancelScope() as scope:
         await RejectionSamplingStrategy(hooks=hooks).sample("", None, ask)
     if not usages or not usages[0].output_tokens:
-        raise _Broken(f"it was cancelled in the middle of an answer, and had reported {usages}")
+        raise _Violation(f"it was cancelled during an answer and had reported {usages}")
 
 
 async def _obeys_max_tokens(backend: Backend, case: _Case) -> None:
     for limit in (1, 4):
         answer = await _generate(backend, _with(case.request, max_tokens=limit))
         if answer.usage.output_tokens > limit:
-            raise _Broken(f"with max_tokens={limit} it generated {answer.usage.output_tokens} tokens")
+            raise _Violation(f"with max_tokens={limit} it generated {answer.usage.output_tokens} tokens")
         if (words := len(answer.text.split())) > limit:
-            raise _Broken(f"with max_tokens={limit} it answered with {words} words")
+            raise _Violation(f"with max_tokens={limit} it answered with {words} words")
 
 
 async def _obeys_stop(backend: Backend, case: _Case) -> None:
-    """Stop at the letter that it uses most: without that letter a model that goes on can hardly speak."""
+    # The most frequent letter, because a model that ignores the stop word is sure to use it.
     plain = await _generate(backend, case.request)
     letter = Counter(plain.text.strip()).most_common(1)[0][0]
     stopped = await _generate(backend, _with(case.request, stop=(letter,)))
     if letter in stopped.text:
-        raise _Broken(f"with stop=({letter!r},) there is a {letter!r} in its answer")
+        raise _Violation(f"with stop=({letter!r},) there is a {letter!r} in its answer")
 
 
 async def _obeys_seed(backend: Backend, case: _Case) -> None:
     request = _with(case.request, seed=7)
     first, second = await _generate(backend, request), await _generate(backend, request)
     if first.text != second.text:
-        raise _Broken("it gave two answers to one request with seed=7")
+        raise _Violation("it gave two answers to one request with seed=7")
 
 
 async def _streams(backend: Backend, case: _Case) -> None:
@@ -259,14 +262,14 @@ async def _streams(backend: Backend, case: _Case) -> None:
 def _check_pieces(pieces: list[Any], answer: Generation) -> None:
     odd = [piece for piece in pieces if not isinstance(piece, str)]
     if odd:
-        raise _Broken(f"a piece of its stream is {shown(odd[0])}, which is no str")
+        raise _Violation(f"a piece of its stream is {shown(odd[0])}, which is not a str")
     text = "".join(pieces)
     if text != answer.text:
-        raise _Broken(f"the pieces of its stream are {shown(text)}, and its text is {shown(answer.text)}")
+        raise _Violation(f"the pieces of its stream are {shown(text)}, and its text is {shown(answer.text)}")
 
 
-class _HeardEnough(Exception):
-    """Raised by a receiver at the first piece."""
+class _ReceiverError(Exception):
+    """Raised by the receiver of a stream."""
 
 
 async def _stops_when_the_receiver_raises(backend: Backend, case: _Case) -> None:
@@ -276,42 +279,42 @@ async def _stops_when_the_receiver_raises(backend: Backend, case: _Case) -> None
 
     def receive(piece: str) -> None:
         pieces.append(piece)
-        raise _HeardEnough
+        raise _ReceiverError
 
     before = Leftovers.now()
     try:
         answer = await backend.stream(case.long_request, receive)
-    except _HeardEnough:
+    except _ReceiverError:
         pass
     except Exception as error:
-        raise _Broken(f"the receiver raised _HeardEnough, and it raised {error!r}") from error
+        raise _Violation(f"the receiver raised _ReceiverError, but it raised {error!r}") from error
     else:
-        raise _Broken(f"the receiver raised, and it went on and returned {shown(answer)}")
+        raise _Violation(f"the receiver raised, but it went on and returned {shown(answer)}")
     if len(pieces) > 1:
-        raise _Broken(f"it gave {len(pieces)} pieces to a receiver that raised at the first")
+        raise _Violation(f"it gave {len(pieces)} pieces to a receiver that raised at the first")
     await _check_no_task_is_left(before, case, "the receiver raised")
 
 
 async def _keeps_requests_apart(backend: Backend, case: _Case) -> None:
-    """Ask questions of different lengths one by one, and then all at once: what each costs must be the same."""
-    requests = [_longer(case.request, number) for number in range(_AT_ONCE)]
+    # Requests have different lengths, so mixed-up requests have the wrong number of input tokens.
+    requests = [_longer(case.request, number) for number in range(_CONCURRENT_REQUESTS)]
     alone = [await _generate(backend, request) for request in requests]
-    together = await _all_at_once(backend, requests)
+    together = await _generate_concurrently(backend, requests)
     if "usage" not in case.claims:
         return
     for one, other in zip(alone, together, strict=True):
         if one.usage.input_tokens != other.usage.input_tokens:
             tokens = f"{one.usage.input_tokens} tokens cost {other.usage.input_tokens} input tokens"
-            raise _Broken(f"a question of {tokens} when it was asked together with others")
+            raise _Violation(f"a question of {tokens} when it was asked together with others")
 
 
 def _longer(request: Request, number: int) -> Request:
     return attrs.evolve(request, messages=(Message("user", "again " * 3**number), *request.messages))
 
 
-async def _all_at_once(backend: Backend, requests: list[Request]) -> list[Generation]:
+async def _generate_concurrently(backend: Backend, requests: list[Request]) -> list[Generation]:
     answers: dict[int, Generation] = {}
-    failures: list[_Broken] = []
+    failures: list[_Violation] = []
 
     async def ask(number: int) -> None:
         pieces: list[str] = []
@@ -321,8 +324,8 @@ async def _all_at_once(backend: Backend, requests: list[Request]) -> list[Genera
                 _check_pieces(pieces, answers[number])
             else:
                 answers[number] = await _generate(backend, requests[number])
-        except _Broken as broken:
-            failures.append(broken)
+        except _Violation as violation:
+            failures.append(violation)
 
     async with anyio.create_task_group() as group:
         for number in range(len(requests)):
@@ -338,22 +341,22 @@ async def _refuses_with_typed_errors(backend: Backend, case: _Case) -> None:
     except BackendError:
         return
     except Exception as error:
-        raise _Broken(f"it raised {error!r}, which is no BackendError") from error
+        raise _Violation(f"it raised {error!r}, which is not a BackendError") from error
     if case.bad_request is not None:
-        raise _Broken(f"it answered the bad request with {shown(answer)}")
+        raise _Violation(f"it answered the bad request with {shown(answer)}")
 
 
 async def _stops_when_cancelled(backend: Backend, case: _Case) -> None:
     await _generate(backend, case.request)
     before = Leftovers.now()
     for number in range(_CANCELLATIONS):
-        # From before anything was sent to where the answer is under way.
+        # The times range from before the request is sent to the middle of the answer.
         await _cancel_after(_LATEST_CANCELLATION_S * number / _CANCELLATIONS, backend, case)
     await _check_no_task_is_left(before, case, f"{_CANCELLATIONS} requests were cancelled")
-    few = _SOCKETS_A_POOL_MAY_KEEP
-    left = await left_behind(before, case.grace_s, is_fine=lambda left: len(left.sockets) <= few)
-    if len(left.sockets) > few:
-        raise _Broken(f"{len(left.sockets)} more sockets were open after {_CANCELLATIONS} requests were cancelled")
+    allowed = _SOCKETS_A_POOL_MAY_KEEP
+    left = await left_behind(before, case.grace_s, is_fine=lambda left: len(left.sockets) <= allowed)
+    if len(left.sockets) > allowed:
+        raise _Violation(f"{len(left.sockets)} more sockets were open after {_CANCELLATIONS} requests were cancelled")
     await _generate(backend, case.request)
 
 
@@ -364,7 +367,7 @@ async def _cancel_after(wait_s: float, backend: Backend, case: _Case) -> None:
     async def ask() -> None:
         try:
             outcomes.append(await backend.generate(case.long_request))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is reported
+        except Exception as error:  # noqa: BLE001 - any error is reported
             outcomes.append(error)
 
     async with anyio.create_task_group() as group:
@@ -374,12 +377,12 @@ async def _cancel_after(wait_s: float, backend: Backend, case: _Case) -> None:
             cancelled_s = anyio.current_time()
             group.cancel_scope.cancel()
     if cancelled_s is None:
-        raise _Broken(f"its long_request ended within {wait_s:g} s, too soon to be cancelled: {shown(outcomes[0])}")
+        raise _Violation(f"its long_request ended within {wait_s:g} s, too soon to be cancelled: {shown(outcomes[0])}")
     if outcomes:
-        raise _Broken(f"it was cancelled after {wait_s:g} s, and this came of it all the same: {shown(outcomes[0])}")
+        raise _Violation(f"it was cancelled after {wait_s:g} s, but it still ended with {shown(outcomes[0])}")
     took_s = anyio.current_time() - cancelled_s
     if took_s > case.grace_s:
-        raise _Broken(f"it took {took_s:.2f} s to stop when it was cancelled; {case.grace_s:g} s are allowed")
+        raise _Violation(f"it took {took_s:.2f} s to stop when it was cancelled, and {case.grace_s:g} s are allowed")
 
 
 _RULES = (

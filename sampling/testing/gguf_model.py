@@ -1,10 +1,10 @@
 """
-Write a tiny language model, so that tests can talk to a real inference server without a download.
+Write a tiny language model for tests with a real inference server.
 
-The shape is llama's, the weights are random and the vocabulary is the 256 bytes: the file has half a megabyte, loads in
-milliseconds and babbles thousands of tokens per second. What it says has no meaning, but it is text: one dimension of
-the network is wired so that it says printable ASCII only and never ends by itself. So an answer is as long as
-`max_tokens` asks for, unless a stop word or a grammar ends it.
+It is a llama model with random weights, and its vocabulary is the 256 bytes. The file has half a megabyte, loads in
+milliseconds and generates thousands of tokens per second. The text is meaningless, but it is text: one dimension of the
+network restricts the output to printable ASCII and excludes the end token. So an answer has `max_tokens` tokens, unless
+a stop word or a grammar ends it.
 """
 
 import math
@@ -33,23 +33,23 @@ _CHAT_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.co
 _SPECIAL_TOKENS = [b"<unk>", b"<s>", b"</s>"]
 _UNKNOWN, _BEGIN, _END = range(3)
 _BYTE_TOKENS = [f"<0x{byte:02X}>".encode() for byte in range(256)]
-_SPACE_TOKEN = "▁".encode()  # how SentencePiece writes a space: without a token of its own it would take three
+_SPACE_TOKEN = "▁".encode()  # a space in SentencePiece. Without its own token it would take three
 _TOKENS = [*_SPECIAL_TOKENS, *_BYTE_TOKENS, _SPACE_TOKEN]
-_SAYABLE = {len(_SPECIAL_TOKENS) + byte for byte in range(0x20, 0x7F)}
+_PRINTABLE = {len(_SPECIAL_TOKENS) + byte for byte in range(0x20, 0x7F)}
 
 _Weights: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 
 
 def write_tiny_gguf(path: Path | str, *, seed: int = 0, context_tokens: int = 131_072) -> Path:
     """
-    Write a llama model with random weights to `path`, over what was there, and return the path.
+    Write a llama model with random weights to `path`, and return the path.
 
     Args:
-        path: Where to write it.
+        path: The file to write. An existing file is overwritten.
 
-        seed: Decides the weights: the same seed writes the same bytes.
+        seed: The seed of the weights. The same seed writes the same bytes.
 
-        context_tokens: How long a conversation the model says it was trained on; a server allows no more than that.
+        context_tokens: The context length in the metadata of the model. A server allows no longer conversations.
     """
     check_int("seed", seed)
     check_int("context_tokens", context_tokens, least=1)
@@ -97,36 +97,37 @@ def _describe_vocabulary(writer: gguf.GGUFWriter) -> None:
     writer.add_chat_template(_CHAT_TEMPLATE)
 
 
-def _tensors(draw: random.Random) -> Iterator[tuple[str, _Weights]]:
-    # Dimension 0 is a wire through the whole network: every token puts the same signal on it, no layer writes to it,
-    # and the output reads it as "not this one" for all tokens that are not printable.
-    embedding = _random_matrix(draw, len(_TOKENS), _WIDTH)
+def _tensors(rng: random.Random) -> Iterator[tuple[str, _Weights]]:
+    # Dimension 0 carries a constant through the whole network: every embedding sets it to 1, and no layer writes to it.
+    # The output weights turn it into a large negative logit for every token that is not printable.
+    embedding = _random_matrix(rng, len(_TOKENS), _WIDTH)
     embedding[:, 0] = 1.0
-    output = _random_matrix(draw, len(_TOKENS), _WIDTH) * np.float32(2.0)
-    output[:, 0] = [0.0 if token in _SAYABLE else -1e3 for token in range(len(_TOKENS))]
+    output = _random_matrix(rng, len(_TOKENS), _WIDTH) * np.float32(2.0)
+    output[:, 0] = [0.0 if token in _PRINTABLE else -1e3 for token in range(len(_TOKENS))]
     yield "token_embd.weight", embedding
     for layer in range(_LAYERS):
-        for name, weights in _layer(draw):
+        for name, weights in _layer(rng):
             yield f"blk.{layer}.{name}.weight", weights
     yield "output_norm.weight", np.ones(_WIDTH, dtype=np.float32)
     yield "output.weight", output
 
 
-def _layer(draw: random.Random) -> Iterator[tuple[str, _Weights]]:
+def _layer(rng: random.Random) -> Iterator[tuple[str, _Weights]]:
     for name in ("attn_norm", "ffn_norm"):
         yield name, np.ones(_WIDTH, dtype=np.float32)
     for name in ("attn_q", "attn_k", "attn_v"):
-        yield name, _random_matrix(draw, _WIDTH, _WIDTH)
+        yield name, _random_matrix(rng, _WIDTH, _WIDTH)
     for name in ("ffn_gate", "ffn_up"):
-        yield name, _random_matrix(draw, _FEED_FORWARD, _WIDTH)
+        yield name, _random_matrix(rng, _FEED_FORWARD, _WIDTH)
     for name, columns in (("attn_output", _WIDTH), ("ffn_down", _FEED_FORWARD)):
-        writes_back = _random_matrix(draw, _WIDTH, columns)
-        writes_back[0, :] = 0.0
-        yield name, writes_back
+        residual = _random_matrix(rng, _WIDTH, columns)
+        residual[0, :] = 0.0  # keep dimension 0 constant
+        yield name, residual
 
 
-def _random_matrix(draw: random.Random, rows: int, columns: int) -> _Weights:
-    """Draw numbers of variance 1 / columns; with the standard library, whose stream is the same in every version."""
-    widest = math.sqrt(3 / columns)
-    numbers = [draw.uniform(-widest, widest) for _ in range(rows * columns)]
+def _random_matrix(rng: random.Random, rows: int, columns: int) -> _Weights:
+    """Draw a matrix of variance 1 / columns."""
+    # `random` gives the same numbers in every version, which numpy does not promise.
+    limit = math.sqrt(3 / columns)
+    numbers = [rng.uniform(-limit, limit) for _ in range(rows * columns)]
     return np.array(numbers, dtype=np.float32).reshape(rows, columns)

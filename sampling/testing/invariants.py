@@ -38,7 +38,7 @@ __all__ = ["InvariantBroken", "Watch"]
 
 
 class InvariantBroken(AssertionError):
-    """A call broke an invariant. The message states the invariant, its number and what happened."""
+    """A call broke an invariant, which is in the message."""
 
 
 _INVARIANTS = {
@@ -98,7 +98,11 @@ class Watch:
         reqs: Iterable[RequirementLike] | None = None,
         **arguments: Any,
     ) -> SamplingResult[Any]:
-        """Make the call; everything but the backend is passed on. Keep `hooks` for the strategy: this adds its own."""
+        """
+        Call `strategy.sample` with the watched backend.
+
+        `hooks` can't be passed, because the watch uses it. Put your own hooks on the strategy.
+        """
         self._budget = arguments.get("budget")
         caller = anyio.get_current_task().id
         before = _children(caller)
@@ -156,7 +160,8 @@ class Watch:
         _must(not strays, "I8", f"calls inside of this one that do not say whose part they are: {strays!r}")
 
     def _by_call(self) -> dict[str, list[Event]]:
-        """Return the events of this call, and then those of each call inside of it: tiers see the same hooks."""
+        """Group the events by call."""
+        # Calls inside of this one, such as tiers, report to the same hooks.
         calls: defaultdict[str, list[Event]] = defaultdict(list)
         for event in self.events.events:
             calls[event.sampling_id].append(event)
@@ -170,7 +175,7 @@ class Watch:
                 by_subsample[event.subsample].append(event)
         for subsample, own in by_subsample.items():
             names = [type(event).__name__ for event in own]
-            _must(_in_turn(own), "I9", f"the events of subsample {subsample} are out of order: {names!r}")
+            _must(_in_order(own), "I9", f"the events of subsample {subsample} are out of order: {names!r}")
 
     def _check_ids(self) -> None:
         starts = {start.sampling_id: start for start in self.events.of(LoopStarted)}
@@ -221,12 +226,13 @@ class Watch:
 
 
 def _children(task_id: int) -> set[int]:
-    """Return the child tasks of a task. Tasks of concurrent calls do not count."""
+    """Return the ids of the child tasks of a task."""
+    # Only children, because concurrent calls may have tasks too.
     return {task.id for task in anyio.get_running_tasks() if task.parent_id == task_id}
 
 
-def _in_turn(events: list[Event]) -> bool:
-    """Return True if the events of a subsample are in order, with ascending iterations."""
+def _in_order(events: list[Event]) -> bool:
+    """Return True if the events of a subsample are in order."""
     running: IterationEvent | None = None
     last: IterationEvent | None = None
     for event in events:

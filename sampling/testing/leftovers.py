@@ -1,4 +1,4 @@
-"""What a piece of code left behind: tasks that still run, threads that still work, sockets that are still open."""
+"""Find tasks, threads and sockets that a piece of code left behind."""
 
 import os
 import stat
@@ -17,31 +17,33 @@ __all__ = ["Leftovers", "left_behind"]
 
 _POLL_S = 0.01
 
-# A pool keeps its threads for the next job. One that waits for a job has these files on its stack and no others.
+# A pool keeps its threads for the next job. An idle thread of a pool has only these files on its stack.
 _POOL_FILES = ("anyio/_backends/_asyncio.py", "trio/_core/_thread_cache.py", "concurrent/futures/thread.py")
-_WAITING_FILES = (*_POOL_FILES, "/threading.py", "/queue.py")
+_IDLE_FILES = (*_POOL_FILES, "/threading.py", "/queue.py")
 
 
 @attrs.frozen
 class Leftovers:
-    """Everything that is alive at one moment: of each thing its id, and words that say what it is."""
+    """Tasks, threads and sockets with their descriptions, by id."""
 
     tasks: dict[int, str]
     threads: dict[int, str]
-    """Those that work; a thread of a pool that waits for its next job does not count."""
+    """Busy threads. An idle thread of a pool does not count."""
 
     sockets: dict[int, str]
-    """Not seen on Windows."""
+    """Always empty on Windows, which has no /dev/fd."""
 
     @classmethod
     def now(cls) -> Self:
-        """Take stock of this process and the event loop that runs in this thread."""
+        """Take a snapshot of this process and its event loop."""
         return cls(dict(_tasks()), dict(_threads()), dict(_sockets()))
 
     def since(self, before: "Leftovers") -> "Leftovers":
-        """Return what was not there before."""
+        """Return what is not in the earlier snapshot."""
         return Leftovers(
-            _new(self.tasks, before.tasks), _new(self.threads, before.threads), _new(self.sockets, before.sockets)
+            _added(self.tasks, before.tasks),
+            _added(self.threads, before.threads),
+            _added(self.sockets, before.sockets),
         )
 
     def __bool__(self) -> bool:
@@ -55,13 +57,14 @@ async def left_behind(
     before: Leftovers, grace_s: float, *, is_fine: Callable[[Leftovers], bool] | None = None
 ) -> Leftovers:
     """
-    Wait until all that is new since `before` is gone, at most for the grace period; return what is left then.
+    Wait until nothing new is left, and return what is left after `grace_s`.
 
-    With `is_fine`, wait only until that says yes: an open backend may keep connections, say.
+    Only tasks, threads and sockets that are not in `before` count. With `is_fine`, stop waiting as soon as it returns
+    True. An open backend may keep connections, for example.
     """
     deadline = anyio.current_time() + grace_s
     while True:
-        # A task that was cancelled, or a callback that closes something, needs a turn of the loop to be gone.
+        # A cancelled task, or a callback that closes something, needs one turn of the loop to end.
         await checkpoint()
         left = Leftovers.now().since(before)
         if (is_fine(left) if is_fine is not None else not left) or anyio.current_time() >= deadline:
@@ -69,7 +72,7 @@ async def left_behind(
         await anyio.sleep(_POLL_S)
 
 
-def _new(now: dict[int, str], before: dict[int, str]) -> dict[int, str]:
+def _added(now: dict[int, str], before: dict[int, str]) -> dict[int, str]:
     return {key: words for key, words in now.items() if key not in before}
 
 
@@ -81,14 +84,14 @@ def _tasks() -> Iterator[tuple[int, str]]:
 def _threads() -> Iterator[tuple[int, str]]:
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented, its underscore is a warning
     for thread in threading.enumerate():
-        if thread.ident is not None and not _waits_for_a_job(frames.get(thread.ident)):
+        if thread.ident is not None and not _is_idle_in_pool(frames.get(thread.ident)):
             yield thread.ident, f"the thread {thread.name!r}"
 
 
-def _waits_for_a_job(frame: FrameType | None) -> bool:
+def _is_idle_in_pool(frame: FrameType | None) -> bool:
     files = [file.replace("\\", "/") for file in _files_on_stack(frame)]
     in_pool = any(file.endswith(_POOL_FILES) for file in files)
-    return in_pool and all(file.endswith(_WAITING_FILES) for file in files)
+    return in_pool and all(file.endswith(_IDLE_FILES) for file in files)
 
 
 def _files_on_stack(frame: FrameType | None) -> Iterator[str]:
@@ -103,7 +106,7 @@ def _sockets() -> Iterator[tuple[int, str]]:
         try:
             status = os.fstat(int(name))
         except OSError:
-            # The descriptor with which the folder was read.
+            # The descriptor of the folder itself, closed by now.
             continue
         if stat.S_ISSOCK(status.st_mode):
             yield status.st_ino, f"the socket with descriptor {name}"

@@ -1,13 +1,14 @@
-"""Search the schedules of a scenario: many seeds, both event loops, a cancellation at every step.
+"""Run a scenario under many schedules, and cancel it at every step.
 
-A scenario is an `async def scenario(world)` that builds what it tests, asserts what must hold, and returns plain data.
-It takes its latencies from the world, never from a clock or a global random: then its seed replays it exactly.
+A scenario is an `async def scenario(world)` that builds the code under test, makes its assertions, and returns plain
+data. It takes its latencies from the world, never from a clock or the global random numbers. Then its seed replays it
+exactly.
 
     explore(scenario, seeds=range(2_000), must_reach=["two winners in one tick"])
     cancel_at_every_step(scenario, check=lambda world, outcome: ...)
 """
 
-import asyncio  # noqa: TID251 - a native `Task.cancel` is something that only asyncio has
+import asyncio  # noqa: TID251 - only asyncio has a native `Task.cancel`
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -35,13 +36,13 @@ __all__ = [
 BOTH_LOOPS: tuple[LoopName, ...] = ("asyncio", "trio")
 
 LATENCIES_S = (0.0, 0.25, 0.5, 1.0)
-"""A coarse grid, since races hide in exact ties and random floats never tie. All are exact in binary."""
+"""A coarse grid. Races hide in exact ties, and random floats never tie. All values are exact in binary."""
 
 T = TypeVar("T")
 
 
 class NeverReached(AssertionError):
-    """A campaign passed, but never saw what it was made to see: its success proves nothing."""
+    """No run of a campaign reached a required state."""
 
     def __init__(self, missing: Sequence[str], exploration: "Exploration") -> None:
         names = ", ".join(map(repr, missing))
@@ -49,7 +50,7 @@ class NeverReached(AssertionError):
 
 
 class Nondeterministic(AssertionError):
-    """The same seed gave two different runs: something in the scenario is not controlled by it."""
+    """The same seed gave two different runs."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(
@@ -58,23 +59,23 @@ class Nondeterministic(AssertionError):
         )
 
 
-def _own_stream(world: "World") -> random.Random:
+def _scenario_rng(world: "World") -> random.Random:
     return random.Random(f"world {world.seed}")  # noqa: S311 - a latency is no secret
 
 
 @attrs.frozen
 class World:
-    """What a scenario may know of the world it runs in: everything in it comes from the seed."""
+    """The seeded environment of a scenario."""
 
     seed: int
     loop: LoopName
 
     rng: random.Random = attrs.field(
-        init=False, repr=False, eq=False, default=attrs.Factory(_own_stream, takes_self=True)
+        init=False, repr=False, eq=False, default=attrs.Factory(_scenario_rng, takes_self=True)
     )
-    """The world's own random numbers, apart from the scheduler's: a draw more does not change the order of tasks."""
+    """Random numbers for the scenario. They are not the scheduler's: an extra draw does not change the task order."""
     states: set[str] = attrs.field(init=False, factory=set[str], eq=False)
-    """The names that `reached` was called with."""
+    """The states that this run reached."""
 
     def __attrs_post_init__(self) -> None:
         check_int("seed", self.seed)
@@ -86,20 +87,20 @@ class World:
         return self.rng.choice(grid_s)
 
     def reached(self, name: str) -> None:
-        """Say that this run got into a state that is worth having been in."""
+        """Record that this run reached a state of interest."""
         self.states.add(name)
 
 
 @attrs.frozen
 class Exploration:
-    """What a campaign did, if nothing failed."""
+    """The summary of a campaign without failures."""
 
     runs: int
-    """Schedules that were run, replays not counted."""
+    """The number of runs, without replays."""
     replays: int
-    """Schedules that were run a second time and compared."""
+    """The number of runs that were repeated and compared."""
     reached: Mapping[str, int]
-    """For every name that a scenario said it `reached`: in how many runs."""
+    """The number of runs that reached each state."""
 
 
 def explore(
@@ -110,14 +111,15 @@ def explore(
     must_reach: Iterable[str] = (),
     replay: float = 0.0,
 ) -> Exploration:
-    """Run the scenario with every seed on every loop, and raise the first failure with a note on how to replay it.
+    """Run the scenario with every seed on every loop.
 
-    `must_reach` names states that at least one run has to call `world.reached` with. `replay` is the share of seeds
-    that are run twice, spread evenly and beginning with the first; what the scenario returns must have the same `repr`.
+    The first failure is raised, with a note on how to replay it. `must_reach` names states that at least one run must
+    report with `world.reached`. `replay` is the share of seeds that are run twice, spread evenly and beginning with the
+    first. Both runs must return values with the same `repr`.
 
     Raises:
-        NeverReached: no run got into one of the states of `must_reach`.
-        Nondeterministic: a seed did not give the same run twice.
+        NeverReached: No run reached one of the states of `must_reach`.
+        Nondeterministic: A seed did not give the same run twice.
     """
     if isinstance(must_reach, str):
         raise wrong_type("must_reach", must_reach, "an iterable of names")
@@ -125,7 +127,7 @@ def explore(
     reached: Counter[str] = Counter()
     for seed, twice in _with_replays(seeds, replay):
         for loop in loops:
-            with _noted(f"replay with seed={seed!r}, loop={loop!r}"):
+            with _add_note(f"replay with seed={seed!r}, loop={loop!r}"):
                 reached.update(_run_seed(scenario, seed, loop, twice=twice))
             runs += 1
             replays += twice
@@ -139,17 +141,17 @@ def explore(
 
 
 def _with_replays(seeds: Iterable[int], share: float) -> Iterator[tuple[int, bool]]:
-    """Go through the seeds and say which to run twice."""
+    """Yield each seed, and whether to run it twice."""
     if not 0 <= share <= 1:
         raise ValueError(f"replay is a share from 0 to 1, not {share!r}")
-    owed = 1.0 if share else 0.0
+    due = 1.0 if share else 0.0
     for seed in seeds:
-        yield seed, owed >= 1
-        owed += share - (owed >= 1)
+        yield seed, due >= 1
+        due += share - (due >= 1)
 
 
 def _run_seed(scenario: Callable[[World], Awaitable[object]], seed: int, loop: LoopName, *, twice: bool) -> set[str]:
-    """Run one schedule, or run it and compare it with itself, and return the states it reached."""
+    """Run one seed and return the states that it reached."""
     world = World(seed, loop)
     first = run_virtual(scenario, world, loop=loop, seed=seed)
     if twice:
@@ -160,8 +162,8 @@ def _run_seed(scenario: Callable[[World], Awaitable[object]], seed: int, loop: L
 
 
 @contextmanager
-def _noted(note: str) -> Generator[None]:
-    """Add a note to whatever is raised."""
+def _add_note(note: str) -> Generator[None]:
+    """Add a note to any exception that is raised."""
     try:
         yield
     except BaseException as error:
@@ -171,18 +173,18 @@ def _noted(note: str) -> Generator[None]:
 
 @attrs.frozen
 class Outcome(Generic[T]):
-    """How one run of a cancelled scenario ended."""
+    """The outcome of one run of `cancel_at_every_step`."""
 
     kind: Literal["returned", "cancelled", "raised"]
     loop: LoopName
     step: int | None
-    """The step before which it was cancelled, 0 being its start; `None` for the run that was left alone."""
+    """The step before which it was cancelled. 0 is its start, `None` means: not cancelled."""
     value: T | None = None
-    """What it returned."""
+    """The return value."""
     error: Exception | None = None
-    """What it raised."""
+    """The exception."""
     left_running: tuple[str, ...] = ()
-    """Names of tasks that the scenario started and that outlived it."""
+    """Names of tasks that outlived the scenario."""
 
 
 def cancel_at_every_step(
@@ -194,17 +196,17 @@ def cancel_at_every_step(
     native: bool = False,
     times: int = 1,
 ) -> tuple[Outcome[T], ...]:
-    """Run the scenario once to count its task steps, then once for each, with the caller's cancellation just before it.
+    """Run the scenario once for each step, cancelled before that step.
 
-    The caller's scope around the scenario is cancelled. With `native`, on asyncio, its task is cancelled with
-    `Task.cancel` instead: the edge-triggered kind that frameworks without anyio send and that no shield stops; `times`
-    sends it again, one step later each.
+    A first run, not cancelled, counts the steps. The others are cancelled with a cancel scope around the scenario. With
+    `native`, on asyncio, its task is cancelled with `Task.cancel` instead. Frameworks without anyio do that: it is
+    edge-triggered, and no shield stops it. `times` repeats it, each time one step later.
 
-    `check` sees every run as soon as it has ended, the uncancelled one first, and should raise if an invariant does not
-    hold. Its failures, like those of a run that hangs, carry a note with the step, the seed and the loop.
+    `check` is called after every run and should raise if an invariant does not hold. Its failures, and those of a run
+    that hangs, have a note with the step, the seed and the loop.
 
     Raises:
-        Nondeterministic: a run ended before the step that the first run reached, so its steps don't repeat.
+        Nondeterministic: A run ended before its step, so the steps do not repeat.
     """
     if times < 1 or (times > 1 and not native):
         raise ValueError(f"times={times!r}: at least 1, and more only with native=True, as a scope cancels once")
@@ -212,18 +214,18 @@ def cancel_at_every_step(
         raise ValueError(f"native=True cancels a task of asyncio, so loops can't be {loops!r}")
     outcomes: list[Outcome[T]] = []
     for loop in loops or (("asyncio",) if native else BOTH_LOOPS):
-        alone = _Caller(scenario, World(seed, loop), native=native)
-        outcomes.append(alone.run(check))
-        for step in range(alone.steps + 1):
-            caller = _Caller(scenario, World(seed, loop), native=native, cancel_before=range(step, step + times))
-            outcomes.append(caller.run(check))
-            if caller.steps < step:
-                raise Nondeterministic(f"{alone.steps} task steps", f"{caller.steps}, with nothing cancelled yet")
+        uncancelled = _CancelledRun(scenario, World(seed, loop), native=native)
+        outcomes.append(uncancelled.run(check))
+        for step in range(uncancelled.steps + 1):
+            run = _CancelledRun(scenario, World(seed, loop), native=native, cancel_before=range(step, step + times))
+            outcomes.append(run.run(check))
+            if run.steps < step:
+                raise Nondeterministic(f"{uncancelled.steps} task steps", f"{run.steps}, with nothing cancelled yet")
     return tuple(outcomes)
 
 
-class _Caller(Generic[T]):
-    """The one who awaits the scenario, counts its steps, and is cancelled before some of them."""
+class _CancelledRun(Generic[T]):
+    """A run of a scenario that is cancelled before some steps."""
 
     def __init__(
         self,
@@ -242,10 +244,10 @@ class _Caller(Generic[T]):
         self._cancel: Callable[[], object] | None = None
 
     def run(self, check: Callable[[World, Outcome[T]], object] | None) -> Outcome[T]:
-        """Run the scenario to whatever end it comes to, and have it checked."""
+        """Run the scenario, check its outcome and return it."""
         world, step = self._world, self._outcome.step
         fate = "not cancelled" if step is None else f"cancelled before step {step}"
-        with _noted(f"{fate}, with seed={world.seed!r}, loop={world.loop!r}"):
+        with _add_note(f"{fate}, with seed={world.seed!r}, loop={world.loop!r}"):
             self._run()
             if check is not None:
                 check(world, self._outcome)
@@ -254,12 +256,12 @@ class _Caller(Generic[T]):
     def _run(self) -> None:
         world = self._world
         try:
-            # A native cancellation may come after the scenario's last await: it has returned, and still this is raised.
+            # A native cancellation can come after the last await: it is raised although the scenario has returned.
             with suppress(asyncio.CancelledError):
                 run_virtual(self._call, loop=world.loop, seed=world.seed, on_step=self._on_step)
         except (Deadlocked, Spinning):
             raise
-        except Exception as error:  # noqa: BLE001 - any other is an outcome, and the check's to judge
+        except Exception as error:  # noqa: BLE001 - an outcome, which `check` judges
             self._outcome = attrs.evolve(self._outcome, kind="raised", error=error)
 
     def _on_step(self) -> None:

@@ -1,4 +1,4 @@
-"""A backend that says what it is told to say."""
+"""A backend with scripted replies."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
@@ -9,12 +9,12 @@ import attrs
 from sampling._arguments import check_number, wrong_type
 from sampling.messages import Generation, Request
 
-__all__ = ["After", "Reply", "ScriptExhausted", "ScriptedBackend"]
+__all__ = ["After", "ScriptExhausted", "ScriptedBackend", "ScriptedReply"]
 
 
 @attrs.frozen
 class After:
-    """A reply that takes its time: `After(0.5, "yes")`, `After(2.0, RateLimited())`."""
+    """A delayed reply: `After(0.5, "yes")`, `After(2.0, RateLimited())`."""
 
     delay_s: float
     reply: str | Generation | BaseException
@@ -25,23 +25,23 @@ class After:
             raise wrong_type("reply", self.reply, "a text, a Generation or an exception")
 
 
-Reply: TypeAlias = str | Generation | BaseException | After
-"""What a scripted backend does with one request: answer it, or raise."""
+ScriptedReply: TypeAlias = str | Generation | BaseException | After
+"""The reply to one request: an answer, or an exception to raise."""
 
 
 class ScriptExhausted(AssertionError):
-    """The backend was asked more often than its script has replies."""
+    """The backend got more requests than its script has replies."""
 
 
 class ScriptedBackend:
     """
-    A backend that replies from a script: in order of the requests, or by a function of each request.
+    A backend that replies from a script.
 
-    It keeps what it was asked (`requests`) and counts what became of it: every request is
-    `returned`, `raised`, `cancelled`, or still `in_flight`.
+    The script is an iterable of replies, in the order of the requests, or a function of the request.
+    `requests` has every request. Each is also in `returned`, `raised` or `cancelled`, or counted by `in_flight`.
     """
 
-    def __init__(self, script: Iterable[Reply] | Callable[[Request], Reply]) -> None:
+    def __init__(self, script: Iterable[ScriptedReply] | Callable[[Request], ScriptedReply]) -> None:
         if isinstance(script, str) or not (callable(script) or isinstance(script, Iterable)):
             raise wrong_type("script", script, "an iterable of replies, or a function of the request")
         self._reply_to = script if callable(script) else _in_order(iter(script))
@@ -54,26 +54,27 @@ class ScriptedBackend:
 
     @property
     def in_flight(self) -> int:
-        """Requests that were neither answered nor given up."""
+        """The number of requests without an outcome yet."""
         return self._in_flight
 
     async def generate(self, request: Request) -> Generation:
-        """Reply as the script says."""
+        """Return or raise the next reply of the script."""
         self.requests.append(request)
         self._in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self._in_flight)
-        fate = self.cancelled
+        # A cancellation is the only way out that sets no other outcome.
+        outcome = self.cancelled
         try:
             answer = await self._answer(request)
         except Exception:
-            fate = self.raised
+            outcome = self.raised
             raise
         else:
-            fate = self.returned
+            outcome = self.returned
             return answer
         finally:
             self._in_flight -= 1
-            fate.append(request)
+            outcome.append(request)
 
     async def _answer(self, request: Request) -> Generation:
         reply = self._reply_to(request)
@@ -89,8 +90,8 @@ class ScriptedBackend:
         return f"ScriptedBackend({len(self.requests)} requests, {self._in_flight} in flight)"
 
 
-def _in_order(script: Iterator[Reply]) -> Callable[[Request], Reply]:
-    def reply_to(request: Request) -> Reply:
+def _in_order(script: Iterator[ScriptedReply]) -> Callable[[Request], ScriptedReply]:
+    def reply_to(request: Request) -> ScriptedReply:
         try:
             return next(script)
         except StopIteration:

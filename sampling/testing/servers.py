@@ -1,8 +1,8 @@
 """
-Servers on loopback, for tests: one that sends whatever bytes its script says, one that answers as OpenAI's API does.
+Loopback servers for tests: `HostileServer` and `OpenAIServer`.
 
-Both run on asyncio and on trio, are async context managers, and count what their clients do:
-how many connected, what they asked, and who went away in the middle of an answer.
+`HostileServer` sends the bytes of a script. `OpenAIServer` answers like OpenAI's API. Both run on asyncio and trio,
+are async context managers, and count connections, requests and clients that disconnect during an answer.
 """
 
 import json
@@ -25,41 +25,44 @@ from sampling._arguments import check_bool, check_instance, check_items, wrong_t
 __all__ = ["Drip", "HostileServer", "OpenAIServer", "Pause", "ReceivedRequest", "Reply", "Script", "Step"]
 
 _HEAD_END = b"\r\n\r\n"
+# Linger for zero seconds: `close` then sends RST instead of FIN.
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class _Disconnected(Exception):
-    """The client went away."""
+    """The client disconnected."""
 
 
 @attrs.frozen
 class ReceivedRequest:
-    """What a client sent."""
+    """An HTTP request of a client."""
 
     head: bytes
-    """The request line and the headers, as they came."""
+    """The request line and the headers, unparsed."""
 
     body: bytes
 
     @property
     def path(self) -> str:
-        """What was asked for, without the host."""
+        """The path of the URL, without the host."""
         return self.head.split(b" ", 2)[1].decode("latin-1")
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers, their names in lower case."""
+        """The headers, with lower-case names."""
         lines = self.head.decode("latin-1").split("\r\n")[1:]
         pairs = (line.split(":", 1) for line in lines if ":" in line)
         return {name.strip().lower(): value.strip() for name, value in pairs}
 
     def json(self) -> Any:
-        """The body, parsed."""
+        """Return the parsed body."""
         return json.loads(self.body)
 
 
 class _Connection:
-    """One client. A bare socket, so that a script decides about every byte, and about how the connection ends."""
+    """A connection to one client."""
+
+    # A bare socket, so that a script controls every byte and the way the connection ends.
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -107,15 +110,15 @@ class _Connection:
         self._unread = data[length:]
         return attrs.evolve(request, body=data[:length])
 
-    async def until_gone(self) -> None:
-        """Wait until the client goes away."""
+    async def wait_disconnected(self) -> None:
+        """Wait until the client disconnects."""
         await checkpoint()
         with suppress(_Disconnected):
             while True:
                 self._unread += await self.receive()
 
     def reset(self) -> None:
-        """Break the connection: the client's next read or write fails, where a close would end it in good order."""
+        """Reset the connection, so that the next read of the client fails."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self.close()
 
@@ -124,20 +127,20 @@ class _Connection:
 
 
 class _LoopbackServer(ABC):
-    """Accept connections on a free port of 127.0.0.1, and serve each in a task of its own."""
+    """A server on a free port of 127.0.0.1."""
 
     def __init__(self) -> None:
         self.requests: list[ReceivedRequest] = []
-        """Every request, in the order in which they came."""
+        """All requests, in order."""
 
         self.connections = 0
-        """How many connections were made."""
+        """The number of connections so far."""
 
         self.disconnects: int = 0
-        """How many clients went away in the middle of an answer."""
+        """The number of clients that disconnected during an answer."""
 
         self.open = 0
-        """How many connections there are now."""
+        """The number of open connections."""
 
         self._listener: socket.socket | None = None
         self._tasks: TaskGroup | None = None
@@ -145,14 +148,14 @@ class _LoopbackServer(ABC):
 
     @property
     def port(self) -> int:
-        """Where the server listens."""
+        """The port that the server listens on."""
         if self._listener is None:
             raise RuntimeError(f"the server is not running: use `async with {type(self).__name__}(…) as server`")
         return int(self._listener.getsockname()[1])
 
     @property
     def url(self) -> str:
-        """What to give to a backend as its base_url."""
+        """The `base_url` for a backend."""
         return f"http://127.0.0.1:{self.port}/v1"
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -179,7 +182,7 @@ class _LoopbackServer(ABC):
             raise RuntimeError("the server is not running")
         self._tasks.cancel_scope.cancel()
         try:
-            # Not told of the caller's exception: it would come out of here wrapped in a group.
+            # Without the exception of the caller, which the task group would wrap in an ExceptionGroup.
             await self._tasks.__aexit__(None, None, None)  # noqa: ASYNC102 - all its tasks are cancelled
         finally:
             self._listener.close()
@@ -216,20 +219,20 @@ class _LoopbackServer(ABC):
     async def _serve(self, connection: _Connection, number: int) -> None: ...
 
 
-# A server that misbehaves on purpose.
+# A server that misbehaves.
 
 
 class Step(Enum):
-    """Something that a hostile server does which needs no further words."""
+    """A step of a script without arguments."""
 
     READ = auto()
-    """Read the next request. The first one is read without being told."""
+    """Read the next request. The first one is read before the script begins."""
 
     RESET = auto()
-    """Break the connection."""
+    """Reset the connection."""
 
     HANG = auto()
-    """Do nothing until the client goes away."""
+    """Do nothing until the client disconnects."""
 
 
 @attrs.frozen
@@ -241,19 +244,19 @@ class Pause:
 
 @attrs.frozen
 class Drip:
-    """Send the same bytes again and again until the client goes away."""
+    """Send the same bytes repeatedly until the client disconnects."""
 
     data: bytes
     every_s: float = 0.0
 
 
 Script: TypeAlias = Sequence[bytes | Step | Pause | Drip]
-"""What to do with one connection. Bytes are sent as they are; at the end, the connection is closed."""
+"""The steps for one connection. Bytes are sent unchanged. After the last step, the connection is closed."""
 
 
 class HostileServer(_LoopbackServer):
     """
-    A server that reads a request and then does what its script says, byte by byte.
+    A server that reads a request and then runs a script.
 
     The first connection gets the first script, the second the second, and all further ones the last.
 
@@ -262,7 +265,7 @@ class HostileServer(_LoopbackServer):
     """
 
     def __init__(self, *scripts: Script, speaks_first: bool = False) -> None:
-        """Take the scripts; with `speaks_first`, they begin at once, and not after a request."""
+        """Take the scripts. With `speaks_first`, they begin before the first request."""
         super().__init__()
         self._speaks_first = check_bool("speaks_first", speaks_first)
         if not scripts:
@@ -296,7 +299,7 @@ class HostileServer(_LoopbackServer):
             case Step.RESET:
                 connection.reset()
             case Step.HANG:
-                await connection.until_gone()
+                await connection.wait_disconnected()
                 raise _Disconnected
             case _:
                 raise wrong_type("a step of a script", step, "bytes, Step, Pause or Drip")
@@ -307,30 +310,30 @@ class HostileServer(_LoopbackServer):
             await anyio.sleep(every_s)
 
 
-# A server that behaves.
+# A server that behaves as documented by OpenAI.
 
 
 @attrs.frozen
 class Reply:
-    """How to answer one request."""
+    """The response to one request."""
 
     pieces: Sequence[str] = ("Hello", " world")
-    """The text, one streamed chunk each."""
+    """The text, one piece for each streamed chunk."""
 
     finish_reason: str | None = "stop"
     interval_s: float = 0.0
-    """How long each chunk takes."""
+    """The delay before each chunk."""
 
     endless: bool = False
-    """Repeat the last piece until the client goes away."""
+    """Repeat the last piece until the client disconnects."""
 
     usage: Mapping[str, Any] | None = None
-    """None for the true counts: a token each for every piece, and ten for the question."""
+    """The usage to report. By default one token for each piece, and ten for the question."""
 
     status: int = 200
     headers: Mapping[str, str] = attrs.field(factory=dict[str, str])
     error: Any = None
-    """The JSON body of an answer whose status is not 200."""
+    """The JSON body, if the status is not 200."""
 
 
 ReplyTo: TypeAlias = Reply | Callable[[ReceivedRequest], Reply]
@@ -338,7 +341,7 @@ ReplyTo: TypeAlias = Reply | Callable[[ReceivedRequest], Reply]
 
 class OpenAIServer(_LoopbackServer):
     """
-    A server that speaks OpenAI's protocol, streaming and keep-alive included, with answers that it is given.
+    A server that speaks OpenAI's protocol, including streaming and keep-alive.
 
         async with OpenAIServer(Reply(["Hel", "lo"])) as server, OpenAIBackend(server.url, model="any") as backend:
             ...
@@ -349,24 +352,24 @@ class OpenAIServer(_LoopbackServer):
         if reply is not None and not callable(reply):
             check_instance("reply", reply, Reply, "a Reply, or a function of a request that returns one")
         self.reply: ReplyTo = Reply() if reply is None else reply
-        """How to answer; it may be changed between requests."""
+        """The response, or a function of the request. It may be changed between requests."""
 
         self.completed = 0
-        """How many answers were sent to their end."""
+        """The number of answers that were sent completely."""
 
     async def _serve(self, connection: _Connection, number: int) -> None:
         while True:
             request = await self._read_request(connection)
             reply = self.reply(request) if callable(self.reply) else self.reply
-            if await self._send_unless_gone(connection, reply, request):
+            if await self._send_unless_disconnected(connection, reply, request):
                 self.completed += 1
                 self._notify()
             else:
                 self.disconnects += 1
                 return
 
-    async def _send_unless_gone(self, connection: _Connection, reply: Reply, request: ReceivedRequest) -> bool:
-        """Send an answer, watching the client all the while; False if it went away first."""
+    async def _send_unless_disconnected(self, connection: _Connection, reply: Reply, request: ReceivedRequest) -> bool:
+        """Send a response. Return False if the client disconnects first."""
         sent = False
 
         async def send() -> None:
@@ -377,9 +380,10 @@ class OpenAIServer(_LoopbackServer):
                 sent = True
             tasks.cancel_scope.cancel()
 
+        # Reading is the only way to notice a disconnect while `send` sleeps between two chunks.
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(send)
-            await connection.until_gone()
+            await connection.wait_disconnected()
             tasks.cancel_scope.cancel()
         return sent
 
@@ -410,8 +414,8 @@ def _last_events(reply: Reply, *, chat: bool) -> list[bytes]:
 
 
 def _choice(piece: str, finish_reason: str | None, *, chat: bool) -> dict[str, Any]:
-    said: dict[str, Any] = {"delta": {"content": piece}} if chat else {"text": piece}
-    return {"choices": [{"index": 0, **said, "finish_reason": finish_reason}]}
+    content: dict[str, Any] = {"delta": {"content": piece}} if chat else {"text": piece}
+    return {"choices": [{"index": 0, **content, "finish_reason": finish_reason}]}
 
 
 def _event(body: Mapping[str, Any]) -> bytes:

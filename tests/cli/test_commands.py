@@ -30,7 +30,7 @@ def test_the_answer_goes_to_the_output_and_the_account_to_the_error_output(capsy
 
 
 def test_an_answer_that_is_not_valid_is_exit_code_1(capsys):
-    """It is print_row all the same: who asked decides what to do with it."""
+    """It is printed anyway, and the caller decides what to do with it."""
     assert run([*SIMULATED, "--depth", "2", "--require", "one-of:yes,no"]) == 1
     out, err = capsys.readouterr()
     assert one_line(out)

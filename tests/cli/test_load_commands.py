@@ -328,7 +328,7 @@ def test_a_real_server_is_loaded_by_real_processes(workers, server, tmp_path):
 
 @pytest.mark.parametrize("name", ["load", "capacity"])
 def test_ctrl_c_still_writes_what_was_gathered(name, server, tmp_path):
-    """R4, R8: a real SIGINT; the report is whole, says that it was interrupted, and no traceback is print_row."""
+    """R4, R8: a real SIGINT; the report is whole, says that it was interrupted, and no traceback is printed."""
     out = tmp_path / "r.json"
     backend = ("--backend", f"openai:any@{server.url}", "-o", out, "-o", tmp_path / "r.html")
     arguments = {

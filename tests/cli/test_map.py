@@ -200,7 +200,7 @@ def test_a_killed_run_goes_on_where_it_was(server, prompts, tmp_path):
 
 
 def test_ctrl_c_lets_what_is_in_flight_finish_and_says_how_to_go_on(server, prompts, tmp_path):
-    """Row 60: nothing new starts; exit code 130; the command that is print_row asks for the rest, and for no more."""
+    """Row 60: nothing new starts; exit code 130; the printed command asks only the rest."""
     server.reply = lambda request: echo(request, interval_s=0.5)
     out = tmp_path / "answers.jsonl"
     process = started(command(server, prompts(12), "--out", out, "-k", "4"))

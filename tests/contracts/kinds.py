@@ -1,4 +1,4 @@
-"""Every strategy that there is, in the form in which the contracts S1 to S18 are put to all of them."""
+"""The strategies that the contracts S1 to S18 are tested with."""
 
 import pytest
 
@@ -22,13 +22,13 @@ from sampling.testing import After, ScriptedBackend
 
 
 class VotingOnAHunch(MajorityVotingStrategy):
-    """A vote that ends on a strong hunch."""
+    """A vote that ends at 90 % certainty."""
 
     certainty = 0.9
 
 
 class MBRByEmbedding(MBRStrategy):
-    """Minimum Bayes risk with a similarity that has to be waited for."""
+    """Minimum Bayes risk with an asynchronous similarity."""
 
     def __init__(self, **budgets):
         super().__init__(EmbeddingSimilarity(lambda text: [1.0, len(text)]), **budgets)
@@ -42,25 +42,25 @@ class BestByLength(BestOfNStrategy):
 
 
 class Varied(RejectionSamplingStrategy):
-    """Rejection in which no two subsamples ask for the same."""
+    """Rejection with a different request in every subsample."""
 
     variation = Diverse(temperatures=(0.1, 0.7, 1.0), seeds=range(100), prompts=("", "Be brief."), models=("a", "b"))
 
 
 class OneThought(BudgetForcingStrategy):
-    """Budget forcing with a single thought before each answer, so that it takes two requests an attempt."""
+    """Budget forcing with one thought before each answer: two requests per attempt."""
 
     thinking = Thinking(tokens=1)
 
 
 class EagerHedge(HedgedSamplingStrategy):
-    """Hedging that takes every attempt for slow."""
+    """Hedging for which every attempt is slow."""
 
     typical_s = 0.001
 
 
 class OneTier(EscalationStrategy):
-    """An escalation that has nowhere to go."""
+    """An escalation with a single tier."""
 
     patience = 1_000
 
@@ -81,7 +81,7 @@ DRAW_MANY = [MajorityVotingStrategy, VotingOnAHunch, MBRStrategy, MBRByEmbedding
 STRATEGIES = [*FIRST_VALID_ENDS, *DRAW_MANY]
 
 START_LATE = {MajorityVotingStrategy, VotingOnAHunch, EagerHedge}
-"""Those that don't start all subsamples at once."""
+"""Strategies that do not start all subsamples at once."""
 
 PUBLIC = [
     thing
@@ -91,7 +91,7 @@ PUBLIC = [
 """Every strategy that a user can import from the front door."""
 
 DECIDE_THEMSELVES = [strategy for strategy in STRATEGIES if strategy is not OneTier]
-"""Those that make the decisions of a call; an escalation leaves them to its tiers."""
+"""Strategies that make the decisions of a call. An escalation leaves them to its tiers."""
 
 every_strategy = pytest.mark.parametrize("strategy_class", STRATEGIES)
 every_strategy_that_decides = pytest.mark.parametrize("strategy_class", DECIDE_THEMSELVES)
@@ -100,12 +100,12 @@ where_many_are_drawn = pytest.mark.parametrize("strategy_class", DRAW_MANY)
 
 
 def requests_an_attempt(strategy_class):
-    """How many requests a strategy sends for one attempt."""
+    """Return the number of requests per attempt."""
     return 2 if issubclass(strategy_class, BudgetForcingStrategy) else 1
 
 
 def always(text="no", delay_s=0.0):
-    """A backend that gives the same answer for ever."""
+    """Return a backend that always gives the same answer."""
     return ScriptedBackend(lambda _: After(delay_s, text))
 
 

@@ -1,4 +1,4 @@
-"""What the tests of journals share."""
+"""Helpers for the tests of journals."""
 
 import contextlib
 import sqlite3
@@ -16,7 +16,7 @@ def asked(request):
 
 
 def answering(replies=None, default="yes"):
-    """A backend that answers by the question, and keeps count."""
+    """A backend whose answer depends on the question, and which counts requests."""
     return ScriptedBackend(lambda request: (replies or {}).get(asked(request), default))
 
 
@@ -25,7 +25,7 @@ def numbers(count):
 
 
 class InlineJournal(Journal):
-    """Does its work in the event loop: in virtual time, a thread would take none."""
+    """Runs functions in the event loop, because a thread takes no virtual time."""
 
     async def in_thread(self, work, limiter):
         async with limiter:
@@ -39,7 +39,7 @@ def rows(path, query):
 
 
 def stored(path):
-    """Every outcome in the file, byte for byte."""
+    """Return every row of the outcomes, by its first column."""
     return {row[0]: row for row in rows(path, "SELECT * FROM outcomes")}
 
 

@@ -1,7 +1,7 @@
 """
-Four engines with a bug that this kind of engine invites, each planted in the real one by overriding a part of it.
+Four engines with a planted race, made by overriding a part of the real one.
 
-A harness that does not find them proves nothing.
+The bugs are typical of such engines. A harness that does not find them proves nothing.
 """
 
 import anyio
@@ -12,7 +12,7 @@ from sampling._engine.run import Run
 
 
 class RacyDone(Run):
-    """Completion is signalled beside the queue: what is still in the queue at that moment is lost."""
+    """Completion bypasses the queue: records that are still in the queue are lost."""
 
     async def _make_attempts(self):
         self._send, receive = anyio.create_memory_object_stream(100)
@@ -43,7 +43,7 @@ class RacyDone(Run):
 
 
 class FailFast(Run):
-    """A producer's error escapes into the task group, and cancels a sibling that was about to win."""
+    """The error of a producer reaches the task group and cancels a sibling that is about to win."""
 
     async def _announce_record(self, record):
         await super()._announce_record(record)
@@ -52,7 +52,7 @@ class FailFast(Run):
 
 
 class DoubleWinner(Run):
-    """Check, then act, on the winner, with a hook's await between: two can pass the check."""
+    """The winner is checked and set with an await between: two can pass the check."""
 
     def _put(self, record):
         self.queue.put(record)
@@ -68,7 +68,7 @@ class DoubleWinner(Run):
 
 
 class LostSlice(Run):
-    """An awaited send on a full stream dies with its scope, and a paid-for slice is gone."""
+    """An awaited send on a full stream is cancelled with its scope: a paid-for slice is lost."""
 
     async def _make_attempts(self):
         self._send, receive = anyio.create_memory_object_stream(0)

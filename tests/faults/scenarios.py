@@ -1,7 +1,7 @@
 """
-Scenarios of the schedule campaigns: each builds a call from the world's seed, watches it, and checks what must hold.
+Scenarios that build a call from a seed, watch it and check the invariants.
 
-Latencies come from a coarse grid, so that things happen at the very same instant; the order of ready tasks is seeded.
+Latencies come from a coarse grid, so that events tie. The order of ready tasks is seeded.
 """
 
 import math
@@ -37,7 +37,7 @@ DEPTH, BREADTH = 2, 4
 
 
 def once_enough(strategy_class):
-    """A strategy that fails if it is asked again after it had enough: two winners would do that (I4)."""
+    """Return a strategy that fails if `done` returns True twice, as with two winners (I4)."""
 
     class OnceEnough(strategy_class):
         said_yes = 0
@@ -61,7 +61,7 @@ def is_yes(text):
 
 
 def table(world, *, yes=0.3, errors=()):
-    """Decide beforehand, for every attempt there may be, what comes of it and when."""
+    """Draw the outcome and the latency of every possible attempt in advance."""
     fates = {}
     for subsample in range(BREADTH):
         for attempt in range(6):
@@ -83,7 +83,7 @@ def backend_of(fates):
 
 
 async def watched(world, strategy, backend, reqs=(is_yes,), **arguments):
-    """Make a watched call, and return what happened, as plain data that a replay can be compared with."""
+    """Make a watched call, and return its outcome as plain data to compare with a replay."""
     watch = Watch(backend)
     try:
         await watch.sample(strategy, "q", Context(), reqs, **arguments)
@@ -109,7 +109,7 @@ def summary(world, watch, ending):
 
 
 async def plain_race(world):
-    """Answers only, some of them valid."""
+    """Answers without errors, some of them valid."""
     strategy = world.rng.choice([Rejection, Template, MultiTurn])
     return await watched(world, strategy(loop_budget=DEPTH, concurrency_budget=BREADTH), backend_of(table(world)))
 
@@ -134,7 +134,7 @@ async def errors_and_answers(world):
 
 
 async def hooks_that_wait_and_fail(world):
-    """Rows 46 and 47: hooks that take their time, raise or hang, on every event."""
+    """Rows 46 and 47: slow, raising and hanging hooks on every event."""
     hooks = Hooks(timeout_s=0.5)
 
     @hooks.on(LoopStarted, IterationStarted, IterationFinished, Repaired)
@@ -156,7 +156,7 @@ async def hooks_that_wait_and_fail(world):
 
 
 async def checks_that_wait_and_break(world):
-    """Rows 50 and 51: async checks that take their time, raise or hang, several to an attempt."""
+    """Rows 50 and 51: several slow, raising and hanging async checks per attempt."""
 
     def check(yes, breaks):
         async def verdict(text):
@@ -172,7 +172,7 @@ async def checks_that_wait_and_break(world):
 
 
 async def shared_budget(world):
-    """I10: two calls at once share attempts, tokens and a deadline that ties with completions."""
+    """I10: two concurrent calls share attempts, tokens and a deadline that ties with completions."""
     budget = Budget(attempts=world.rng.randint(0, 30), tokens=world.rng.randint(5, 200), deadline_s=0.75)
     endings = []
 
@@ -190,7 +190,7 @@ async def shared_budget(world):
 
 
 async def deadline_at_a_completion(world):
-    """Rows 12 and 37: the deadline is exactly when an answer comes: either outcome, never neither."""
+    """Rows 12 and 37: an answer arrives exactly at the deadline. Either outcome is fine, but there must be one."""
     deadline_s = world.rng.choice([0.25, 0.5, 1.0, 1.5])
     breadth = world.rng.choice([1, BREADTH])
     watch = Watch(backend_of(table(world)))
@@ -221,7 +221,7 @@ async def deterministic(world):
 
 
 def winner_by_hand(fates, depth, breadth):
-    """Go through the attempts in order, one by one, as a call without any concurrency would."""
+    """Return the attempt and subsample of the winner, computed sequentially and without the library."""
     ended = set()
     for attempt in range(depth):
         for subsample in range(breadth):
@@ -236,7 +236,7 @@ def winner_by_hand(fates, depth, breadth):
 
 
 async def nested(world):
-    """Row 45: a check that samples by itself, with losers of its own, inside attempts that are cancelled."""
+    """Row 45: a check that makes a call with losers, inside attempts that are cancelled."""
     inner_events = []
 
     async def inner_agrees(text):
@@ -256,7 +256,7 @@ async def nested(world):
 
 
 async def judged(world):
-    """Semantics 6 and 9: judges are asked through the same backend, and only about what the code checks let pass."""
+    """Semantics 6 and 9: judges use the same backend, and judge only answers that pass the coded checks."""
     fates = table(world, yes=0.5)
 
     def reply(request):
@@ -272,14 +272,14 @@ async def judged(world):
 
 
 async def one_deep_subsample(world):
-    """Breadth 1 runs without a task group: the same must hold."""
+    """Breadth 1 runs without a task group, with the same guarantees."""
     errors = [(TransientError, 0.2), (RuntimeError, 0.1)]
     strategy = MultiTurn(loop_budget=6)
     return await watched(world, strategy, backend_of(table(world, yes=0.15, errors=errors)))
 
 
 async def caller_gives_up(world):
-    """I11: the caller's own cancellation, at an instant of the grid, propagates, and nothing is left."""
+    """I11: a cancellation by the caller propagates, and no task is left."""
     watch = Watch(backend_of(table(world, yes=0.2)))
     strategy = Rejection(loop_budget=DEPTH, concurrency_budget=BREADTH)
     with anyio.move_on_after(world.rng.choice([0.25, 0.5, 1.0])) as scope:
@@ -293,14 +293,14 @@ async def caller_gives_up(world):
 
 
 class HedgedOnTheGrid(once_enough(HedgedSamplingStrategy)):
-    """Hedges at instants at which answers come too."""
+    """Hedges that start at the same time as answers arrive."""
 
     def _hedge_after_s(self, progress):
         return 0.25
 
 
 async def hedged(world):
-    """Hedges that start when an answer comes, after failures of all kinds, and in the step in which the call is won."""
+    """Hedges that start when an answer arrives, after all kinds of failures, and in the winning step."""
     errors = [(TransientError, 0.15), (RuntimeError, 0.15), (AuthenticationFailed, 0.03)]
     watch = Watch(backend_of(table(world, yes=0.25, errors=errors)))
     strategy = HedgedOnTheGrid(loop_budget=DEPTH, concurrency_budget=BREADTH)
@@ -319,7 +319,7 @@ async def hedged(world):
 
 
 async def started_whenever(world):
-    """Subsamples start when a strategy says so, whatever it says."""
+    """Subsamples start at any time that a strategy chooses."""
 
     class Whenever(RejectionSamplingStrategy):
         def next_subsample_in_s(self, progress):
@@ -338,7 +338,7 @@ async def started_whenever(world):
 
 
 def tiers_of(world, fates):
-    """Three tiers: one asks as the call does, one has a strategy and options, one a backend of its own."""
+    """Three tiers: the defaults of the call, a strategy with options, and another backend."""
     strong = backend_of(fates["strong"])
     strategies = [Rejection(loop_budget=2, concurrency_budget=2), HedgedOnTheGrid(loop_budget=2, concurrency_budget=3)]
     middle = Tier(strategy=world.rng.choice(strategies), options=Options(model="middle"))
@@ -346,7 +346,7 @@ def tiers_of(world, fates):
 
 
 async def escalated(world):
-    """S20: what all tiers did is on the one result, and one budget and one deadline govern them."""
+    """S20: all tiers are on one result, and share one budget and one deadline."""
     errors = [(TransientError, 0.2), (RuntimeError, 0.2), (AuthenticationFailed, 0.02)]
     fates = {name: table(world, yes=0.15, errors=errors) for name in ("small", "middle", "strong")}
     replies = {name: backend_of(fates[name])._reply_to for name in ("small", "middle")}
@@ -370,7 +370,7 @@ async def escalated(world):
 
 
 async def escalation_given_up(world):
-    """Row 45: the caller cancels the outer call: each call inside ends once, and nothing is left."""
+    """Row 45: the caller cancels the outer call. Each inner call ends once, and no task is left."""
     fates = {name: table(world, yes=0.1) for name in ("small", "middle", "strong")}
     tiers, strong = tiers_of(world, fates)
     inner = EscalationStrategy(tiers[1:], loop_budget=DEPTH, concurrency_budget=2)
@@ -413,4 +413,4 @@ CAMPAIGN = {
     escalated: ["1 tiers", "2 tiers", "3 tiers", "validated", "exhausted", "budget", "deadline", "failed"],
     escalation_given_up: ["cancelled in 2 calls", "cancelled in 4 calls", "cancelled in 5 calls", "validated"],
 }
-"""Every scenario, and the states that at least one of its runs has to reach (I19)."""
+"""All scenarios, with the states that at least one run must reach (I19)."""

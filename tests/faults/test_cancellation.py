@@ -1,4 +1,4 @@
-"""Cancel a call at every single step it takes, in every way there is."""
+"""Cancel a call at every step, by scope and natively."""
 
 import gc
 import weakref
@@ -12,7 +12,7 @@ from tests.faults.watched_calls import call_with_everything
 
 
 def multi_turn(breadth, *, deterministic=False):
-    """A conversation in which the second iteration breaks and the fourth is right."""
+    """Return a conversation whose second iteration raises and whose fourth is right."""
 
     def make(hooks):
         return MultiTurnStrategy(loop_budget=2, concurrency_budget=breadth, hooks=hooks, deterministic=deterministic)
@@ -21,7 +21,7 @@ def multi_turn(breadth, *, deterministic=False):
 
 
 def checker(seen):
-    """What must hold after each of the runs."""
+    """Return a check of the invariants after each run."""
     kinds = set()
 
     def check(world, outcome):
@@ -58,7 +58,7 @@ def test_a_scope_that_is_cancelled_at_any_step(breadth, loop, seed, deterministi
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("breadth", [1, 2])
 def test_a_native_cancellation_at_any_step(breadth, times):
-    """Row 36: a native cancel, and a second one after it: it propagates, and no task is left."""
+    """Row 36: one or two native cancellations propagate, and no task is left."""
     scenario, seen = multi_turn(breadth)
 
     def check(world, outcome):
@@ -93,7 +93,7 @@ def test_a_cancelled_call_never_returns_normally_without_a_winner(run):
 
 
 def test_a_cancelled_call_that_only_waits_for_its_last_subsample_does_not_return_either(run):
-    """I11, where the caller's own task has no attempt left in which it would notice."""
+    """I11, if the task of the caller has no attempt left that would notice the cancellation."""
 
     async def main():
         async def backend(request):
@@ -109,7 +109,7 @@ def test_a_cancelled_call_that_only_waits_for_its_last_subsample_does_not_return
 
 
 def test_a_call_that_is_cancelled_in_the_step_of_its_winner_ends_in_the_same_way_on_both_loops(run):
-    """I11: there is a winner, so either would do; but it must not depend on the loop."""
+    """I11: with a winner, either outcome is fine, but it must be the same on both loops."""
 
     async def main():
         async def backend(request):
@@ -139,7 +139,7 @@ def test_a_call_that_is_cancelled_in_the_step_of_its_winner_ends_in_the_same_way
     ],
 )
 def test_what_cancelled_losers_held_is_freed_without_the_garbage_collector(run, strategy, winner):
-    """A process that makes many wide calls must not carry each of them until a collection happens to find it."""
+    """A finished call is freed without a garbage collection, so that many wide calls do not pile up."""
 
     async def main():
         backend = ScriptedBackend(lambda request: After(1.0 if request.subsample == winner else 9.0, "yes"))
@@ -157,7 +157,7 @@ def test_what_cancelled_losers_held_is_freed_without_the_garbage_collector(run, 
 
 
 def test_a_cancellation_during_the_last_hook_changes_nothing(run):
-    """Row 40: the hook gets its grace, then is cut; the outcome is what it was."""
+    """Row 40: the hook is cancelled after its grace period, and the outcome does not change."""
     seen = []
 
     async def main():
@@ -182,7 +182,7 @@ def test_a_cancellation_during_the_last_hook_changes_nothing(run):
 
 
 def test_a_cancelled_wait_gives_its_reservation_back(run):
-    """Row 38: the balance is 0 after a cancellation at any wait."""
+    """Row 38: no reservation is left after a cancellation at any await."""
 
     async def main():
         budget = Budget(tokens=1000)

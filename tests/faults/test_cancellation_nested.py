@@ -1,4 +1,4 @@
-"""Cancel hedged and escalated calls at every single step they take."""
+"""Cancel hedged and escalated calls at every step."""
 
 import anyio
 import pytest
@@ -20,13 +20,13 @@ def hedged(hooks):
 
 
 def escalated(hooks):
-    """Two tiers, the second one an escalation by itself, of which the last tier is hedged."""
+    """Return two tiers. The second is an escalation whose last tier is hedged."""
     inner = EscalationStrategy([Tier(), Tier(strategy=HedgedOnTheGrid(concurrency_budget=2))], hooks=hooks)
     return EscalationStrategy([Tier(), Tier(strategy=inner)], concurrency_budget=2)
 
 
 def call_of(make):
-    """The second request breaks and the fourth is right, whichever tier it belongs to."""
+    """Make the second request raise and the fourth right, in any tier."""
     return call_with_everything(make, lambda _, asked: len(asked))
 
 
@@ -34,7 +34,7 @@ def call_of(make):
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_scope_that_is_cancelled_at_any_step(make, loop, seed):
-    """Rows 35 and 45: I1 to I12 hold for every step, and every call inside, started once, ends once."""
+    """Rows 35 and 45: I1 to I12 hold for every step, and every inner call ends exactly once."""
     scenario, seen = call_of(make)
     kinds = set()
 
@@ -69,7 +69,7 @@ def test_a_native_cancellation_at_any_step(make):
 
 
 def test_a_cancelled_call_teaches_that_its_attempts_would_have_taken_longer(run):
-    """What the caller gave up on counts as slow: else a hedge would never learn that a server has become slow."""
+    """Cancelled calls count as slow. Otherwise a hedge would never learn that a server has become slow."""
     strategy = HedgedSamplingStrategy(concurrency_budget=2, typical_s=0.001, quantile=0.5)
 
     async def main():

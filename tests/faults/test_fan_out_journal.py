@@ -1,4 +1,4 @@
-"""A journal that can't be written, that is damaged, or that is being written when the run is cut off."""
+"""Journals that can't be written, are damaged, or are interrupted during a write."""
 
 import contextlib
 import errno
@@ -33,13 +33,13 @@ FAULTS = {
 
 @pytest.fixture
 def tmp_path():
-    """In memory, where there is a place for that: what is tested is the order of writes, not how long a disk takes."""
+    """Use memory where possible: the tests are about the order of writes, not the speed of a disk."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:  # noqa: S108
         yield Path(folder)
 
 
 class Failing(sqlite3.Connection):
-    """A connection whose k-th write fails, and all after it: a disk that is full stays full."""
+    """A connection whose k-th and all later writes fail, as on a full disk."""
 
     left = float("inf")
     fault: Exception
@@ -117,7 +117,7 @@ async def _run_with_a_bad_disk(path, k, fault):
 
 
 def test_what_is_in_flight_is_finished_and_nothing_new_is_started(run, tmp_path):
-    """Row 61: the run stops admitting; what runs is paid for, so it is waited for, and is on the error."""
+    """Row 61: no new item starts. Running items are paid for, so they finish and are on the error."""
 
     def reply(request):
         if asked(request) == "0":
@@ -139,7 +139,7 @@ def test_what_is_in_flight_is_finished_and_nothing_new_is_started(run, tmp_path)
 
 
 def test_a_disk_that_is_really_full(run, tmp_path, monkeypatch):
-    """Row 61: SQLite's own error, from a limit on the file's pages."""
+    """Row 61: an error of SQLite, from a limit on the pages of the file."""
     path = tmp_path / "run.db"
     real = store.connect
 
@@ -177,7 +177,7 @@ except JournalWriteFailed as error:
 
 
 def test_a_file_that_the_system_does_not_let_grow(tmp_path):
-    """Row 61: a real write() that fails, in a process of its own, with a real thread."""
+    """Row 61: a real write() that fails, in a subprocess, with a real thread."""
     path = tmp_path / "run.db"
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-c", LIMITED, str(path), "200000"], capture_output=True, text=True, timeout=120, check=False
@@ -193,7 +193,7 @@ def test_a_file_that_the_system_does_not_let_grow(tmp_path):
 
 
 def test_every_damaged_byte_is_detected_or_harmless(tmp_path):
-    """Row 62: bits that flip anywhere in the file: refused, or of no consequence; never asked anew in silence."""
+    """Row 62: a flipped bit anywhere in the file is refused or harmless. No item is silently asked again."""
     path, seen = tmp_path / "run.db", 0
     run_virtual(partial(fan_out, journal=InlineJournal(path)), ONCE, numbers(20), None, answering())
     whole, before = path.read_bytes(), stored(path)
@@ -232,7 +232,7 @@ def test_a_truncated_file_is_refused(run, tmp_path, keep):
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_a_cancellation_at_any_step_leaves_rows_old_or_new(tmp_path, loop):
-    """Row 39: the write is shielded; what was answered is on disk, and nothing else, and the lock is free."""
+    """Row 39: the write is shielded. Exactly the answered items are on disk, and the lock is free."""
     seen = {}
 
     async def scenario(world):
@@ -263,7 +263,7 @@ def test_a_cancellation_at_any_step_leaves_rows_old_or_new(tmp_path, loop):
 
 
 def test_the_journal_is_right_in_every_schedule(tmp_path):
-    """F10, F11, I13: runs that are cut off, resumed until they are done: one outcome an item, none ever changes."""
+    """F10, F11, I13: after interrupted and resumed runs, each item has one outcome, which never changes."""
 
     async def scenario(world):
         path = tmp_path / f"{world.loop}-{world.seed}-{len(list(tmp_path.iterdir()))}.db"
@@ -316,7 +316,7 @@ class Inline(Journal):
         await checkpoint()
         return work()
 
-# A shell that runs the tests in the background has its children ignore it.
+# The children of a background shell ignore SIGINT by default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 loop, folder = sys.argv[1:]
 kinds, k = [], 0
@@ -364,7 +364,7 @@ print(kinds.count("interrupted"), "of", k)
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_an_interrupt_at_any_step(tmp_path, loop):
-    """Row 43: a real SIGINT before every step: the journal is consistent, and KeyboardInterrupt comes out bare."""
+    """Row 43: a real SIGINT before every step. The journal is consistent, and KeyboardInterrupt is not wrapped."""
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-c", INTERRUPTED, loop, str(tmp_path)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""A real process, killed again and again in the middle of a run, against a real server that keeps its own log."""
+"""Kill a real process repeatedly during a run, and compare its journal with the log of a real server."""
 
 import collections
 import json
@@ -25,7 +25,7 @@ from sampling.testing.servers import OpenAIServer, Reply
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 def reply(request):
-    # Written down before the answer begins, in one write: whatever dies when, this was asked.
+    # Logged before the answer begins, in one write, so that a kill at any time leaves the request in the log.
     question = json.loads(request.body)["messages"][-1]["content"]
     line = json.dumps([question, request.headers.get("idempotency-key")]) + "\\n"
     os.write(log, line.encode())
@@ -40,7 +40,7 @@ anyio.run(main)
 """
 
 RUNNER = """
-# Everything is imported once; each life is a process that is forked from here, so that it costs next to nothing.
+# Everything is imported once. Each run is a process that is forked from here, which is cheap.
 import os, sys
 import anyio
 import anyio._backends._asyncio
@@ -62,7 +62,7 @@ async def main():
 for line in sys.stdin:
     child = os.fork()
     if not child:
-        # What is logged must not be taken for an answer.
+        # Log lines must not be mistaken for answers.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         anyio.run(main)
         os._exit(0)
@@ -78,7 +78,7 @@ def start(code, *args):
 
 @pytest.mark.timeout(600)
 def test_nothing_acknowledged_is_lost_to_200_kills(tmp_path):
-    """I13, rows 58 and 59, F11: exactly one outcome an item, none ever changes, and few are asked twice."""
+    """I13, rows 58 and 59, F11: each item has one outcome, which never changes, and few are asked twice."""
     journal, asked_log, acknowledged_log = tmp_path / "run.db", tmp_path / "asked.log", tmp_path / "acknowledged.log"
     rng, known, killed, cut_off = random.Random(5), {}, 0, 0
     with start(SERVER, asked_log) as server:
@@ -116,7 +116,7 @@ def test_nothing_acknowledged_is_lost_to_200_kills(tmp_path):
 
 
 def wait_for_a_random_instant(rng, asked_log):
-    """Wait for some milliseconds, or for some calls and a little more: also a machine that is busy gets on that way."""
+    """Wait for some milliseconds or for some calls, so that a busy machine makes progress too."""
     if rng.random() < 0.3:
         time.sleep(rng.uniform(0.0, 0.06))
         return
@@ -132,7 +132,7 @@ def calls_in(log):
 
 
 def live(runner, wait_before_kill):
-    """Run one life, to its end or to its kill, and return the signal or the code it ended with."""
+    """Run one process until it ends or is killed, and return its exit code or signal."""
     runner.stdin.write("go\n")
     runner.stdin.flush()
     child = int(runner.stdout.readline())
@@ -143,7 +143,7 @@ def live(runner, wait_before_kill):
 
 
 def acknowledged(log):
-    # The last line may be torn: it was being written.
+    # The last line may be incomplete, because the process was killed while writing it.
     lines = log.read_text().split("\n")[:-1] if log.exists() else []
     return {int(line.split("\t")[0]) for line in lines}
 

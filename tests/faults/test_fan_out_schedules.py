@@ -1,4 +1,4 @@
-"""Seeded schedules of a fan-out: concurrent equals sequential, in every one of them."""
+"""A concurrent fan-out gives the sequential result in every seeded schedule."""
 
 import anyio
 import pytest
@@ -11,7 +11,7 @@ YES = Requirement("says yes", lambda text: text == "yes")
 
 
 class Told:
-    """A world in which some items fail and some raise, decided by the seed alone, and every call takes its time."""
+    """Seeded items of which some fail and some raise, with seeded latencies."""
 
     def __init__(self, world, count):
         rng = world.rng
@@ -47,7 +47,7 @@ class Told:
         return {"on_failure": self.on_failure, "on_error": self.on_error}
 
     def sequentially(self):
-        """What running the items one after another gives: said here in the fewest words, not asked of the library."""
+        """Return the result of a sequential run, computed without the library."""
         outcomes = []
         for number, fate in enumerate(self.fates):
             if fate == "raise" and self.on_error == "raise":
@@ -69,7 +69,7 @@ def reach(world, told):
 
 
 async def concurrent_equals_sequential(world):
-    """F1, F2, F5, F6, F7: status, prefix, halted_by and error, for any order in which the items end."""
+    """F1, F2, F5, F6, F7: status, prefix, halted_by and error do not depend on the order of completion."""
     told = Told(world, world.rng.randint(0, 12))
     reach(world, told)
     status, halted_by, error, outcomes = told.sequentially()
@@ -94,7 +94,7 @@ async def concurrent_equals_sequential(world):
 
 
 async def a_stream_equals_the_prefix(world):
-    """F2, F5, F12: in order, with a small buffer and a reader that takes its time."""
+    """F2, F5, F12: in order, with a small buffer and a slow reader."""
     told = Told(world, world.rng.randint(0, 12))
     reach(world, told)
     status, halted_by, error, outcomes = told.sequentially()
@@ -160,7 +160,7 @@ def test_a_cancellation_at_any_step_leaves_nothing_behind():
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_native_cancellation_at_any_step(times):
-    """Row 36: it propagates, and no task is left."""
+    """Row 36: the cancellation propagates, and no task is left."""
     seen = {}
 
     async def scenario(world):

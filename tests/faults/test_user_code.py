@@ -1,4 +1,4 @@
-"""Rows 44 and 50 to 57: what the user's own code can do to a call."""
+"""Rows 44 and 50 to 57: faults in user code."""
 
 import gc
 import threading
@@ -33,7 +33,7 @@ class TestWhatIsNoFailureOfAnAttempt:
     @pytest.mark.parametrize("error", [SystemExit(3), MemoryError(), RecursionError(), KeyboardInterrupt()], ids=repr)
     @pytest.mark.parametrize("where", ["backend", "check", "repair", "done"])
     def test_it_propagates_bare(self, run, error, breadth, where):
-        """Row 44: SystemExit, MemoryError and RecursionError propagate as they are, from wherever, and losers stop."""
+        """Row 44: SystemExit, MemoryError and RecursionError propagate unchanged from anywhere, and losers stop."""
 
         def explode(place):
             if place == where:
@@ -77,7 +77,7 @@ class TestChecks:
     @pytest.mark.parametrize("blocking", [False, True])
     @pytest.mark.parametrize("is_async", [False, True])
     def test_a_check_that_raises_makes_the_attempt_invalid(self, run, is_async, blocking):
-        """Row 50: an error, distinct from a failure; the attempt is invalid, never valid; the error is kept."""
+        """Row 50: an error is not a failed check. The attempt is invalid, and the error is kept."""
 
         def broken(text):
             raise ZeroDivisionError("in the check")
@@ -128,7 +128,7 @@ class TestChecks:
     @pytest.mark.parametrize("breadth", [1, 2])
     @pytest.mark.parametrize("is_async", [False, True])
     def test_what_is_no_verdict_is_a_type_error_that_names_the_requirement(self, run, verdict, breadth, is_async):
-        """Row 53, semantics 6: None, a non-bool: a mistake in the check, which no retry can mend."""
+        """Row 53, semantics 6: a result that is not a bool is a bug of the check, which no retry can fix."""
 
         async def answers_later(text):
             await anyio.sleep(0.25)
@@ -156,7 +156,7 @@ class TestChecks:
             run(sample, RejectionSamplingStrategy(), None, [Requirement("is scored", check=check)])
 
     def test_a_valid_sibling_beats_a_bad_verdict(self, run):
-        """I3: a winner that was there first is not lost."""
+        """I3: an earlier winner is not lost."""
 
         def check(text):
             return True if text == "yes" else None
@@ -165,7 +165,7 @@ class TestChecks:
         assert run(sample, RejectionSamplingStrategy(concurrency_budget=2), backend, [check]).success
 
     def test_a_coroutine_from_a_plain_function_is_awaited(self, run):
-        """Row 53, semantics 6: a coroutine is always awaited, also one that a lambda or a thread returns."""
+        """Row 53, semantics 6: a coroutine is always awaited, even from a lambda or a thread."""
 
         async def later(text):
             await anyio.sleep(0.5)
@@ -176,7 +176,7 @@ class TestChecks:
             assert not run(sample, RejectionSamplingStrategy(), None, [requirement]).success
 
     def test_what_a_cancellation_kept_from_starting_is_closed(self, run):
-        """Row 52: no coroutine is left never awaited: a warning would fail this test."""
+        """Row 52: every coroutine is awaited. A warning would fail this test."""
 
         async def never(text):
             return True
@@ -216,7 +216,7 @@ class TestRepair:
 
     @pytest.mark.parametrize("answer", [None, "ask again", Context(), 3], ids=repr)
     def test_a_repair_that_returns_something_else_says_so(self, run, answer):
-        """Row 55: an alien type."""
+        """Row 55: a wrong type."""
 
         class Alien(BaseSamplingStrategy):
             def repair(self, history):
@@ -246,7 +246,7 @@ class TestSelection:
     @pytest.mark.parametrize("name", ["select", "select_from_failure"])
     @pytest.mark.parametrize("answer", [-1, 99, None, "first"], ids=repr)
     def test_a_choice_that_is_none_of_the_slices_is_a_typed_error(self, run, name, answer):
-        """Row 56: out of range, alien: a typed error, with the slices attached."""
+        """Row 56: a selection that is not one of the slices raises a typed error with the slices."""
         strategy_class = type("Odd", (BaseSamplingStrategy,), {name: lambda self, slices: answer})
         backend = ScriptedBackend(["yes" if name == "select" else "no"])
         with pytest.raises(SelectionFailed, match="not one of the slices") as caught:
@@ -256,7 +256,7 @@ class TestSelection:
     @pytest.mark.parametrize("name", ["select", "select_from_failure", "done"])
     @pytest.mark.parametrize("breadth", [1, 3])
     def test_a_choice_that_raises_is_a_typed_error(self, run, name, breadth):
-        """Row 56: raises: the cause is kept, the slices are attached, every attempt is seen to end."""
+        """Row 56: an exception keeps its cause and the slices, and every attempt ends."""
 
         def broken(self, slices):
             raise LookupError("in the choice")
@@ -271,7 +271,7 @@ class TestSelection:
         assert caught.value.slices
 
     def test_done_answers_true_or_false(self, run):
-        """Row 56: a forgotten return is not taken for a no."""
+        """Row 56: a missing return does not count as False."""
 
         class Forgetful(BaseSamplingStrategy):
             def done(self, slices):
@@ -281,7 +281,7 @@ class TestSelection:
             run(sample, Forgetful())
 
     def test_done_may_give_up_without_a_valid_slice(self, run):
-        """A strategy may say that more attempts are no use."""
+        """A strategy can end a call before its budget is spent."""
 
         class GivesUp(BaseSamplingStrategy):
             def done(self, slices):
@@ -326,7 +326,7 @@ class TestSmallestCalls:
         assert ("anything", "validated") == (result.value, result.stop_reason)
 
     def test_history_is_read_only_and_can_be_sliced(self, run):
-        """S7: what a strategy is given is not the engine's own list."""
+        """S7: a strategy gets a read-only view, not the list of the engine."""
         seen = []
 
         class Looks(BaseSamplingStrategy):
@@ -341,7 +341,7 @@ class TestSmallestCalls:
         assert [(1, [0], 0), (2, [0, 1], 0), (3, [1, 2], 0)] == [one[:3] for one in seen]
 
     def test_a_prefix_does_not_grow(self, run):
-        """What `done` was given stays what it was, though the call goes on."""
+        """The slices that `done` received do not change later in the call."""
         kept = []
 
         class Keeps(BaseSamplingStrategy):
@@ -354,7 +354,7 @@ class TestSmallestCalls:
         assert [0, 1, 2] == [slices[-1].attempt for slices in kept]
 
     def test_a_backend_that_is_not_async_says_so(self, run):
-        """A plain function is no backend."""
+        """A synchronous function is not a backend."""
         with pytest.raises(TypeError, match="backend must be async"):
             run(sample, RejectionSamplingStrategy(), lambda request: "no")
 
@@ -369,7 +369,7 @@ class TestSmallestCalls:
             run(sample, RejectionSamplingStrategy(), backend)
 
     def test_events_end_even_when_a_check_gives_a_bad_verdict(self, run):
-        """I8: every start has its end on this path too."""
+        """I8: every start event has a finish event on this path too."""
         watch = Watch(ScriptedBackend(lambda _: After(1.0, "no")))
         with pytest.raises(BadVerdict):
             run(

@@ -1,4 +1,4 @@
-"""A call with everything that can be cut off in it, and what it was seen to do."""
+"""A call with all parts that can be cancelled."""
 
 import anyio
 
@@ -8,10 +8,10 @@ from sampling.testing import After, ScriptedBackend, Watch
 
 def call_with_everything(make, number_of):
     """
-    A call with repairs, slow hooks and checks, a judge, an error and a budget, and what it was seen to do.
+    Return a scenario with repairs, slow hooks and checks, a judge, an error and a budget, and its records.
 
-    `make(hooks)` makes the strategy; `number_of(request, asked)` says which attempt a request belongs to:
-    the second one breaks, the fourth one is right.
+    `make(hooks)` returns the strategy. `number_of(request, asked)` returns the number of the attempt of a request:
+    the second one raises, the fourth one is right.
     """
     seen = {}
 

@@ -1,4 +1,4 @@
-"""`check_backend`: an honest backend passes, and whoever breaks a rule is told which one."""
+"""`check_backend` passes a correct backend, and names the rule that another one breaks."""
 
 import asyncio  # noqa: TID251 - where tasks can be started that no task group owns
 import random
@@ -22,7 +22,7 @@ LONG = Request((Message("user", "all about rain"),), Options(max_tokens=1_000))
 
 
 class Honest:
-    """A backend that keeps every promise; each of those below breaks one."""
+    """A backend that keeps every rule. Each subclass below breaks one."""
 
     async def generate(self, request: Request) -> Generation:
         return await self.stream(request, lambda _: None)
@@ -63,7 +63,7 @@ async def check(factory: Callable[[], object], **arguments: object) -> tuple[str
 
 
 async def broken_rule(factory: Callable[[], object], **arguments: object) -> str:
-    """Return what the check says about a backend that breaks a rule."""
+    """Return the message for a backend that breaks a rule."""
     with pytest.raises(RuleBroken) as caught:
         await check(factory, **arguments)
     assert caught.value.rule in str(caught.value)
@@ -71,7 +71,7 @@ async def broken_rule(factory: Callable[[], object], **arguments: object) -> str
 
 
 def test_an_honest_backend_passes_every_rule(run):
-    """A backend that keeps all promises is checked against all of them."""
+    """A correct backend is checked against all rules."""
     rules = run(check, Honest, claims=["usage", "max_tokens", "stop", "seed"])
     assert len(rules) == len(set(rules)) == 11
 
@@ -107,7 +107,7 @@ def test_a_backend_that_only_generates_passes(run):
 
 
 def test_a_factory_may_return_a_context_manager_that_opens_a_backend(run):
-    """The backend is what the context manager gives, and it is closed after every rule."""
+    """The context manager opens the backend for every rule, and closes it after."""
     events = []
 
     @asynccontextmanager
@@ -121,13 +121,13 @@ def test_a_factory_may_return_a_context_manager_that_opens_a_backend(run):
 
 
 def test_an_unknown_claim_is_refused(run):
-    """A claim that is misspelt would silently not be checked."""
+    """A misspelt claim would silently not be checked."""
     with pytest.raises(ValueError, match="claims must be some of max_tokens, seed, stop, usage, got 'tokens'"):
         run(check, Honest, claims=["tokens"])
 
 
 def test_what_has_no_generate_is_no_backend(run):
-    """Anything else is told what it lacks."""
+    """Anything else is an error that names the missing method."""
     assert "has a method `async def generate(request)`" in run(broken_rule, object)
 
 
@@ -256,7 +256,7 @@ class AnswersAtOnce(Honest):
 @pytest.mark.parametrize(
     ("backend", "rule", "how"),
     [
-        (ReturnsText, "answers a request with a Generation", "which is no Generation"),
+        (ReturnsText, "answers a request with a Generation", "which is not a Generation"),
         (GivesNoReason, "answers a request with a Generation", "finish_reason ''"),
         (SaysNothing, "answers a request with a Generation", "no text"),
         (Crashes, "answers a request with a Generation", "it raised KeyError('choices')"),
@@ -267,27 +267,27 @@ class AnswersAtOnce(Honest):
         (IgnoresStopWords, "obeys stop words", "there is a"),
         (IgnoresTheSeed, "gives the same answer for the same seed", "two answers"),
         (StreamsEverythingTwice, "streams pieces that add up to the text", "the pieces of its stream are"),
-        (StreamsBytes, "streams pieces that add up to the text", "b'so ', which is no str"),
+        (StreamsBytes, "streams pieces that add up to the text", "b'so ', which is not a str"),
         (IgnoresItsReceiver, "stops when the receiver of its stream raises", "went on and returned"),
         (WrapsWhatTheReceiverRaises, "stops when the receiver of its stream raises", "it raised BadRequest"),
         (MixesRequestsUp, "keeps requests apart that run at the same time", "together with others"),
-        (RefusesWithAnUntypedError, "refuses what it can't answer", "which is no BackendError"),
-        (SwallowsCancellation, "stops at once when it is cancelled", "came of it all the same: Generation"),
-        (TurnsCancellationIntoAnError, "stops at once when it is cancelled", "all the same: BadRequest"),
+        (RefusesWithAnUntypedError, "refuses what it can't answer", "which is not a BackendError"),
+        (SwallowsCancellation, "stops at once when it is cancelled", "but it still ended with Generation"),
+        (TurnsCancellationIntoAnError, "stops at once when it is cancelled", "but it still ended with BadRequest"),
         (TakesItsTimeToStop, "stops at once when it is cancelled", "it took 5.00 s to stop"),
         (AnswersAtOnce, "stops at once when it is cancelled", "too soon to be cancelled"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
 def test_a_backend_that_breaks_a_rule_is_told_which(backend, rule, how, run):
-    """Every rule can be broken, and the message names the rule and what was seen."""
+    """The message names the broken rule and what happened."""
     said = run(broken_rule, backend, claims=["usage", "max_tokens", "stop", "seed"])
     assert f"the rule is that a backend {rule}" in said
     assert how in said
 
 
 def test_a_bad_request_that_is_answered_breaks_a_rule(run):
-    """What the author says must be refused must not be answered."""
+    """A backend must not answer the `bad_request`."""
     bad = Request((Message("user", "bad"),), Options(max_tokens=3))
     assert "it answered the bad request" in run(broken_rule, Honest, bad_request=bad)
 
@@ -304,7 +304,7 @@ def test_a_request_whose_extra_options_are_changed_counts_as_changed(run):
     assert "it changed the request" in run(broken_rule, Appends, request=request)
 
 
-# What is left behind is real, and so is the time in which it is looked for.
+# Real tasks, threads and sockets, so real time.
 
 QUICKLY = {"claims": (), "grace_s": 0.1}
 
@@ -376,7 +376,7 @@ async def test_a_thread_that_goes_on_breaks_a_rule():
 
 @pytest.mark.anyio
 async def test_a_thread_of_a_pool_that_waits_for_work_breaks_no_rule():
-    """What the event loop's own pool keeps for the next job is not the backend's."""
+    """Idle threads of the pool of the event loop do not count."""
 
     class Works(Honest):
         async def generate(self, request):
@@ -407,7 +407,7 @@ async def test_a_socket_that_stays_open_breaks_a_rule():
 
 @pytest.mark.anyio
 async def test_a_socket_for_every_cancelled_request_breaks_a_rule():
-    """An open backend may keep a few connections, but not one more with every cancellation."""
+    """An open backend may keep a few connections, but not one for each cancelled request."""
 
     class Pools(Honest):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The tiny model: small, the same for the same seed, and one that llama.cpp can load (which `tests/backends` shows)."""
+"""The tiny model is small and reproducible. `tests/backends` loads it with llama.cpp."""
 
 import pytest
 

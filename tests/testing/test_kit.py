@@ -1,4 +1,4 @@
-"""The testing kit for users: scripted backends, captured events, and a watch that can fail."""
+"""Scripted backends, captured events, and a watch that finds broken invariants."""
 
 import anyio
 import attrs
@@ -31,12 +31,12 @@ class TestScriptedBackend:
         assert (2, 1, 0, 0) == (len(backend.returned), len(backend.raised), len(backend.cancelled), backend.in_flight)
 
     def test_it_says_when_the_script_is_too_short(self, run):
-        """Loudly: the test is wrong, not the backend."""
+        """With an error, because the test is wrong and not the backend."""
         with pytest.raises(ScriptExhausted, match="no reply left for iteration 1"):
             run(call_backend, ScriptedBackend(["a"]), 2)
 
     def test_it_counts_what_was_cancelled(self, run):
-        """And forgets nothing."""
+        """All requests are recorded."""
 
         async def main():
             backend = ScriptedBackend(lambda request: After(9.0, "late"))
@@ -64,7 +64,7 @@ def test_captured_events_are_sorted_by_kind(run):
 
 
 class TestWatch:
-    """A watch that can't fail proves nothing: each kind of damage is noticed."""
+    """Every broken invariant is found. A watch that can't fail proves nothing."""
 
     @pytest.fixture
     def watch(self, run):
@@ -112,7 +112,7 @@ class TestWatch:
         self.damaged(watch, "I5")
 
     def test_a_task_that_outlived_the_call(self):
-        """I6: a backend that starts a task and walks away."""
+        """I6: a backend that leaves a task behind."""
 
         async def main():
             async with anyio.create_task_group() as group:

@@ -1,4 +1,4 @@
-"""Schedules: seeds find the races that were planted, and a cancellation comes at every step there is."""
+"""Seeds find planted races, and a scenario is cancelled at every step."""
 
 import asyncio  # noqa: TID251 - native cancellation is asyncio's
 import itertools
@@ -59,7 +59,7 @@ async def double(world: World) -> int:
 
 
 async def lost_slice(world: World) -> None:
-    """Lose a paid-for slice: an awaited send on a full stream dies with its scope."""
+    """Lose a paid-for slice, because an awaited send on a full stream is cancelled with its scope."""
     sender, receiver = anyio.create_memory_object_stream[int](0)
     made: list[int] = []
     kept: list[int] = []
@@ -79,7 +79,7 @@ async def lost_slice(world: World) -> None:
 
 
 async def three_steps(world: World) -> list[int]:
-    """Do three things with a checkpoint before each, and leave a trace of them in the world."""
+    """Do three things with a checkpoint before each, and record them in the world."""
     done: list[int] = []
     for item in range(3):
         await anyio.lowlevel.checkpoint()
@@ -90,14 +90,14 @@ async def three_steps(world: World) -> list[int]:
 
 class TestWorld:
     def test_it_is_a_function_of_its_seed(self) -> None:
-        """The same seed draws the same, another one does not, and the loop does not matter."""
+        """The draws depend on the seed, and not on the loop."""
         worlds = World(1, "asyncio"), World(1, "trio"), World(2, "asyncio")
         first, same, other = ([world.rng.random() for _ in range(5)] for world in worlds)
         assert first == same
         assert first != other
 
     def test_latencies_tie(self) -> None:
-        """They are drawn from a grid, all of it, or from one of the caller's."""
+        """All values of the grid are drawn, or those of another grid."""
         world = World(0, "asyncio")
         assert {world.latency() for _ in range(100)} == set(LATENCIES_S)
         assert {world.latency((7.0, 8.0)) for _ in range(100)} == {7.0, 8.0}
@@ -128,7 +128,7 @@ class TestWorld:
 
 class TestExplore:
     def test_every_seed_runs_on_every_loop(self) -> None:
-        """The record says how many runs there were, and in how many of them each state was reached."""
+        """The record has the number of runs, and of those that reached each state."""
         ran: list[tuple[int, str]] = []
 
         async def scenario(world: World) -> None:
@@ -167,7 +167,7 @@ class TestExplore:
         assert failures[0].__notes__ == failures[1].__notes__
 
     def test_a_state_that_must_be_reached(self) -> None:
-        """I19: a campaign that never saw what it should fails, and names what is missing."""
+        """I19: a campaign that misses a required state fails, and names the state."""
 
         async def scenario(world: World) -> None:
             world.reached("here")
@@ -177,7 +177,7 @@ class TestExplore:
             explore(scenario, seeds=[1], must_reach=["here", "there"])
 
     def test_nondeterminism_is_found(self) -> None:
-        """What does not come from the seed differs when the seed is run again."""
+        """A value that does not depend on the seed differs in the replay."""
         calls = itertools.count()
 
         async def scenario(world: World) -> int:
@@ -200,7 +200,7 @@ class TestExplore:
         assert explore(correct, seeds=range(100), replay=1.0).replays == 200
 
     def test_a_share_is_from_0_to_1(self) -> None:
-        """It is not a number of seeds."""
+        """The argument is a share, not a number of seeds."""
         with pytest.raises(ValueError, match="replay is a share"):
             explore(correct, seeds=[1], replay=2)
 
@@ -208,7 +208,7 @@ class TestExplore:
 class TestCancelAtEveryStep:
     @each_loop
     def test_each_step_is_reached(self, loop: LoopName) -> None:
-        """The run is cancelled before its start, and before each step: one thing more is done every time."""
+        """The run is cancelled before its start and before each step, so each run gets one step further."""
         progress: list[int] = []
 
         def check(world: World, outcome: Outcome[list[int]]) -> None:
@@ -227,7 +227,7 @@ class TestCancelAtEveryStep:
 
     @each_loop
     def test_steps_of_other_tasks_count(self, loop: LoopName) -> None:
-        """All tasks of the scenario are swept, in time too, and every run ends in an outcome of its own."""
+        """Steps of all tasks count, also after sleeps, and every run has an outcome."""
 
         async def scenario(world: World) -> tuple[int, ...]:
             order: list[int] = []
@@ -251,7 +251,7 @@ class TestCancelAtEveryStep:
 
     @each_loop
     def test_swallowing_is_seen(self, loop: LoopName) -> None:
-        """A scenario that eats its cancellation returns, and the check can tell."""
+        """A scenario that swallows its cancellation has the outcome `returned`."""
 
         async def swallows(world: World) -> str:
             try:
@@ -265,7 +265,7 @@ class TestCancelAtEveryStep:
 
     @each_loop
     def test_an_error_is_an_outcome(self, loop: LoopName) -> None:
-        """What the scenario raises goes to the check, also when it comes in a group with cancellations."""
+        """The check gets the exception of the scenario, also from a group with cancellations."""
 
         async def child() -> None:
             try:
@@ -300,7 +300,7 @@ class TestCancelAtEveryStep:
 
     @each_loop
     def test_a_run_that_hangs_says_where(self, loop: LoopName) -> None:
-        """A cleanup that waits for what never comes is a failure of the sweep, not an outcome."""
+        """A cleanup that waits forever raises, and is not an outcome."""
 
         async def hangs_when_cancelled(world: World) -> None:
             try:
@@ -314,7 +314,7 @@ class TestCancelAtEveryStep:
         assert "cancelled before step 0" in caught.value.__notes__[0]
 
     def test_a_scenario_whose_steps_vary_is_refused(self) -> None:
-        """If a run ends before the step that it should be cancelled at, the sweep would be a lie."""
+        """A run that ends before its step was never cancelled, so it must not pass."""
         calls = itertools.count()
 
         async def scenario(world: World) -> None:
@@ -325,7 +325,7 @@ class TestCancelAtEveryStep:
             cancel_at_every_step(scenario, loops=["asyncio"])
 
     def test_tasks_that_outlive_the_scenario_are_named(self) -> None:
-        """I6: a task that nobody waits for is in the outcome, whatever the end."""
+        """I6: a task that outlives the scenario is in every outcome."""
         kept: list[object] = []
 
         async def leaks(world: World) -> None:
@@ -340,7 +340,7 @@ class TestCancelAtEveryStep:
 
 class TestNativeCancel:
     def test_it_is_the_tasks_own(self) -> None:
-        """It gets through a shield, as no scope's cancellation does."""
+        """A native cancellation ignores shields, unlike that of a scope."""
 
         async def shielded(world: World) -> str:
             with anyio.CancelScope(shield=True):
@@ -354,7 +354,7 @@ class TestNativeCancel:
         assert [outcome.kind for outcome in native] == ["returned", "cancelled", "cancelled"]
 
     def test_a_cancel_that_comes_too_late_does_not_hide_the_result(self) -> None:
-        """A scenario that returns without another await has returned, although its task ends as cancelled."""
+        """A scenario without a further await has returned, although its task ends as cancelled."""
 
         async def awaits_nothing(world: World) -> str:
             return "done"
