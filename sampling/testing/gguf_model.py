@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from sampling._arguments import check_int
+from sampling.errors import MissingExtra
 
 try:
     import gguf
     import numpy as np
 except ImportError as error:
-    raise ImportError('writing a GGUF needs the package "gguf": pip install gguf') from error
+    raise MissingExtra("write_tiny_gguf()", "gguf", "gguf") from error
 
 __all__ = ["write_tiny_gguf"]
 

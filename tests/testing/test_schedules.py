@@ -123,7 +123,7 @@ class TestWorld:
             return trace
 
         assert order(0) == order(3)
-        assert World(5, loop).rng.random() != virtual._order(5).random()
+        assert World(5, loop).rng.random() != virtual._scheduler_rng(5).random()
 
 
 class TestExplore:
