@@ -1,7 +1,7 @@
 """
 Concurrency and rate limits, independent of any backend.
 
-`Slots` is a waiting room, `TokenBucket` a rate, `AdaptiveLimit` finds out by itself how much a server can take.
+`SlotPool` is a waiting room, `TokenBucket` a rate, `AdaptiveLimit` finds out by itself how much a server can take.
 The last two are pure: they are told the time and never wait.
 """
 
@@ -15,11 +15,11 @@ from anyio.lowlevel import EventLoopToken, current_token
 from sampling._arguments import check_int, check_number
 from sampling.errors import WrongThread
 
-__all__ = ["AdaptiveLimit", "LoopWatch", "Slots", "TokenBucket"]
+__all__ = ["AdaptiveLimit", "LoopBinding", "SlotPool", "TokenBucket"]
 
 
 @attrs.define
-class LoopWatch:
+class LoopBinding:
     """
     Remembers the event loop on which an object was last used.
 
@@ -28,27 +28,27 @@ class LoopWatch:
 
     _loop: EventLoopToken | None = None
 
-    def is_another(self) -> bool:
+    def has_changed(self) -> bool:
         """Return whether the running loop differs from the remembered one."""
         return self._loop != current_token()
 
-    def settle(self) -> None:
+    def rebind(self) -> None:
         """Remember the running loop."""
         self._loop = current_token()
 
 
-class Slots:
+class SlotPool:
     """
     A resizable semaphore that serves waiters first come, first served.
 
     A place is held with `async with slots.hold():`; whoever is cancelled while waiting leaves the queue at once.
-    Slots outlive event loops, but serve one at a time.
+    SlotPool outlive event loops, but serve one at a time.
     """
 
     def __init__(self, total: int) -> None:
         self._total = check_int("total", total, least=0)
         self._limiter: anyio.CapacityLimiter | None = None
-        self._loop = LoopWatch()
+        self._loop = LoopBinding()
         self._entered = 0
 
     @property
@@ -75,9 +75,9 @@ class Slots:
         """The number of waiters."""
         return self._entered - self.in_use
 
-    def hold(self) -> "Holding":
+    def hold(self) -> "HeldSlot":
         """Return an async context manager that holds one slot."""
-        return Holding(self)
+        return HeldSlot(self)
 
     async def acquire(self, holder: object) -> None:
         """Wait for a slot on behalf of `holder`, which must not hold one yet."""
@@ -95,25 +95,25 @@ class Slots:
         self._limiter_here().release_on_behalf_of(holder)
 
     def _limiter_here(self) -> anyio.CapacityLimiter:
-        if self._limiter is None or self._loop.is_another():
+        if self._limiter is None or self._loop.has_changed():
             if self._entered:
                 raise WrongThread(
                     f"these slots are in use by another event loop ({self._entered} hold or await one)",
                     hint="Give each event loop a limiter or a backend of its own.",
                 )
-            self._loop.settle()
+            self._loop.rebind()
             self._limiter = anyio.CapacityLimiter(self._total)
         return self._limiter
 
     def __repr__(self) -> str:
-        return f"Slots({self._total}) with {self.in_use} in use and {self.waiting} waiting"
+        return f"SlotPool({self._total}) with {self.in_use} in use and {self.waiting} waiting"
 
 
 @attrs.frozen(eq=False)
-class Holding:
+class HeldSlot:
     """A slot held for the length of an `async with`."""
 
-    _slots: Slots
+    _slots: SlotPool
 
     async def __aenter__(self) -> None:
         await self._slots.acquire(self)

@@ -15,7 +15,7 @@ import attrs
 from sampling._arguments import check_int, check_number, check_str, shown
 from sampling._engine.scope import report_usage
 from sampling._text import estimate_tokens
-from sampling.backends._limits import LoopWatch, Slots, TokenBucket
+from sampling.backends._limits import LoopBinding, SlotPool, TokenBucket
 from sampling.backends._shared_pace import SharedMachine, SharedPace
 from sampling.errors import RateLimited, TransientError
 from sampling.messages import Generation, Request
@@ -87,7 +87,7 @@ def lognormal(mean: float, sigma: float) -> Callable[[random.Random], int]:
 
 
 @attrs.frozen
-class _Script:
+class _DrawnAnswer:
     """The outcome of a request, drawn when it arrives."""
 
     tokens: tuple[str, ...]
@@ -101,10 +101,10 @@ class _Script:
 
 
 @attrs.define
-class _Visit:
+class _RequestState:
     """One request on its way through the server."""
 
-    script: _Script
+    drawn: _DrawnAnswer
     outcome: Literal["served", "failed", "cancelled"] = "cancelled"
 
 
@@ -215,9 +215,9 @@ class SimulatedBackend:
         self.cost_per_input_token = check_number("cost_per_input_token", cost_per_input_token, least=0)
         self.cost_per_output_token = check_number("cost_per_output_token", cost_per_output_token, least=0)
         self.model = check_str("model", model, empty=False)
-        self._slots = Slots(check_int("slots", slots, least=0))
+        self._slots = SlotPool(check_int("slots", slots, least=0))
         self._bucket: TokenBucket | None = None
-        self._loop = LoopWatch()
+        self._loop = LoopBinding()
         self._seen: OrderedDict[int, int] = OrderedDict()
         self._outcomes: Counter[str] = Counter()
         self._tokens_generated = 0
@@ -274,12 +274,12 @@ class SimulatedBackend:
 
     async def _answer(self, request: Request, receive: Callable[[str], None] | None) -> Generation:
         self._admit()
-        visit = _Visit(self._write_script(request))
+        state = _RequestState(self._draw_answer(request))
         try:
             async with self._slots.hold():
-                return await self._serve(visit, receive)
+                return await self._serve(state, receive)
         finally:
-            self._outcomes[visit.outcome] += 1
+            self._outcomes[state.outcome] += 1
 
     def _admit(self) -> None:
         full = self._slots.in_use >= self.slots
@@ -291,34 +291,34 @@ class SimulatedBackend:
 
     def _check_rate(self, per_s: float) -> None:
         now = anyio.current_time()
-        if self._bucket is None or self._loop.is_another():
+        if self._bucket is None or self._loop.has_changed():
             self._bucket = TokenBucket(per_s, burst=max(1, per_s))
-            self._loop.settle()
+            self._loop.rebind()
         wait_s = self._bucket.ready_at(1) - now
         if wait_s > 0:
             self._outcomes["rejected"] += 1
             raise RateLimited(f"the simulated server takes {per_s:g} requests per second", retry_after_s=wait_s)
         self._bucket.take(1, now)
 
-    async def _serve(self, visit: _Visit, receive: Callable[[str], None] | None) -> Generation:
-        script = visit.script
+    async def _serve(self, state: _RequestState, receive: Callable[[str], None] | None) -> Generation:
+        drawn = state.drawn
         started_at = anyio.current_time()
-        pace = self._start(script.slowness, started_at)
-        length = len(script.tokens) if script.fails_after is None else script.fails_after
+        pace = self._start(drawn.slowness, started_at)
+        length = len(drawn.tokens) if drawn.fails_after is None else drawn.fails_after
         try:
-            await _generate(script.tokens[:length], pace, receive, self.tokens_per_piece)
-            visit.outcome = "served" if script.fails_after is None else "failed"
+            await _generate(drawn.tokens[:length], pace, receive, self.tokens_per_piece)
+            state.outcome = "served" if drawn.fails_after is None else "failed"
         finally:
             now = anyio.current_time()
-            usage = self._usage(script.input_tokens, min(length, pace.tokens_by(now)))
+            usage = self._usage(drawn.input_tokens, min(length, pace.tokens_by(now)))
             report_usage(usage)
             self._tokens_generated += usage.output_tokens
             self._busy_slot_s += now - started_at
             if self._machine is not None:
                 self._machine.leave()
-        if visit.outcome == "failed":
+        if state.outcome == "failed":
             raise TransientError(f"simulated failure after {length} tokens")
-        return Generation("".join(script.tokens), usage, script.finish_reason, self.model)
+        return Generation("".join(drawn.tokens), usage, drawn.finish_reason, self.model)
 
     def _start(self, slowness: float, now: float) -> _Pace | SharedPace:
         """Return the pace of a request that starts now in its own slot."""
@@ -334,8 +334,8 @@ class SimulatedBackend:
             input_tokens, output, input_tokens * self.cost_per_input_token + output * self.cost_per_output_token
         )
 
-    def _write_script(self, request: Request) -> _Script:
-        rng = random.Random(self._draw_number(request))  # noqa: S311 - a simulated answer is no secret
+    def _draw_answer(self, request: Request) -> _DrawnAnswer:
+        rng = random.Random(self._random_seed(request))  # noqa: S311 - a simulated answer is no secret
         length = (
             self.output_tokens
             if isinstance(self.output_tokens, int)
@@ -349,7 +349,7 @@ class SimulatedBackend:
                 tokens[place] += _failure_mark(name)
         fails_after = rng.randrange(len(tokens) + 1) if rng.random() < self.failures else None
         input_chars = sum(len(message.content) for message in request.messages)
-        return _Script(
+        return _DrawnAnswer(
             tuple(tokens),
             "stop" if length <= longest else "length",
             fails_after,
@@ -357,7 +357,7 @@ class SimulatedBackend:
             rng.lognormvariate(-(self.jitter**2) / 2, self.jitter) if self.jitter else 1.0,
         )
 
-    def _draw_number(self, request: Request) -> int:
+    def _random_seed(self, request: Request) -> int:
         """Return the random seed of a request."""
         identity = (self.seed, request.subsample, request.attempt, request.options.seed)
         parts = [repr(identity), *(part for message in request.messages for part in (message.role, message.content))]

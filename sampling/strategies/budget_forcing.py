@@ -8,11 +8,11 @@ import attrs
 from sampling._arguments import check_instance, check_int, check_str
 from sampling._engine.scope import count_request
 from sampling._text import estimate_tokens
-from sampling.backends.layers._layer import NOTHING, Layer, Metered, Receive, ask
+from sampling.backends.layers._layer import Layer, Receive, UsageMeter, call_backend
 from sampling.messages import Generation, Message, Options, Request
 from sampling.protocols import BackendLike
 from sampling.strategy import BaseSamplingStrategy, StrategySettings
-from sampling.usage import Usage
+from sampling.usage import NO_USAGE, Usage
 
 __all__ = ["BudgetForcingStrategy", "Thinking"]
 
@@ -107,8 +107,8 @@ class _ForcedThinking(Layer):
         if thoughts.requests:
             count_request()
         thoughts.requests += 1
-        with Metered(thoughts.used):
-            return await ask(self.inner[0], request, receive)
+        with UsageMeter(thoughts.used):
+            return await call_backend(self.inner[0], request, receive)
 
 
 class _Thoughts:
@@ -123,7 +123,7 @@ class _Thoughts:
         self._waits_left = thinking.most_waits
         self._wants_to_stop = False
         self._text = ""
-        self.used: Usage = NOTHING
+        self.used: Usage = NO_USAGE
         self.requests = 0
 
     @property

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampling.backends._limits import AdaptiveLimit, Slots, TokenBucket
+from sampling.backends._limits import AdaptiveLimit, SlotPool, TokenBucket
 from sampling.errors import WrongThread
 from sampling.testing import cancel_at_every_step, run_virtual
 
@@ -19,7 +19,7 @@ async def hold(slots, seconds):
 
 def test_places_are_given_out_first_come_first_served(run):
     """Three want one place: they get it in the order in which they asked."""
-    slots = Slots(1)
+    slots = SlotPool(1)
     order = []
 
     async def one(name):
@@ -41,7 +41,7 @@ def test_places_are_given_out_first_come_first_served(run):
 
 def test_the_number_of_places_may_change_while_they_are_held(run):
     """More wake those who wait at once; fewer take nothing away."""
-    slots = Slots(1)
+    slots = SlotPool(1)
 
     async def change():
         async with anyio.create_task_group() as group:
@@ -61,7 +61,7 @@ def test_the_number_of_places_may_change_while_they_are_held(run):
 
 def test_the_number_of_places_may_change_while_nobody_is_there(run):
     """In an event loop between two uses, or outside of any."""
-    slots = Slots(1)
+    slots = SlotPool(1)
 
     async def use_then_close():
         await hold(slots, 1)
@@ -80,7 +80,7 @@ def test_no_place_is_lost_to_a_cancellation_at_any_step():
     made = []
 
     async def scenario(world):
-        slots = Slots(2)
+        slots = SlotPool(2)
         made.append(slots)
         async with anyio.create_task_group() as group:
             for _ in range(5):
@@ -94,7 +94,7 @@ def test_no_place_is_lost_to_a_cancellation_at_any_step():
 
 def test_slots_serve_one_event_loop_after_the_other_but_not_two_at_once():
     """A second loop that comes while the first one holds a place is told so, instead of hanging for ever."""
-    slots = Slots(1)
+    slots = SlotPool(1)
 
     async def use_from_another_thread():
         async with slots.hold():
@@ -332,4 +332,4 @@ def test_bad_settings_are_refused_by_name(settings_, message):
     with pytest.raises(ValueError, match="per_s must be > 0"):
         TokenBucket(0)
     with pytest.raises(ValueError, match="total must be >= 0"):
-        Slots(-1)
+        SlotPool(-1)

@@ -9,7 +9,7 @@ from anyio.lowlevel import checkpoint
 from sampling._engine.scope import report_usage
 from sampling._redaction import Redactor
 from sampling._text import estimate_tokens
-from sampling.backends.openai._answer import UNKNOWN_FINISH, Answer
+from sampling.backends.openai._answer import UNKNOWN_FINISH, StreamedAnswer
 from sampling.errors import BadRequest, Incomplete
 from sampling.messages import Generation, Request
 from sampling.usage import Usage
@@ -29,7 +29,7 @@ async def read_chunks(stream: Any, request: Request, receive: Receive) -> Genera
     """Read a stream of OpenAI chunks to its end."""
     if not hasattr(stream, "__aiter__"):
         raise BadRequest(f"expected a stream of chunks, got a {type(stream).__name__}")
-    answer = Answer(Redactor(), input_tokens_guess=_estimate_input_tokens(request), check_ids=False)
+    answer = StreamedAnswer(Redactor(), input_tokens_estimate=_estimate_input_tokens(request), check_ids=False)
     try:
         async for chunk in stream:
             # A library that is slower than the server always finds the next chunk in a buffer. Without a checkpoint
@@ -67,7 +67,7 @@ class StreamedText:
     def __init__(self, request: Request, receive: Receive) -> None:
         self._receive = receive
         self._pieces: list[str] = []
-        self._guess = _estimate_input_tokens(request)
+        self._input_tokens = _estimate_input_tokens(request)
         self.usage = Usage()
         self.finish_reason: str | None = None
         self.model: str | None = None
@@ -81,7 +81,7 @@ class StreamedText:
     def report(self) -> None:
         """Report the usage that the library gave, else an estimate of one token per piece."""
         if self._pieces or self.usage.total_tokens:
-            report_usage(self.usage if self.usage.total_tokens else Usage(self._guess, len(self._pieces)))
+            report_usage(self.usage if self.usage.total_tokens else Usage(self._input_tokens, len(self._pieces)))
 
     def generation(self, *, allow_missing_finish: bool) -> Generation:
         if self.finish_reason is None and not allow_missing_finish:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sampling._redaction import Redactor
-from sampling.backends.openai._errors import Refusal, retry_after_s
+from sampling.backends.openai._errors import ErrorResponse, retry_after_s
 from sampling.errors import (
     AuthenticationFailed,
     BackendError,
@@ -102,10 +102,10 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _refusal(error: Exception, status: int) -> BackendError:
     said = str(error)
-    refusal = Refusal(
+    refusal = ErrorResponse(
         status,
         Redactor().sample(said),
-        names_the_model="model" in said.lower(),
+        mentions_model="model" in said.lower(),
         retry_after_s=retry_after_s(_headers(error)),
     )
     return refusal.as_error()

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, cast
 
 import anyio
 
-from sampling.backends.openai._request import body_of
+from sampling.backends.openai._request import encode_body
 from sampling.errors import BadRequest, FatalError
 from sampling.messages import Message, Request
 
@@ -20,7 +20,7 @@ _NO_MODEL = "-"
 
 def body_for(request: Request, model: str | None, max_tokens_name: str) -> Json:
     """Return the body that the OpenAI API takes for a request."""
-    body = body_of(
+    body = encode_body(
         request,
         model=model,
         endpoint="chat",

@@ -11,7 +11,7 @@ import attrs
 from sampling._arguments import check_items, check_str
 from sampling._redaction import Secret
 
-__all__ = ["Address", "address_from"]
+__all__ = ["Address", "resolve_address"]
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 
@@ -35,7 +35,7 @@ class Address:
         return urlsplit(self.base_url).hostname == "api.openai.com"
 
 
-def address_from(
+def resolve_address(
     base_url: object,
     api_key: object,
     *,

@@ -1,4 +1,4 @@
-"""A layer that remembers answers, sample by sample."""
+"""A layer that caches answers, one entry per sample."""
 
 import sqlite3
 import weakref
@@ -16,38 +16,40 @@ from sampling._arguments import check_int, check_str, wrong_type
 from sampling._engine.scope import report_usage
 from sampling._json import bounded as bounded_json
 from sampling._message_json import canonical, digest, dump_generation, load_generation, plain_request
-from sampling.backends.layers._layer import NOTHING, Delivery, Layer, Receive, ask, deliver
+from sampling.backends.layers._layer import Layer, Receive, TrackedReceiver, call_backend, pass_on_text
 from sampling.errors import FileRefused, TransientError
 from sampling.messages import Generation, Request
 from sampling.protocols import BackendLike
+from sampling.usage import NO_USAGE
 
 __all__ = ["AnswerStore", "Cached", "FileStore", "MemoryStore"]
 
 _REMEMBERED_ATTEMPTS = 65_536
 _CUT = "cut"
+"""The finish_reason of an answer that the receiver cut short. Stored in files, so it must not change."""
 
 
 class AnswerStore(Protocol):
     """A store for cached answers."""
 
     def get(self, key: str) -> Generation | None:
-        """Return the answer that was put under this key, if it is still there."""
+        """Return the answer for a key, or None."""
         ...
 
     def put(self, key: str, generation: Generation) -> None:
-        """Keep an answer."""
+        """Store an answer."""
         ...
 
 
 class MemoryStore:
-    """Keeps the answers that were used last, as long as the process lives."""
+    """A store in memory that keeps the most recently used answers."""
 
     def __init__(self, max_entries: int = 10_000) -> None:
         self.max_entries = check_int("max_entries", max_entries, least=1)
         self._entries: OrderedDict[str, Generation] = OrderedDict()
 
     def get(self, key: str) -> Generation | None:
-        """Return an answer, and count it as used."""
+        """Return an answer, and mark it as recently used."""
         if key in self._entries:
             self._entries.move_to_end(key)
         return self._entries.get(key)
@@ -68,10 +70,10 @@ class MemoryStore:
 
 class FileStore:
     """
-    Keeps answers in a file, for as long as it is there. Several processes may use it at once.
+    A store in a SQLite file, which several processes may share.
 
-    It is a SQLite database that holds answers as JSON; of prompts it holds only a digest.
-    A file that is anything else is refused.
+    Answers are stored as JSON. Of prompts, only a digest is stored.
+    Any other file raises `FileRefused`.
     """
 
     _VERSION = 1
@@ -79,7 +81,7 @@ class FileStore:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        # Autocommit: an answer is in the file, whole, or it is not.
+        # Autocommit makes every statement atomic, so no answer is stored in part.
         self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         self._finalizer = weakref.finalize(self, self._database.close)
         try:
@@ -89,11 +91,11 @@ class FileStore:
             raise
 
     def _prepare(self) -> None:
-        with self._refusing_damage():
+        with self._translated_errors():
             schema = self._database.execute("SELECT sql FROM sqlite_master").fetchall()
             (version,) = self._database.execute("PRAGMA user_version").fetchone()
             if not schema and version == 0:
-                # A log that is written ahead needs no flush to disk for every answer, and survives a kill all the same.
+                # A write-ahead log needs no flush to disk per answer, and still survives a kill.
                 self._database.execute("PRAGMA journal_mode = WAL")
                 self._database.execute(self._TABLE.replace("TABLE", "TABLE IF NOT EXISTS", 1))
                 self._database.execute(f"PRAGMA user_version = {self._VERSION}")
@@ -102,27 +104,28 @@ class FileStore:
             self._database.execute("PRAGMA synchronous = NORMAL")
 
     def get(self, key: str) -> Generation | None:
-        """Read an answer."""
-        with self._refusing_damage():
+        """Return an answer from the file, or None."""
+        with self._translated_errors():
             row = self._database.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
             return None if row is None else load_generation(bounded_json.loads(str(row[0])))
 
     def put(self, key: str, generation: Generation) -> None:
-        """Write an answer."""
+        """Write an answer to the file."""
         answer = canonical(dump_generation(generation))
-        with self._refusing_damage():
+        with self._translated_errors():
             self._database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, answer))
 
     @contextmanager
-    def _refusing_damage(self) -> Generator[None]:
+    def _translated_errors(self) -> Generator[None]:
+        """Turn the errors of a damaged file into `FileRefused`."""
         try:
             yield
         except sqlite3.OperationalError:
-            raise  # locked, or the disk is full: the file is as good as ever
+            raise  # locked, or the disk is full: the file itself is not damaged
         except (sqlite3.DatabaseError, ValueError) as error:
             if isinstance(error, FileRefused):
                 raise
-            raise FileRefused(f"{self.path} is no cache, or damaged: {error}") from error
+            raise FileRefused(f"{self.path} is not a cache, or it is damaged: {error}") from error
 
     def close(self) -> None:
         """Close the file."""
@@ -134,16 +137,18 @@ class FileStore:
 
 class Cached(Layer):
     """
-    Answer from memory what was answered before, without mixing samples up.
+    A backend that caches every sample of a request.
 
-    What is remembered is not "the answer" to a request but each sample of it: the third answer of subsample 5 is
-    another one than the first of subsample 0, and stays so. A call that is repeated gets the same samples again;
-    a hundred samples of one call are a hundred answers, asked for a hundred times.
-    Failures, and what was cancelled, are asked for again. What a requirement cut short is kept as far as it came,
-    to be cut short again; should it not be this time, that costs one attempt.
+    Samples are cached separately: the third attempt of subsample 5 and the first of subsample 0 have their own entries,
+    even for the same prompt. A repeated call gets the same samples again,
+    while a hundred samples of one call are a hundred different answers that are all generated.
 
-    An answer that was there already has used nothing, and its usage says so.
-    Two who want the same sample at the same time share one generation; if the first is cancelled, the second asks.
+    Failed and cancelled requests are not cached. A stream that a requirement cut short is cached as far as it came,
+    because the requirement will probably cut it short again. If it does not, that costs one attempt,
+    and the next one generates a new answer.
+
+    A cached answer has a usage of zero.
+    Two concurrent requests for the same sample share one generation. If the first is cancelled, the second generates.
     """
 
     def __init__(
@@ -153,11 +158,11 @@ class Cached(Layer):
         Wrap a backend.
 
         Args:
-            backend: What to ask.
+            backend: The backend to wrap.
 
-            store: Where answers are kept: a `MemoryStore` by default, a path for a `FileStore`, or your own.
+            store: The store: a `MemoryStore` by default, a path for a `FileStore`, or an `AnswerStore` of your own.
 
-            namespace: Keeps apart what different backends answer to the same request, if they share a store.
+            namespace: A part of every key. Set it if different backends share a store.
         """
         super().__init__(backend)
         self.namespace = check_str("namespace", namespace)
@@ -166,63 +171,65 @@ class Cached(Layer):
         self.misses = 0
         self._occurrences = _Occurrences()
         self._stale: set[str] = set()
-        self._flights: dict[tuple[EventLoopToken, str], _Flight] = {}
+        self._locks: dict[tuple[EventLoopToken, str], _KeyLock] = {}
 
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
         question = digest([self.namespace, plain_request(request)])
         number = self._occurrences.take(request.iteration_id, question)
         key = digest([question, request.subsample, request.attempt, number])
         try:
-            generation = await self._recall_or_ask(key, request, receive)
+            generation = await self._get_or_generate(key, request, receive)
         except BaseException:
-            self._occurrences.give_back(request.iteration_id, question, number)
+            self._occurrences.release(request.iteration_id, question, number)
             raise
         return generation
 
-    async def _recall_or_ask(self, key: str, request: Request, receive: Receive | None) -> Generation:
-        async with self._alone_with(key):
+    async def _get_or_generate(self, key: str, request: Request, receive: Receive | None) -> Generation:
+        async with self._locked(key):
             known = None if key in self._stale else self.store.get(key)
             if known is None or (known.finish_reason == _CUT and receive is None):
                 self.misses += 1
-                return await self._ask(key, request, receive)
+                return await self._generate(key, request, receive)
         self.hits += 1
-        report_usage(NOTHING)
-        free = attrs.evolve(known, usage=NOTHING)
+        report_usage(NO_USAGE)
+        free = attrs.evolve(known, usage=NO_USAGE)
         if receive is not None:
-            deliver(free, receive)
+            pass_on_text(free, receive)
         if free.finish_reason == _CUT:
             self._stale.add(key)
-            raise TransientError("the answer that is remembered was cut short, and here it would go on: ask again")
+            # The next try skips this entry and generates a complete answer.
+            raise TransientError("the cached answer was cut short, and this time nothing cut it short: try again")
         return free
 
-    async def _ask(self, key: str, request: Request, receive: Receive | None) -> Generation:
-        delivery = None if receive is None else Delivery(receive)
+    async def _generate(self, key: str, request: Request, receive: Receive | None) -> Generation:
+        delivery = None if receive is None else TrackedReceiver(receive)
         try:
-            generation = await ask(self.inner[0], request, delivery)
+            generation = await call_backend(self.inner[0], request, delivery)
         except Exception:
             if delivery is not None and delivery.cut:
-                self._keep(key, Generation("".join(delivery.pieces), finish_reason=_CUT))
+                self._put(key, Generation("".join(delivery.pieces), finish_reason=_CUT))
             raise
-        self._keep(key, generation)
+        self._put(key, generation)
         return generation
 
-    def _keep(self, key: str, generation: Generation) -> None:
+    def _put(self, key: str, generation: Generation) -> None:
         self.store.put(key, generation)
         self._stale.discard(key)
 
     @asynccontextmanager
-    async def _alone_with(self, key: str) -> AsyncGenerator[None]:
-        """Let no one else in who wants the same sample."""
+    async def _locked(self, key: str) -> AsyncGenerator[None]:
+        """Hold the lock of a key, so that concurrent requests for one sample share a generation."""
+        # Per event loop, because a lock can't be awaited in another loop.
         place = (current_token(), key)
-        flight = self._flights.setdefault(place, _Flight())
-        flight.passengers += 1
+        entry = self._locks.setdefault(place, _KeyLock())
+        entry.users += 1
         try:
-            async with flight.lock:
+            async with entry.lock:
                 yield
         finally:
-            flight.passengers -= 1
-            if not flight.passengers:
-                del self._flights[place]
+            entry.users -= 1
+            if not entry.users:
+                del self._locks[place]
 
     def _settings(self) -> dict[str, object]:
         return {"store": self.store, **({"namespace": self.namespace} if self.namespace else {})}
@@ -239,18 +246,19 @@ def _as_store(store: AnswerStore | str | Path | None) -> AnswerStore:
 
 
 @attrs.define
-class _Flight:
-    """One generation, and how many want it."""
+class _KeyLock:
+    """A lock for one sample, with the number of requests that use it."""
 
     lock: anyio.Lock = attrs.field(factory=anyio.Lock)
-    passengers: int = 0
+    users: int = 0
 
 
 class _Occurrences:
     """
-    Numbers the times that one attempt asks the very same question, as a check does that asks a judge thrice.
+    Numbers the identical requests of one attempt.
 
-    A number is given back if nothing came of it, so that a retry is the same time as the try before.
+    A check may send the same request to a judge three times, and each is a sample of its own.
+    A request that fails releases its number, so that a retry gets the same number again.
     """
 
     def __init__(self) -> None:
@@ -258,7 +266,7 @@ class _Occurrences:
 
     def take(self, iteration_id: str, question: str) -> int:
         if not iteration_id:
-            return 0  # outside of any call: the same request is the same request
+            return 0  # outside of any call, identical requests are one sample
         taken = self._taken.setdefault((iteration_id, question), set())
         if len(self._taken) > _REMEMBERED_ATTEMPTS:
             self._taken.popitem(last=False)
@@ -266,5 +274,5 @@ class _Occurrences:
         taken.add(number)
         return number
 
-    def give_back(self, iteration_id: str, question: str, number: int) -> None:
+    def release(self, iteration_id: str, question: str, number: int) -> None:
         self._taken.get((iteration_id, question), set()).discard(number)

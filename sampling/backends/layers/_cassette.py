@@ -1,9 +1,10 @@
 """
-The file behind `Recorded` and `Replayed`: one line of JSON for each request, in the order in which they ended.
+The file format of `Recorded` and `Replayed`: one line of JSON per request.
 
-The first line names the format and its version. Every other line says what was asked, for which sample of which call,
-when (in seconds since that call's first request) and what came of it: an answer, an error, or a cancellation.
-Nothing in it is run or imported when it is read: errors are made from a fixed list of types.
+The first line names the format and its version. The other lines are in the order in which the requests ended.
+Each holds the request, its call and sample, its times (in seconds since the first request of the call),
+and its outcome: an answer, an error, or a cancellation.
+Reading a file runs and imports nothing from it. Errors are created from a fixed list of types.
 """
 
 import os
@@ -22,13 +23,13 @@ from sampling.errors import BackendError, FileRefused
 from sampling.messages import Generation, Request
 from sampling.usage import Usage
 
-__all__ = ["Ending", "Entry", "append", "create", "mend", "question_of", "read"]
+__all__ = ["Ending", "Entry", "append", "create", "read", "recordable_request", "remove_partial_line"]
 
 _HEADER = {"format": "sampling cassette", "version": 1}
 _LONGEST_LINE_BYTES = 64 * 2**20
 
 Ending = Literal["answer", "error", "cut", "cancelled"]
-"""How a request ended; "cut" is a stream whose receiver had seen enough."""
+"""How a request ended. "cut" is a stream that its receiver stopped."""
 
 _ERRORS: dict[str, type[BackendError]] = {
     kind.__name__: kind
@@ -42,16 +43,16 @@ _redactor = Redactor()
 
 @attrs.frozen(kw_only=True)
 class Entry:
-    """One request, and what came of it."""
+    """A request and its outcome."""
 
     call: int | None
-    """Which call it belongs to, numbered in the order in which they began; None if it was made outside of any."""
+    """The number of its call, in the order in which calls began, or None outside of any call."""
 
     subsample: int
     attempt: int
     request: dict[str, Any]
     asked_after: int
-    """How many other requests of the call had ended when it was asked."""
+    """The number of requests of the call that had ended when this one was sent."""
 
     asked_s: float
     ended_s: float
@@ -59,26 +60,26 @@ class Entry:
     generation: Generation | None = None
     error: Exception | None = None
     used: Usage | None = None
-    """What the backend had reported by then, if it ended without an answer."""
+    """The usage that the backend reported, if the request ended without an answer."""
 
     pieces: tuple[str, ...] | None = None
-    """The text as it was streamed, if it was."""
+    """The pieces of the streamed text, or None if it was not streamed."""
 
 
 _FIELDS = attrs.fields_dict(Entry).keys()
 
 
-def question_of(request: Request) -> dict[str, Any]:
-    """Return what was asked, fit to be written down: of options that may be secret, only digests."""
+def recordable_request(request: Request) -> dict[str, Any]:
+    """Return a request as JSON values, with digests in place of options that may be secret."""
     question = plain_request(request)
     extra = question["options"].get("extra")
     if extra is not None:
-        question["options"]["extra"] = {name: _harmless(value) for name, value in extra.items()}
+        question["options"]["extra"] = {name: _hide_value(value) for name, value in extra.items()}
     return question
 
 
-def _harmless(value: object) -> object:
-    # Headers and keys are among the options that are passed on as they are, and a number is none.
+def _hide_value(value: object) -> object:
+    # `extra` is passed to the server as it is and may hold headers and keys. A number is neither.
     return value if value is None or isinstance(value, bool | int | float) else f"sha256:{digest(value)[:16]}"
 
 
@@ -94,7 +95,8 @@ def append(path: Path, entry: Entry) -> None:
     with path.open("ab", buffering=0) as file:
         size = file.tell()
         try:
-            # In one go, so that lines of several processes don't mix. Only a full disk takes a part of it.
+            # One unbuffered write per line, so that lines of several processes don't mix.
+            # Only a full disk writes a part of it.
             while line:
                 line = line[file.write(line) :]
         except OSError:
@@ -103,7 +105,7 @@ def append(path: Path, entry: Entry) -> None:
 
 
 def read(path: Path) -> tuple[Entry, ...]:
-    """Read a whole file, or raise `FileRefused` with the line that is not valid."""
+    """Read a whole file, or raise `FileRefused` with the invalid line."""
     entries: list[Entry] = []
     for number, line in enumerate(_lines(path), 1):
         try:
@@ -117,8 +119,8 @@ def read(path: Path) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def mend(path: Path) -> None:
-    """Cut off what a crash left of a line that was being written."""
+def remove_partial_line(path: Path) -> None:
+    """Remove an incomplete last line, which a crash may leave behind."""
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
     if whole != len(data):
@@ -134,9 +136,9 @@ def _lines(path: Path) -> Iterator[bytes]:
             elif first or len(line) == _LONGEST_LINE_BYTES:
                 raise FileRefused(f"{path} is not a cassette")
             first = False
-            # What has no end was being written when the process died: it never was an entry.
+            # An incomplete last line is skipped: the process died while it was written.
         if first:
-            raise FileRefused(f"{path} is empty, and no cassette")
+            raise FileRefused(f"{path} is empty and not a cassette")
 
 
 def _check_header(data: object) -> None:
@@ -194,11 +196,11 @@ def _check(line: dict[str, Any]) -> None:
 def _dump_error(error: Exception) -> dict[str, Any]:
     kind = type(error).__name__
     if _ERRORS.get(kind) is not type(error):
-        # Of a type that is not ours, nothing but its name is kept: who knows what it says.
+        # The message of an unknown error type may hold secrets, so only the name of the type is recorded.
         return {"type": "BackendError", "message": f"the recorded backend raised {kind}"}
     details = {name: getattr(error, name, None) for name in _ERROR_DETAILS}
-    told = {name: value for name, value in details.items() if value is not None}
-    return {"type": kind, "message": _redactor.redact(str(error)), **told}
+    known = {name: value for name, value in details.items() if value is not None}
+    return {"type": kind, "message": _redactor.redact(str(error)), **known}
 
 
 def _load_error(data: dict[str, Any]) -> BackendError:

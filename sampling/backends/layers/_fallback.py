@@ -1,4 +1,4 @@
-"""A layer that asks another backend when one gives up."""
+"""A layer that falls back on other backends."""
 
 from collections.abc import Iterable
 from typing import Any, cast
@@ -7,10 +7,11 @@ import attrs
 
 from sampling._arguments import check_items, wrong_type
 from sampling._engine.scope import count_request
-from sampling.backends.layers._layer import NOTHING, Delivery, Layer, Metered, Receive, ask
+from sampling.backends.layers._layer import Layer, Receive, TrackedReceiver, UsageMeter, call_backend
 from sampling.errors import FatalError
 from sampling.messages import Generation, Request
 from sampling.protocols import BackendLike
+from sampling.usage import NO_USAGE
 
 __all__ = ["Fallback"]
 
@@ -19,11 +20,11 @@ class Fallback(Layer):
     """
     A backend that tries several backends in order until one succeeds.
 
-    Which one answered is on `generation.model`. What the others had used before they failed is in the usage.
-    If all fail, what the last one raised is raised, from a group of what all of them did.
+    `generation.model` tells which backend answered. The usage includes that of the backends that failed before.
+    If all fail, the error of the last one is raised, with a group of all errors as its cause.
 
-    By default only a `FatalError` makes it go on: a bad key, an unknown model, an exhausted quota.
-    To go on when a backend is only overloaded, after its retries: `Fallback(Retrying(a), b, on=[BackendError])`.
+    By default only a `FatalError` leads to the next backend: a bad key, an unknown model, an exhausted quota.
+    To fall back after failed retries as well, use `Fallback(Retrying(a), b, on=[BackendError])`.
     """
 
     def __init__(
@@ -33,14 +34,14 @@ class Fallback(Layer):
         on: type[Exception] | Iterable[type[Exception]] = FatalError,
     ) -> None:
         """
-        Line backends up.
+        Wrap several backends.
 
         Args:
-            first: What to ask first.
+            first: The backend to try first.
 
-            others: What to ask then, in this order.
+            others: The backends to try next, in this order.
 
-            on: The errors, or the error, on which to go on. All others come through at once.
+            on: The error type, or types, that lead to the next backend. Other errors are raised at once.
         """
         super().__init__(first, *others)
         if not others:
@@ -48,21 +49,21 @@ class Fallback(Layer):
         self.on = _error_types(on)
 
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
-        delivery = None if receive is None else Delivery(receive)
+        delivery = None if receive is None else TrackedReceiver(receive)
         failures: list[Exception] = []
-        spent = NOTHING
+        spent = NO_USAGE
         for backend in self.inner:
             if failures:
                 count_request()
-            meter = Metered(spent)
+            meter = UsageMeter(spent)
             try:
                 with meter:
-                    generation = await ask(backend, request, delivery)
+                    generation = await call_backend(backend, request, delivery)
             except self.on as error:
                 failures.append(error)
                 if delivery is not None and delivery.begun:
-                    break  # text went out that can't be taken back
-                spent = meter.used or NOTHING
+                    break  # the caller has seen text that can't be taken back
+                spent = meter.used or NO_USAGE
             else:
                 return attrs.evolve(
                     generation, model=generation.model or _name_of(backend), usage=spent + generation.usage
@@ -78,18 +79,18 @@ def _error_types(on: Any) -> tuple[type[Exception], ...]:
     if not isinstance(on, type):
         kinds = check_items("on", on, "an exception type, or several in a list")
     for kind in kinds:
-        # Not a BaseException: going on after a cancellation would outlive whoever asked.
+        # No BaseException: a request sent after a cancellation would outlive its caller.
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
             raise wrong_type("on", cast("object", kind), "one or more types of Exception, such as [FatalError]")
     return kinds
 
 
 def _all_in_one(failures: list[Exception]) -> Exception:
-    """Return the last failure, and make all of them its cause."""
+    """Return the last failure, with a group of all failures as its cause."""
     last = failures[-1]
     if len(failures) > 1:
         group = ExceptionGroup(f"all {len(failures)} backends failed", failures)
-        # The failure's own cause stays in the chain, one link further up.
+        # Keep the failure's own cause in the chain.
         group.__cause__ = last.__cause__
         last.__cause__ = group
     return last

@@ -10,40 +10,37 @@ import attrs
 from sampling._engine import scope as identity
 from sampling.messages import Generation, Request
 from sampling.protocols import BackendLike, as_generation, generate_of
-from sampling.usage import Usage
+from sampling.usage import NO_USAGE, Usage
 
-__all__ = ["NOTHING", "Delivery", "Layer", "Metered", "Receive", "ask", "deliver", "everything_in"]
-
-NOTHING = Usage()
-"""What costs nothing."""
+__all__ = ["Layer", "Receive", "TrackedReceiver", "UsageMeter", "call_backend", "iter_backends", "pass_on_text"]
 
 Receive: TypeAlias = Callable[[str], None]
-"""What takes the text of a stream, piece by piece."""
+"""A callback that takes the text of a stream, piece by piece."""
 
 
 class Layer:
     """
-    A backend around one or more others.
+    A backend that wraps one or more others.
 
-    A subclass says in `_answer` how it answers. Everything else is done here: the text comes whole or as a stream,
-    as the caller wants it, and `async with layer` opens and closes what is inside, if that can be opened.
-    The text of a backend that does not stream comes as one piece.
+    A subclass implements `_answer`. This class provides `generate` and `stream` on top of it,
+    and `async with layer` opens and closes the inner backends that are async context managers.
+    If an inner backend can't stream, its text is passed on as one piece.
     """
 
     def __init__(self, *inner: BackendLike) -> None:
         for backend in inner:
-            generate_of(backend)  # raises if it is none
+            generate_of(backend)  # raises TypeError if it is not a backend
         self.inner = inner
-        """What this layer is around."""
+        """The backends that this layer wraps."""
 
         self._open: AsyncExitStack | None = None
 
     async def generate(self, request: Request) -> Generation:
-        """Answer with the whole text."""
+        """Return the whole answer."""
         return await self._answer(request, None)
 
     async def stream(self, request: Request, receive: Receive) -> Generation:
-        """Answer, and hand the text over as it grows."""
+        """Return the answer, and pass each new piece of text to `receive`."""
         return await self._answer(request, receive)
 
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
@@ -52,6 +49,7 @@ class Layer:
     async def __aenter__(self) -> Self:
         if self._open is not None:
             raise RuntimeError(f"{self!r} is open already: open it once, and share it")
+        # If a later backend fails to open, leaving this stack closes the earlier ones. `pop_all` keeps them open.
         async with AsyncExitStack() as stack:
             for backend in self.inner:
                 if isinstance(backend, AbstractAsyncContextManager):
@@ -66,7 +64,7 @@ class Layer:
         await stack.__aexit__(kind, error, traceback)  # noqa: ASYNC102 - what is inside shields its own cleanup
 
     def _settings(self) -> dict[str, object]:
-        """Return what makes this layer differ from another of its kind, for its repr."""
+        """Return the settings to show in the repr."""
         return {}
 
     def __repr__(self) -> str:
@@ -76,13 +74,17 @@ class Layer:
 
 
 @attrs.define
-class Delivery:
-    """A receiver that remembers what it handed on: text that is out can't be taken back."""
+class TrackedReceiver:
+    """
+    A receiver that remembers the pieces it passed on.
+
+    Text that the caller has seen can't be taken back, so a layer must not start over after the first piece.
+    """
 
     _receive: Receive
     pieces: list[str] = attrs.field(factory=list[str])
     cut: bool = False
-    """Whether the receiver has seen enough, and said so by raising."""
+    """True once the caller's receiver raised, which is how it stops a stream."""
 
     @property
     def begun(self) -> bool:
@@ -90,7 +92,7 @@ class Delivery:
         return bool(self.pieces)
 
     def __call__(self, piece: str) -> None:
-        """Hand a piece on."""
+        """Pass a piece on."""
         self.pieces.append(piece)
         try:
             self._receive(piece)
@@ -99,16 +101,17 @@ class Delivery:
             raise
 
 
-class Metered:
+class UsageMeter:
     """
-    Sees what a backend reports to have used, also when it fails or is cancelled, and passes it on.
+    Captures the usage that a backend reports, and passes it on.
 
-    To what is passed on, it adds what was used `before`: by an earlier try, say, that failed.
+    This includes backends that fail or are cancelled. The usage of earlier requests, such as a failed try, is given
+    as `before` and is added to the usage that is passed on.
     """
 
     __slots__ = ("_before", "_entered", "_place")
 
-    def __init__(self, before: Usage = NOTHING) -> None:
+    def __init__(self, before: Usage = NO_USAGE) -> None:
         self._before = before
         self._place: identity.Scope | None = None
 
@@ -123,7 +126,7 @@ class Metered:
         """The reported usage plus that of earlier requests, or None."""
         reported = None if self._place is None else self._place.reported
         if reported is None:
-            return self._before if self._before != NOTHING else None
+            return self._before if self._before != NO_USAGE else None
         return self._before + reported
 
     def __exit__(self, *_: object) -> None:
@@ -133,31 +136,35 @@ class Metered:
                 identity.report_usage(self.used)
 
 
-async def ask(backend: BackendLike, request: Request, receive: Receive | None) -> Generation:
-    """Ask any kind of backend, for the whole text or, if there is someone to receive it, for a stream."""
+async def call_backend(backend: BackendLike, request: Request, receive: Receive | None) -> Generation:
+    """Call any kind of backend. Stream the text if there is a receiver."""
     stream = None if receive is None else getattr(backend, "stream", None)
     if receive is not None and stream is not None:
         return as_generation(await stream(request, receive))
     generation = as_generation(await generate_of(backend)(request))
     if receive is not None:
-        deliver(generation, receive)
+        pass_on_text(generation, receive)
     return generation
 
 
-def deliver(generation: Generation, receive: Receive, pieces: Iterable[str] | None = None) -> None:
-    """Pass on the text of a complete answer. It counts as spent even if the receiver raises."""
+def pass_on_text(generation: Generation, receive: Receive, pieces: Iterable[str] | None = None) -> None:
+    """
+    Pass the text of a complete answer to a receiver.
+
+    The usage is reported first: it is spent even if the receiver raises.
+    """
     identity.report_usage(generation.usage)
     for piece in (generation.text,) if pieces is None else pieces:
         if piece:
             receive(piece)
 
 
-def everything_in(backend: object) -> Iterator[object]:
-    """Go through a backend and all that is inside of it."""
+def iter_backends(backend: object) -> Iterator[object]:
+    """Yield a backend and all backends inside of it, depth first."""
     yield backend
     if isinstance(backend, Layer):
         for inner in backend.inner:
-            yield from everything_in(inner)
+            yield from iter_backends(inner)
 
 
 def _name_of(backend: object) -> str:

@@ -1,4 +1,4 @@
-"""A layer that holds back: so many at once, so many a second."""
+"""A layer that limits concurrency and rate."""
 
 import math
 from collections.abc import Hashable
@@ -10,8 +10,8 @@ from anyio.lowlevel import checkpoint
 
 from sampling._arguments import check_bool, check_int, check_number, shown
 from sampling._text import estimate_tokens
-from sampling.backends._limits import AdaptiveLimit, LoopWatch, Slots, TokenBucket
-from sampling.backends.layers._layer import Layer, Receive, ask
+from sampling.backends._limits import AdaptiveLimit, LoopBinding, SlotPool, TokenBucket
+from sampling.backends.layers._layer import Layer, Receive, call_backend
 from sampling.errors import RateLimited, ServerError, Timeout
 from sampling.messages import Generation, Request
 from sampling.protocols import BackendLike
@@ -26,27 +26,27 @@ class LimitedStatistics:
     """The state of a limiter."""
 
     in_flight: int
-    """Requests that may be with the backend: they hold a place."""
+    """The number of requests that hold a slot."""
 
     waiting: int
-    """Requests that wait for one."""
+    """The number of requests that wait for a slot."""
 
     limit: int | None
-    """How many may be in flight now; None where only the rate is limited."""
+    """The current number of slots, or None if only the rate is limited."""
 
 
 class Limited(Layer):
     """
-    Send no more than so many requests at once, and no more than so many requests or tokens a second.
+    A backend that limits requests in flight, requests per second and tokens per second.
 
-    All calls through one `Limited` share its limits, and so do all that are made with the same `key`.
-    Who comes first is served first; who is cancelled while waiting leaves no trace.
+    All calls through one `Limited` share its limits, and so do all instances with the same `key`.
+    Requests are served first come, first served. A request that is cancelled while it waits leaves the queue.
 
-    With `adaptive=True` it finds out by itself how much at once the backend can take (see `AdaptiveLimit`):
-    it backs off when it is refused and when answers begin to wait in the backend's queue, and comes back after.
+    With `adaptive=True` it adapts the number of requests in flight to the backend (see `AdaptiveLimit`):
+    it lowers the limit when the backend refuses a request or starts to queue, and raises it again afterwards.
 
-    Put `Retrying` around it, so that a request that waits for its next try does not keep a place,
-    and `Cached` around it too, so that an answer which is there already needs none.
+    Put `Retrying` around it, so that a request that waits for its next try holds no slot,
+    and `Cached` around that, so that a cached answer needs no slot.
     """
 
     def __init__(
@@ -63,23 +63,23 @@ class Limited(Layer):
         Wrap a backend.
 
         Args:
-            backend: What to ask.
+            backend: The backend to wrap.
 
-            max_in_flight: How many requests may be with the backend at once; with `adaptive`, never more than that.
+            max_in_flight: The maximum number of requests in flight. With `adaptive`, the upper bound of the limit.
 
-            requests_per_s: Requests are sent this far apart, without bursts.
+            requests_per_s: The rate of requests. They are evenly spaced, without bursts.
 
-            tokens_per_s: Tokens of prompts and answers together. What an answer will take is guessed from
-                `max_tokens` or the longest answer so far, and put right when it is there.
+            tokens_per_s: The rate of tokens, prompts and answers together. The length of an answer is estimated from
+                `max_tokens` or the longest answer so far, and corrected when it has arrived.
 
-            adaptive: Find out how many at once are good.
+            adaptive: Adapt the number of requests in flight to the backend.
 
-            key: Share the limits with all others that have the same key, such as all that use one API key.
+            key: Share the limits with all instances that have the same key, such as all that use one API key.
         """
         super().__init__(backend)
         settings = _Settings(max_in_flight, requests_per_s, tokens_per_s, adaptive)
         self._key = key
-        self._limiter = _Limiter(settings) if key is None else _shared(key, settings)
+        self._limiter = _Limiter(settings) if key is None else _shared_limiter(key, settings)
 
     @property
     def statistics(self) -> LimitedStatistics:
@@ -89,17 +89,17 @@ class Limited(Layer):
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
         limiter = self._limiter
         async with limiter.slots.hold():
-            guess = await limiter.pace(request)
-            flight = limiter.begin(receive)
+            estimate = await limiter.wait_for_rate(request)
+            tracked = limiter.begin(receive)
             try:
-                generation = await ask(self.inner[0], request, limiter.receiver(flight, self.inner[0]))
+                generation = await call_backend(self.inner[0], request, limiter.receiver(tracked, self.inner[0]))
             except BaseException as error:
-                if _wants_less(error):
-                    limiter.refused(guess, getattr(error, "retry_after_s", None))
+                if _signals_overload(error):
+                    limiter.refused(estimate, getattr(error, "retry_after_s", None))
                 else:
                     limiter.abandoned()
                 raise
-            limiter.answered(flight, generation, guess)
+            limiter.answered(tracked, generation, estimate)
             return generation
 
     def _settings(self) -> dict[str, object]:
@@ -126,13 +126,13 @@ class _Settings:
             raise ValueError("nothing is limited: give max_in_flight, requests_per_s, tokens_per_s or adaptive=True")
 
     def given(self) -> dict[str, object]:
-        """Return what was asked for."""
+        """Return the limits that are set."""
         return {name: value for name, value in attrs.asdict(self).items() if value}
 
 
 @attrs.define
-class _Flight:
-    """One request on its way, as seen by an adaptive limit: when it left, and when its text began to come."""
+class _TrackedRequest:
+    """A request in flight, and a receiver that records when its first text arrives."""
 
     sent_at: float
     receive: Receive | None
@@ -148,14 +148,14 @@ class _Flight:
 
 
 class _Limiter:
-    """The limits themselves, apart from whom they are used by."""
+    """The limits, which several `Limited` instances may share."""
 
     def __init__(self, settings: _Settings) -> None:
         self.settings = settings
         self._adaptive = AdaptiveLimit(most=settings.max_in_flight or _MOST_IN_FLIGHT) if settings.adaptive else None
-        self.slots = Slots(self._limit or _MOST_IN_FLIGHT)
-        self._turn = Slots(1)
-        self._loop = LoopWatch()
+        self.slots = SlotPool(self._limit or _MOST_IN_FLIGHT)
+        self._rate_lock = SlotPool(1)
+        self._loop = LoopBinding()
         self._requests: TokenBucket | None = None
         self._tokens: TokenBucket | None = None
         self._longest_answer = 0
@@ -168,16 +168,16 @@ class _Limiter:
     def statistics(self) -> LimitedStatistics:
         return LimitedStatistics(self.slots.in_use, self.slots.waiting, self._limit)
 
-    async def pace(self, request: Request) -> int:
+    async def wait_for_rate(self, request: Request) -> int:
         """Wait until the rate allows this request, and return its expected tokens."""
-        if self._loop.is_another():
+        if self._loop.has_changed():
             self._start_clock()
-        tokens = self._guess(request)
+        tokens = self._estimate(request)
         if not self._is_paced():
             await checkpoint()
             return tokens
-        async with self._turn.hold():
-            # More than once, for an answer that turns out longer than expected moves the instant.
+        async with self._rate_lock.hold():
+            # In a loop, because an answer that is longer than estimated moves the time while this sleeps.
             while (ready_at := self._ready_at(tokens)) > anyio.current_time():  # noqa: ASYNC110
                 await anyio.sleep_until(ready_at)
             now = anyio.current_time()
@@ -192,8 +192,8 @@ class _Limiter:
         return paused or self._requests is not None or self._tokens is not None
 
     def _start_clock(self) -> None:
-        """Begin anew on an event loop whose clock counts from another zero."""
-        self._loop.settle()
+        """Reset all times, because each event loop has a clock of its own."""
+        self._loop.rebind()
         if self.settings.requests_per_s is not None:
             self._requests = TokenBucket(self.settings.requests_per_s)
         if self.settings.tokens_per_s is not None:
@@ -201,7 +201,7 @@ class _Limiter:
         if self._adaptive is not None:
             self._adaptive.restart_clock()
 
-    def _guess(self, request: Request) -> int:
+    def _estimate(self, request: Request) -> int:
         if self._tokens is None:
             return 0
         chars = sum(len(message.content) for message in request.messages)
@@ -214,54 +214,56 @@ class _Limiter:
             -math.inf if self._adaptive is None else self._adaptive.paused_until,
         )
 
-    def begin(self, receive: Receive | None) -> _Flight:
-        """Note that a request leaves."""
+    def begin(self, receive: Receive | None) -> _TrackedRequest:
+        """Record that a request is sent."""
         if self._adaptive is not None:
             self._adaptive.sent()
-        return _Flight(anyio.current_time(), receive)
+        return _TrackedRequest(anyio.current_time(), receive)
 
-    def receiver(self, flight: _Flight, backend: object) -> Receive | None:
-        """Return who is to receive the text: an adaptive limit wants to see it come, even if nobody else does."""
-        return flight if self._adaptive is not None and hasattr(backend, "stream") else flight.receive
+    def receiver(self, tracked: _TrackedRequest, backend: object) -> Receive | None:
+        """Return the receiver for a request. An adaptive limit streams always, to measure the first text."""
+        return tracked if self._adaptive is not None and hasattr(backend, "stream") else tracked.receive
 
-    def answered(self, flight: _Flight, generation: Generation, guess: int) -> None:
-        """Put the guess right, and learn from the answer."""
+    def answered(self, tracked: _TrackedRequest, generation: Generation, estimate: int) -> None:
+        """Correct the token estimate, and update the adaptive limit."""
         now = anyio.current_time()
         tokens = generation.usage.output_tokens
         self._longest_answer = max(self._longest_answer, tokens)
         if self._tokens is not None and generation.usage.total_tokens:
-            self._tokens.take(generation.usage.total_tokens - guess, now)
+            self._tokens.take(generation.usage.total_tokens - estimate, now)
         if self._adaptive is not None:
-            # Text that came in one piece came at the end: that says nothing of when it began.
-            first_at = flight.first_at if flight.pieces > 1 else None
-            self._adaptive.answered(sent_at=flight.sent_at, now=now, first_at=first_at, tokens=tokens)
+            # A single piece arrives with the end of the answer, so it does not show when the generation began.
+            first_at = tracked.first_at if tracked.pieces > 1 else None
+            self._adaptive.answered(sent_at=tracked.sent_at, now=now, first_at=first_at, tokens=tokens)
             self.slots.total = self._adaptive.limit
 
-    def refused(self, guess: int, retry_after_s: float | None) -> None:
-        """Lower the limit after a refusal. The refused request used no tokens."""
+    def refused(self, estimate: int, retry_after_s: float | None) -> None:
+        """Lower the limit after a refusal, and return the tokens, which were not used."""
         now = anyio.current_time()
         if self._tokens is not None:
-            self._tokens.take(-guess, now)
+            self._tokens.take(-estimate, now)
         if self._adaptive is not None:
             self._adaptive.refused(now=now, retry_after_s=retry_after_s)
             self.slots.total = self._adaptive.limit
 
     def abandoned(self) -> None:
-        """Note a request that was cancelled, or failed for a reason of its own."""
+        """Record a request that was cancelled, or failed for a reason of its own."""
         if self._adaptive is not None:
             self._adaptive.abandoned()
 
 
-def _wants_less(error: BaseException) -> bool:
-    """Tell whether an error says that there is too much to do, in one way or another."""
+def _signals_overload(error: BaseException) -> bool:
+    """Return whether an error means that the backend is overloaded."""
+    # 529 is the status for overload at Anthropic.
     overloaded = isinstance(error, ServerError) and error.status in {503, 529}
     return overloaded or isinstance(error, RateLimited | Timeout)
 
 
+# Weak, so that a key is free again once nobody uses its limiter.
 _limiters: WeakValueDictionary[Hashable, _Limiter] = WeakValueDictionary()
 
 
-def _shared(key: Hashable, settings: _Settings) -> _Limiter:
+def _shared_limiter(key: Hashable, settings: _Settings) -> _Limiter:
     limiter = _limiters.setdefault(key, _Limiter(settings))
     if limiter.settings != settings:
         raise ValueError(f"key {shown(key)} is in use with other limits: {limiter.settings.given()}")

@@ -1,10 +1,10 @@
-"""A layer that knows what tokens cost."""
+"""A layer that adds the cost of tokens."""
 
 import attrs
 
 from sampling._arguments import check_instance
 from sampling._engine import scope as identity
-from sampling.backends.layers._layer import Layer, Metered, Receive, ask
+from sampling.backends.layers._layer import Layer, Receive, UsageMeter, call_backend
 from sampling.messages import Generation, Request
 from sampling.protocols import BackendLike
 from sampling.usage import Price, Usage
@@ -14,10 +14,11 @@ __all__ = ["Priced"]
 
 class Priced(Layer):
     """
-    Put a price on what a backend uses, so that `usage.cost` and `Budget(cost=…)` work with a server that tells none.
+    A backend that adds a cost to the usage.
 
-    `Priced(backend, Price(0.15, 0.60))` has the price of a million tokens, of input and of output.
-    Cancelled and failed requests are priced too, by what they had used. A cost that the server reports is kept.
+    `usage.cost` and `Budget(cost=…)` then work with servers that report no cost.
+    `Price(0.15, 0.60)` gives the prices of a million input tokens and of a million output tokens.
+    Cancelled and failed requests are priced by their usage so far. A cost that the server reports is kept.
     """
 
     def __init__(self, backend: BackendLike, price: Price) -> None:
@@ -26,10 +27,10 @@ class Priced(Layer):
         self.price = price
 
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
-        meter = Metered()
+        meter = UsageMeter()
         try:
             with meter:
-                generation = await ask(self.inner[0], request, receive)
+                generation = await call_backend(self.inner[0], request, receive)
         finally:
             if meter.used is not None:
                 identity.report_usage(self._priced(meter.used))

@@ -1,4 +1,4 @@
-"""Record what a backend answers, and replay it later, without the backend."""
+"""Record the answers of a backend, and replay them without it."""
 
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
@@ -16,25 +16,33 @@ from sampling._message_json import canonical, digest
 from sampling._text import quoted
 from sampling.backends.layers import _cassette as cassette
 from sampling.backends.layers._cassette import Entry
-from sampling.backends.layers._layer import NOTHING, Delivery, Layer, Metered, Receive, ask, deliver
+from sampling.backends.layers._layer import (
+    Layer,
+    Receive,
+    TrackedReceiver,
+    UsageMeter,
+    call_backend,
+    pass_on_text,
+)
 from sampling.errors import CassetteMiss
 from sampling.messages import Generation, Request
 from sampling.protocols import BackendLike
+from sampling.usage import NO_USAGE
 
 __all__ = ["Recorded", "Replayed"]
 
 _REMEMBERED_CALLS = 65_536
-_MOST_STEPS = 1_000
-_STEPS_OF_GRACE = 100
+_MOST_CHECKPOINTS = 1_000
+_GRACE_CHECKPOINTS = 100
 
 
 class Recorded(Layer):
     """
-    Write down what a backend answers, for `Replayed` to answer the same.
+    A backend that records every request and answer for `Replayed`.
 
-    Everything is recorded: answers, errors, streams and their pieces, and that a request was cancelled.
-    Headers and keys are not: they are no part of a request, and of `options.extra` only digests are kept.
-    Prompts and answers are, word for word.
+    The file holds answers, errors, the pieces of streams, and which requests were cancelled.
+    Prompts and answers are recorded word for word. Headers and keys are not: they are no part of a request,
+    and the text values in `options.extra` are recorded as digests.
     """
 
     def __init__(self, backend: BackendLike, path: str | Path, *, append: bool = False) -> None:
@@ -42,32 +50,32 @@ class Recorded(Layer):
         Wrap a backend.
 
         Args:
-            backend: What to ask.
+            backend: The backend to wrap.
 
-            path: The file to write to, one line of JSON for each request.
+            path: The file to write, one line of JSON per request.
 
-            append: Go on with a file that is there already; without it, such a file is an error.
+            append: Append to an existing file. By default an existing file is an error.
         """
         super().__init__(backend)
         self.path = Path(path)
-        self._calls: OrderedDict[str, _Call] = OrderedDict()
+        self._calls: OrderedDict[str, _RecordedCall] = OrderedDict()
         self._next_call = 0
         if check_bool("append", append) and self.path.exists():
-            cassette.mend(self.path)
+            cassette.remove_partial_line(self.path)
             self._next_call = 1 + max((entry.call or 0 for entry in cassette.read(self.path)), default=-1)
         else:
             cassette.create(self.path)
 
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
-        question = cassette.question_of(request)
+        question = cassette.recordable_request(request)
         call = self._call_of(request)
         asked_after, asked_at = call.ended, anyio.current_time()
-        delivery = None if receive is None else Delivery(receive)
-        meter = Metered()
+        delivery = None if receive is None else TrackedReceiver(receive)
+        meter = UsageMeter()
         generation, error = None, None
         try:
             with meter:
-                generation = await ask(self.inner[0], request, delivery)
+                generation = await call_backend(self.inner[0], request, delivery)
         except Exception as failure:
             error = failure
             raise
@@ -91,13 +99,13 @@ class Recorded(Layer):
             )
             cassette.append(self.path, entry)
 
-    def _call_of(self, request: Request) -> "_Call":
-        """Return the call of a request. Outside of any call, a request is a call by itself."""
+    def _call_of(self, request: Request) -> "_RecordedCall":
+        """Return the call of a request. A request outside of any call gets one of its own."""
         now = anyio.current_time()
         if not request.sampling_id:
-            return _Call(None, now)
+            return _RecordedCall(None, now)
         if request.sampling_id not in self._calls:
-            self._calls[request.sampling_id] = _Call(self._next_call, now)
+            self._calls[request.sampling_id] = _RecordedCall(self._next_call, now)
             self._next_call += 1
             if len(self._calls) > _REMEMBERED_CALLS:
                 self._calls.popitem(last=False)
@@ -108,16 +116,18 @@ class Recorded(Layer):
 
 
 @attrs.define
-class _Call:
+class _RecordedCall:
     """The state of a call while it is recorded."""
 
     number: int | None
     began_at: float
     ended: int = 0
-    """How many of its requests have ended."""
+    """The number of its requests that have ended."""
 
 
-def _ending(generation: Generation | None, error: Exception | None, delivery: Delivery | None) -> cassette.Ending:
+def _ending(
+    generation: Generation | None, error: Exception | None, delivery: TrackedReceiver | None
+) -> cassette.Ending:
     if generation is not None:
         return "answer"
     if delivery is not None and delivery.cut:
@@ -127,14 +137,14 @@ def _ending(generation: Generation | None, error: Exception | None, delivery: De
 
 class Replayed:
     """
-    Answer as a recorded backend did: the same answers and errors, to the same samples, in the same order.
+    A backend that replays a cassette: the same answers and errors in the same order.
 
-    Requests are told apart by what they ask, by subsample and attempt, and by how often the same was asked before.
-    A call of `sample()` is matched with one recorded call as a whole, so calls that ask the same do not get mixed up.
-    Within a call, requests end in the order in which they ended then, so the same one wins;
-    a request that was cancelled then is not answered now, but waits to be cancelled.
+    A request is identified by its content, its subsample and attempt, and the number of identical requests before it.
+    A call of `sample()` is matched with one recorded call as a whole, so that calls with equal requests don't mix.
+    Within a call, requests end in the recorded order, so the same one wins.
+    A request that was cancelled in the recording gets no answer, but waits to be cancelled.
 
-    What was never recorded is a `CassetteMiss` that shows the nearest request and what differs.
+    A request that was never recorded raises a `CassetteMiss` that shows the nearest one and the differences.
     """
 
     def __init__(self, path: str | Path, *, pace: float = 0.0, patience_s: float = 60.0) -> None:
@@ -142,55 +152,55 @@ class Replayed:
         Read a cassette.
 
         Args:
-            path: What `Recorded` wrote.
+            path: The file that `Recorded` wrote.
 
-            pace: How long answers take, as a share of how long they took: 0 for at once, 1 for as long as then.
+            pace: The share of the recorded time that answers take: 0 for none, 1 for as long as in the recording.
 
-            patience_s: How long a request waits for its turn. If that comes to pass, this run does not ask
-                what the recorded one asked, and the request fails with a `CassetteMiss`.
+            patience_s: How long a request waits for its turn. If its turn does not come, this run sends other requests
+                than the recorded one, and the request fails with a `CassetteMiss`.
         """
         self.path = Path(path)
         self.pace = check_number("pace", pace, least=0)
         self.patience_s = check_number("patience_s", patience_s, above=0)
         entries = cassette.read(self.path)
-        self._loose = _Reel([entry for entry in entries if entry.call is None], ordered=False)
-        self._reels = _reels_of(entries)
-        self._unplayed: dict[_Key, deque[_Reel]] = defaultdict(deque)
-        for reel in self._reels:
-            for key in reel.by_key:
-                self._unplayed[key].append(reel)
-        self._playing: OrderedDict[str, _Reel] = OrderedDict()
+        self._outside_calls = _ReplayCall([entry for entry in entries if entry.call is None], ordered=False)
+        self._calls = _group_by_call(entries)
+        self._unplayed: dict[_Key, deque[_ReplayCall]] = defaultdict(deque)
+        for call in self._calls:
+            for key in call.by_key:
+                self._unplayed[key].append(call)
+        self._playing: OrderedDict[str, _ReplayCall] = OrderedDict()
 
     async def generate(self, request: Request) -> Generation:
-        """Answer as was recorded."""
+        """Return the recorded answer."""
         return await self._answer(request, None)
 
     async def stream(self, request: Request, receive: Receive) -> Generation:
-        """Answer as was recorded, in the pieces that were."""
+        """Return the recorded answer, and pass on its recorded pieces."""
         return await self._answer(request, receive)
 
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
-        question = cassette.question_of(request)
+        question = cassette.recordable_request(request)
         key = (digest(question), request.subsample, request.attempt)
-        reel = self._reel_for(request.sampling_id, key)
-        frame = None if reel is None else reel.take(key)
-        if reel is None or frame is None:
-            await _let_others_win()
+        call = self._call_for(request.sampling_id, key)
+        item = None if call is None else call.take(key)
+        if call is None or item is None:
+            await _yield_to_winner()
             raise self._miss(question, request)
-        entry = frame.entry
+        entry = item.entry
         if entry.used is not None:
             report_usage(entry.used)
         try:
             await anyio.sleep(self.pace * (entry.ended_s - entry.asked_s))
-            await reel.wait_for_turn(frame, self.patience_s)
-            return _play(entry, receive)
+            await call.wait_for_turn(item, self.patience_s)
+            return _replay(entry, receive)
         finally:
-            reel.finish(frame)
+            call.finish(item)
 
-    def _reel_for(self, sampling_id: str, key: "_Key") -> "_Reel | None":
-        """Return the recorded call that this call replays: when it asks for the first time, the first that fits."""
+    def _call_for(self, sampling_id: str, key: "_Key") -> "_ReplayCall | None":
+        """Return the recorded call that a call replays, or None. The first request of a call chooses it."""
         if not sampling_id:
-            return self._loose
+            return self._outside_calls
         if sampling_id not in self._playing:
             candidates = self._unplayed[key]
             while candidates and candidates[0].playing:
@@ -205,13 +215,13 @@ class Replayed:
 
     def _miss(self, question: dict[str, Any], request: Request) -> CassetteMiss:
         asked = _flat({**question, "subsample": request.subsample, "attempt": request.attempt})
-        frames = [frame for reel in (self._loose, *self._reels) for frame in reel.frames]
-        differences = min((_differences(_flat_entry(frame.entry), asked) for frame in frames), key=len, default=None)
+        items = [item for call in (self._outside_calls, *self._calls) for item in call.items]
+        differences = min((_differences(_flat_entry(item.entry), asked) for item in items), key=len, default=None)
         if differences is None:
             return CassetteMiss(f"{self.path} has no requests in it")
         if not differences:
             return CassetteMiss(
-                f"{self.path} has this request, but not as often as it is asked here, or in another call"
+                f"{self.path} has this request, but fewer times than it was sent here, or in another call"
             )
         return CassetteMiss(f"{self.path} has no such request; the nearest differs in {'; '.join(differences)}")
 
@@ -223,12 +233,12 @@ _Key = tuple[str, int, int]
 
 
 @attrs.define(eq=False)
-class _Frame:
-    """One entry, while it is replayed."""
+class _ReplayEntry:
+    """The state of an entry while it is replayed."""
 
     entry: Entry
     rank: int
-    """How many entries of the call ended before it."""
+    """The number of entries of the call that ended before it."""
 
     asked: bool = False
     ended: bool = False
@@ -239,118 +249,123 @@ class _Frame:
         return self.entry.ending != "cancelled"
 
 
-class _Reel:
-    """The entries of one call, in order. Entries outside of any call have no order."""
+class _ReplayCall:
+    """The entries of one recorded call, in order. Entries outside of any call have no order."""
 
     def __init__(self, entries: Iterable[Entry], *, ordered: bool = True) -> None:
-        self.frames = [_Frame(entry, rank) for rank, entry in enumerate(entries)]
+        self.items = [_ReplayEntry(entry, rank) for rank, entry in enumerate(entries)]
         self.playing = False
         self._ordered = ordered
-        self._by_ask = sorted(self.frames, key=lambda frame: frame.entry.asked_after)
+        self._by_ask = sorted(self.items, key=lambda item: item.entry.asked_after)
         self._next_to_ask = 0
         self._next_to_end = 0
-        self.by_key: dict[_Key, deque[_Frame]] = defaultdict(deque)
-        for frame in sorted(self.frames, key=lambda frame: frame.entry.asked_s):
-            entry = frame.entry
-            self.by_key[digest(entry.request), entry.subsample, entry.attempt].append(frame)
+        self.by_key: dict[_Key, deque[_ReplayEntry]] = defaultdict(deque)
+        for item in sorted(self.items, key=lambda item: item.entry.asked_s):
+            entry = item.entry
+            self.by_key[digest(entry.request), entry.subsample, entry.attempt].append(item)
 
-    def take(self, key: _Key) -> _Frame | None:
-        """Return the next entry for a request, if there is one left."""
-        frames = self.by_key.get(key)
-        if not frames:
+    def take(self, key: _Key) -> _ReplayEntry | None:
+        """Return the next entry for a request, or None."""
+        items = self.by_key.get(key)
+        if not items:
             return None
-        frame = frames.popleft()
-        frame.asked = True
+        item = items.popleft()
+        item.asked = True
         self._call_next()
-        return frame
+        return item
 
-    def finish(self, frame: _Frame) -> None:
-        """Note that a request has ended, as it was recorded or not."""
-        frame.ended = True
+    def finish(self, item: _ReplayEntry) -> None:
+        """Record that a request has ended, as it was recorded or otherwise."""
+        item.ended = True
         self._call_next()
 
-    async def wait_for_turn(self, frame: _Frame, patience_s: float) -> None:
-        """Wait until everything has happened that had happened when this entry was recorded."""
-        frame.called = anyio.Event()
-        if not self._ordered and frame.is_answered:
-            frame.called.set()
+    async def wait_for_turn(self, item: _ReplayEntry, patience_s: float) -> None:
+        """Wait for the requests that were sent or ended before this one in the recording."""
+        item.called = anyio.Event()
+        if not self._ordered and item.is_answered:
+            item.called.set()
         self._call_next()
-        if not frame.called.is_set():
+        if not item.called.is_set():
             with anyio.move_on_after(patience_s):
-                await frame.called.wait()
-        # Once it is called, with others that ended in the same instant, none of them may have it cancelled.
+                await item.called.wait()
+        # Shielded: of several requests that ended at the same time in the recording, the first must not cancel
+        # the others before they have ended too.
         await cancel_shielded_checkpoint()
-        for _ in range(_MOST_STEPS):
-            if not frame.called.is_set() or self._may_end(frame):
+        for _ in range(_MOST_CHECKPOINTS):
+            if not item.called.is_set() or self._may_end(item):
                 break
             await cancel_shielded_checkpoint()
-        if not frame.called.is_set() or not self._may_end(frame):
+        if not item.called.is_set() or not self._may_end(item):
             raise CassetteMiss(
-                "in the recording others were asked or answered before this request, and here they are not"
-                if frame.is_answered
-                else "in the recording this request was cancelled, and here nobody cancels it"
+                "in the recording other requests were sent or answered before this one, but not in this run"
+                if item.is_answered
+                else "in the recording this request was cancelled, but not in this run"
             )
 
     def _call_next(self) -> None:
-        """Wake the one whose turn it is, and with it all that ended in the same instant, as happens in virtual time."""
-        while self._next_to_end < len(self.frames) and self._is_past(self.frames[self._next_to_end]):
+        """
+        Wake the request whose turn it is.
+
+        Requests that ended at the same time, as happens in virtual time, are woken together.
+        """
+        while self._next_to_end < len(self.items) and self._is_past(self.items[self._next_to_end]):
             self._next_to_end += 1
-        while self._next_to_ask < len(self.frames) and self._by_ask[self._next_to_ask].asked:
+        while self._next_to_ask < len(self.items) and self._by_ask[self._next_to_ask].asked:
             self._next_to_ask += 1
-        following = self.frames[self._next_to_end :]
+        following = self.items[self._next_to_end :]
         if not following or not self._may_end(following[0]):
             return
-        together = [frame for frame in self._ended_with(following) if not self._is_past(frame)]
-        # Those that were under way by then have to be here, or the first of them might win and have them cancelled.
-        if all(frame.called is not None or frame.entry.asked_after > following[0].rank for frame in together):
-            for frame in together:
-                if frame.called is not None:
-                    frame.called.set()
+        together = [item for item in self._ended_with(following) if not self._is_past(item)]
+        # Wait for those that were in flight at that time, or the first one might win and cancel them.
+        if all(item.called is not None or item.entry.asked_after > following[0].rank for item in together):
+            for item in together:
+                if item.called is not None:
+                    item.called.set()
 
     @staticmethod
-    def _ended_with(following: list[_Frame]) -> Iterable[_Frame]:
-        return takewhile(lambda frame: frame.entry.ended_s == following[0].entry.ended_s, following)
+    def _ended_with(following: list[_ReplayEntry]) -> Iterable[_ReplayEntry]:
+        return takewhile(lambda item: item.entry.ended_s == following[0].entry.ended_s, following)
 
-    def _is_past(self, frame: _Frame) -> bool:
-        return frame.ended or not frame.is_answered
+    def _is_past(self, item: _ReplayEntry) -> bool:
+        return item.ended or not item.is_answered
 
-    def _may_end(self, frame: _Frame) -> bool:
+    def _may_end(self, item: _ReplayEntry) -> bool:
         if not self._ordered:
             return True
-        all_asked = self._next_to_ask == len(self.frames)
-        return frame.rank <= self._next_to_end and (
-            all_asked or frame.rank < self._by_ask[self._next_to_ask].entry.asked_after
+        all_asked = self._next_to_ask == len(self.items)
+        return item.rank <= self._next_to_end and (
+            all_asked or item.rank < self._by_ask[self._next_to_ask].entry.asked_after
         )
 
 
-async def _let_others_win() -> None:
+async def _yield_to_winner() -> None:
     """
-    Give the winner of a call a moment to end it.
+    Give the winner of a call time to end it.
 
-    Where answers come at once, the call may have been over before this request was even asked,
-    and then it has no entry, although nothing is wrong.
+    Replayed answers arrive at once. In the recording the call may have ended before this request was sent,
+    and then it has no entry although nothing is wrong. In that case the winner cancels it here.
     """
     await checkpoint()
-    for _ in range(_STEPS_OF_GRACE):
+    for _ in range(_GRACE_CHECKPOINTS):
         await checkpoint()
 
 
-def _reels_of(entries: Iterable[Entry]) -> list[_Reel]:
+def _group_by_call(entries: Iterable[Entry]) -> list[_ReplayCall]:
     calls: dict[int, list[Entry]] = defaultdict(list)
     for entry in entries:
         if entry.call is not None:
             calls[entry.call].append(entry)
-    return [_Reel(calls[call]) for call in sorted(calls)]
+    return [_ReplayCall(calls[call]) for call in sorted(calls)]
 
 
-def _play(entry: Entry, receive: Receive | None) -> Generation:
-    """Let come of a request what came of it then."""
+def _replay(entry: Entry, receive: Receive | None) -> Generation:
+    """Return or raise the recorded outcome of a request."""
     if receive is not None:
-        deliver(entry.generation or Generation("", entry.used or NOTHING), receive, entry.pieces)
+        pass_on_text(entry.generation or Generation("", entry.used or NO_USAGE), receive, entry.pieces)
     if entry.error is not None:
         raise entry.error
     if entry.generation is None:
-        raise CassetteMiss("in the recording this was a stream that its receiver cut off, and here it goes on")
+        raise CassetteMiss("in the recording the receiver stopped this stream, but not in this run")
     return entry.generation
 
 
@@ -359,7 +374,7 @@ def _flat_entry(entry: Entry) -> dict[str, object]:
 
 
 def _flat(value: object, path: str = "") -> dict[str, object]:
-    """Return every leaf of JSON values with the path to it."""
+    """Return every leaf of a JSON value by its path."""
     if isinstance(value, dict):
         pairs = [
             (f"{path}.{key}" if path else str(key), item) for key, item in cast("dict[str, object]", value).items()
@@ -380,7 +395,7 @@ def _differences(recorded: dict[str, object], asked: dict[str, object]) -> list[
 
 
 def _excerpt(one: dict[str, object], other: dict[str, object], path: str) -> str:
-    """Format a value. A long text starts where it begins to differ."""
+    """Format a value. A long text starts shortly before the first difference."""
     value, opposite = one.get(path), other.get(path)
     if not isinstance(value, str):
         return "nothing" if path not in one else canonical(value)

@@ -1,4 +1,4 @@
-"""A layer that tries again."""
+"""A layer that retries transient errors."""
 
 import math
 import random
@@ -12,11 +12,18 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 
 from sampling._arguments import check_int, check_number
 from sampling._engine.scope import count_request
-from sampling.backends.layers._layer import NOTHING, Delivery, Layer, Metered, Receive, ask, everything_in
+from sampling.backends.layers._layer import (
+    Layer,
+    Receive,
+    TrackedReceiver,
+    UsageMeter,
+    call_backend,
+    iter_backends,
+)
 from sampling.errors import TransientError
 from sampling.messages import Generation, Request
 from sampling.protocols import BackendLike
-from sampling.usage import Usage
+from sampling.usage import NO_USAGE, Usage
 
 __all__ = ["Retrying"]
 
@@ -27,19 +34,20 @@ _inside: ContextVar[bool] = ContextVar("sampling_retrying", default=False)
 
 class Retrying(Layer):
     """
-    Try again when a backend fails with a `TransientError`, and only then.
+    A backend that retries after a `TransientError`.
 
-    The wait is what the backend asked for (`retry_after_s`, to the letter, but never more than `max_wait_s`);
-    where it did not ask, it is drawn between nothing and `backoff_s`, twice that the next time, and so on.
-    Waiting takes time of the call's deadline, but no attempt of its `loop_budget`.
-    Every try counts as a request: `slice.requests` shows how many it took, and a `Budget(requests=…)` limits them.
+    Other errors are raised at once. The wait before a retry is the `retry_after_s` of the error, exactly,
+    but at most `max_wait_s`. Without it, the wait is drawn between 0 and `backoff_s`, and this bound doubles each time.
+    Waiting counts towards the deadline of the call, but uses no attempt of its `loop_budget`.
+    Every try counts as a request: `slice.requests` shows the number, and `Budget(requests=…)` limits it.
 
-    Retries have one owner. A `Retrying` around another is refused; should two meet all the same,
-    hidden in a function of yours, only the outer one retries. So no stack of layers ever makes more than `attempts`.
+    Retries of nested layers would multiply, so a `Retrying` around another is a `ValueError`.
+    If a function of yours hides the inner one, only the outer one retries.
+    A request is therefore sent at most `attempts` times, however layers are stacked.
 
-    Put it around `Limited`, not into it: then a request that waits for its next try does not hold up others.
+    Put it around `Limited`, not inside, so that a request that waits for its next try holds no slot.
 
-    Text that was streamed can't be taken back, so a stream that breaks after its first piece is not tried again.
+    A stream that breaks after its first piece is not retried, because text that was passed on can't be taken back.
     """
 
     def __init__(
@@ -55,18 +63,18 @@ class Retrying(Layer):
         Wrap a backend.
 
         Args:
-            backend: What to ask.
+            backend: The backend to wrap.
 
-            attempts: How often a request is sent at most, the first time included.
+            attempts: The maximum number of tries per request, including the first.
 
-            max_wait_s: The longest that one wait may be.
+            max_wait_s: The upper bound of a single wait.
 
-            backoff_s: The longest that the first wait may be where the backend did not say how long; it doubles.
+            backoff_s: The upper bound of the first wait if the error gives none. It doubles with every retry.
 
-            seed: Makes the waits that are drawn repeatable.
+            seed: Makes the random waits repeatable.
         """
         super().__init__(backend)
-        for inner in everything_in(backend):
+        for inner in iter_backends(backend):
             if isinstance(inner, Retrying):
                 raise ValueError(  # noqa: TRY004 - a second one is of the right type, and still one too many
                     f"backend must not retry already, got {inner!r}: retries would multiply, so keep one of the two"
@@ -78,7 +86,7 @@ class Retrying(Layer):
 
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
         if _inside.get():
-            return await ask(self.inner[0], request, receive)
+            return await call_backend(self.inner[0], request, receive)
         token = _inside.set(True)
         try:
             return await self._try(request, receive)
@@ -86,17 +94,17 @@ class Retrying(Layer):
             _inside.reset(token)
 
     async def _try(self, request: Request, receive: Receive | None) -> Generation:
-        tries = _Tries(self.inner[0], request, None if receive is None else Delivery(receive))
+        tries = _Tries(self.inner[0], request, None if receive is None else TrackedReceiver(receive))
         try:
             return await tries.next()
         except TransientError as error:
-            # Only now, for nearly all requests go well at once, and setting this up costs more than an attempt.
+            # tenacity is set up only after a failure: that costs more than a try, and nearly all first tries succeed.
             tries.failure = error
         return await self._try_again(tries)
 
     async def _try_again(self, tries: "_Tries") -> Generation:
         enough = stop_after_attempt(self.attempts)
-        # One for each call: shared ones mix up their counts.
+        # One per request: a shared `AsyncRetrying` mixes up the counts of concurrent requests.
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(TransientError),
             wait=partial(self._wait_s, tries.request),
@@ -121,7 +129,7 @@ class Retrying(Layer):
         return self._rng(request, state.attempt_number).uniform(0, longest_s)
 
     def _rng(self, request: Request, tries: int) -> random.Random:
-        # By subsample and attempt, so that a draw does not depend on who comes first.
+        # Seeded by subsample and attempt, so that a wait does not depend on the order of requests.
         seed = None if self.seed is None else f"{self.seed} {request.subsample} {request.attempt} {tries}"
         return random.Random(seed)  # noqa: S311 - jitter is no secret
 
@@ -131,16 +139,20 @@ class Retrying(Layer):
 
 @attrs.define
 class _Tries:
-    """All tries of one request. What the failed ones used is added to what the last one did."""
+    """
+    All tries of one request.
+
+    The usage of the failed ones is added to that of the last.
+    """
 
     _backend: BackendLike
     request: Request
-    _delivery: Delivery | None
+    _delivery: TrackedReceiver | None
     count: int = 0
     failure: TransientError | None = None
-    """A failure that was met already, for the next try to begin with."""
+    """The failure of the first try, which `next` raises once so that tenacity counts it."""
 
-    _spent: Usage = NOTHING
+    _spent: Usage = NO_USAGE
 
     @property
     def delivered(self) -> bool:
@@ -155,20 +167,20 @@ class _Tries:
         if self.count:
             count_request()
         self.count += 1
-        meter = Metered(self._spent)
+        meter = UsageMeter(self._spent)
         try:
             with meter:
-                generation = await ask(self._backend, self.request, self._delivery)
+                generation = await call_backend(self._backend, self.request, self._delivery)
         except TransientError:
-            self._spent = meter.used or NOTHING
+            self._spent = meter.used or NO_USAGE
             raise
-        if self._spent is not NOTHING:
+        if self._spent is not NO_USAGE:
             generation = attrs.evolve(generation, usage=self._spent + generation.usage)
         return generation
 
 
 def _log_retry(state: RetryCallState) -> None:
-    # Only the type: a message may quote the prompt.
+    # Only the type, because a message may quote the prompt.
     error = state.outcome.exception() if state.outcome is not None else None
     log.info(
         "request_retried", tries=state.attempt_number, wait_s=state.upcoming_sleep, error_type=type(error).__name__

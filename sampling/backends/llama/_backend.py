@@ -23,7 +23,7 @@ __all__ = ["LlamaBackend"]
 Host: TypeAlias = LlamaServer | LlamaInProcess
 """The place where the model is loaded."""
 
-_LAST_BREATH_S = 0.5
+_EXIT_GRACE_S = 0.5
 """The time that a killed process may outlive its connections."""
 
 
@@ -165,22 +165,22 @@ class LlamaBackend:
 
     async def generate(self, request: Request) -> OpenAIGeneration:
         """Return the whole answer."""
-        async with self._a_slot(), self._a_client() as client, self._noticing_its_death():
-            return await client.generate(self._prepared(request))
+        async with self._slot(), self._client_for_loop() as client, self._detect_process_exit():
+            return await client.generate(self._prepare(request))
 
     async def stream(self, request: Request, receive: Callable[[str], None]) -> OpenAIGeneration:
         """Return the answer, and pass each new piece of text to `receive`."""
-        async with self._a_slot(), self._a_client() as client, self._noticing_its_death():
-            return await client.stream(self._prepared(request), receive)
+        async with self._slot(), self._client_for_loop() as client, self._detect_process_exit():
+            return await client.stream(self._prepare(request), receive)
 
-    def _a_slot(self) -> AbstractAsyncContextManager[object]:
+    def _slot(self) -> AbstractAsyncContextManager[object]:
         """Return a context manager that waits for a slot. A request that waits inside llama.cpp can't be cancelled."""
         if self._slots is not None and self._loop == current_token():
             return self._slots
         return nullcontext()
 
     @asynccontextmanager
-    async def _a_client(self) -> AsyncGenerator[OpenAIBackend]:
+    async def _client_for_loop(self) -> AsyncGenerator[OpenAIBackend]:
         """Yield the client of this event loop. Another loop, as in `sample_sync`, gets one per request."""
         if self._client is None:
             raise RuntimeError("this LlamaBackend is not open: use it inside `async with`")
@@ -190,7 +190,7 @@ class LlamaBackend:
             async with self._new_client() as client:
                 yield client
 
-    def _prepared(self, request: Request) -> Request:
+    def _prepare(self, request: Request) -> Request:
         check_instance("request", request, Request, "a Request")
         options = request.options
         if options.model not in {None, self.model}:
@@ -204,22 +204,22 @@ class LlamaBackend:
         return attrs.evolve(request, options=attrs.evolve(options, extra=extra))
 
     @asynccontextmanager
-    async def _noticing_its_death(self) -> AsyncGenerator[None]:
+    async def _detect_process_exit(self) -> AsyncGenerator[None]:
         """Turn a connection error into a `FatalError` if the server process has ended."""
         try:
             yield
         except BackendError as error:
-            if error.retryable and await self._has_ended(error):  # noqa: ASYNC120 - a cancellation is the news then
+            if error.retryable and await self._process_exited(error):  # noqa: ASYNC120 - a cancellation is the news then
                 raise FatalError(
                     f"the process that ran {self.model!r} has ended",
                     hint="Open the backend again; is there memory enough?",
                 ) from error
             raise
 
-    async def _has_ended(self, error: BackendError) -> bool:
+    async def _process_exited(self, error: BackendError) -> bool:
         """Return whether the process has ended, which shows a moment after its connections break."""
         if isinstance(error, ConnectionLost | ConnectFailed):
-            with anyio.move_on_after(_LAST_BREATH_S):  # noqa: ASYNC912 - nothing to wait for if it has ended
+            with anyio.move_on_after(_EXIT_GRACE_S):  # noqa: ASYNC912 - nothing to wait for if it has ended
                 while self._host.running:  # noqa: ASYNC110 - the end of a process sets no event
                     await anyio.sleep(0.01)
         return not self._host.running

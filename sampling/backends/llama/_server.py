@@ -21,7 +21,7 @@ from sampling.backends.llama import _process
 from sampling.backends.llama.models import EMBEDDED_MODEL
 from sampling.errors import FatalError
 
-__all__ = ["LlamaHost", "LlamaServer", "LlamaSettings", "cant_load"]
+__all__ = ["LlamaHost", "LlamaServer", "LlamaSettings", "load_error"]
 
 
 def _gguf_path(path: object) -> Path:
@@ -156,7 +156,7 @@ class LlamaServer(LlamaHost):
         self._address: str | None = None
         self._timed_out = False
         # Held while the pipes are in use, so that they are not closed under the reader.
-        self._talking = threading.Lock()
+        self._pipe_lock = threading.Lock()
 
     @property
     def address(self) -> str:
@@ -203,7 +203,7 @@ class LlamaServer(LlamaHost):
     def wait_until_ready(self) -> None:
         """Send the settings and block until the model is loaded, or raise `FatalError`."""
         process = self._started()
-        watchdog = threading.Timer(self._startup_timeout_s, self._give_up)
+        watchdog = threading.Timer(self._startup_timeout_s, self._kill_on_timeout)
         watchdog.start()
         try:
             self._address = self._exchange_settings_for_address(process)
@@ -220,7 +220,7 @@ class LlamaServer(LlamaHost):
         if process is not None:
             process.kill()
             process.wait()
-            with self._talking:
+            with self._pipe_lock:
                 for pipe in _pipes(process):
                     # Settings that were never read may still be in a buffer, and closing tries to write them.
                     with suppress(BrokenPipeError):
@@ -240,14 +240,14 @@ class LlamaServer(LlamaHost):
     def _exchange_settings_for_address(self, process: subprocess.Popen[str]) -> str | None:
         """Send the settings over a private pipe, and return the address that the process prints."""
         stdin, stdout = _pipes(process)
-        with self._talking:
+        with self._pipe_lock:
             # A process that died before it could read them says why in its messages.
             with suppress(BrokenPipeError):
                 stdin.write(f"{json.dumps(self.settings.for_process())}\n")
                 stdin.flush()
             return stdout.readline().strip() or None
 
-    def _give_up(self) -> None:
+    def _kill_on_timeout(self) -> None:
         self._timed_out = True
         self._started().kill()
 
@@ -255,9 +255,9 @@ class LlamaServer(LlamaHost):
         if self._timed_out:
             what = f"the llama.cpp server did not load {self.settings.model!r} within {self._startup_timeout_s:g} s"
             return FatalError(what, hint="Raise startup_timeout_s, or take a smaller model.")
-        return cant_load(self.settings, self._reasons())
+        return load_error(self.settings, self._error_messages())
 
-    def _reasons(self) -> str:
+    def _error_messages(self) -> str:
         """Return the first error messages. Later ones are consequences."""
         if self._messages is None:
             return ""
@@ -268,7 +268,7 @@ class LlamaServer(LlamaHost):
         return "; ".join(list(dict.fromkeys(errors))[:3] or lines[-1:])
 
 
-def cant_load(settings: LlamaSettings, reasons: str) -> FatalError:
+def load_error(settings: LlamaSettings, reasons: str) -> FatalError:
     """Build the error for a model that can't be loaded."""
     failure = FatalError(
         f"llama.cpp can't load {str(settings.model_path)!r}",

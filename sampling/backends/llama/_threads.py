@@ -12,7 +12,7 @@ from anyio.lowlevel import checkpoint, current_token
 
 from sampling.backends.http._transport import Transport, WireRequest, WireResponse
 from sampling.backends.llama._process import load_server
-from sampling.backends.llama._server import LlamaHost, LlamaSettings, cant_load
+from sampling.backends.llama._server import LlamaHost, LlamaSettings, load_error
 from sampling.errors import FatalError
 
 __all__ = ["LlamaInProcess", "ThreadTransport"]
@@ -68,7 +68,7 @@ class LlamaInProcess(LlamaHost):
             try:
                 self._server = load_server(self.settings.for_process(), quiet=True)
             except RuntimeError as error:
-                raise cant_load(self.settings, "nothing here; without in_process=True it says why") from error
+                raise load_error(self.settings, "nothing here; without in_process=True it says why") from error
 
     def stop(self) -> None:
         """Unload the model. No request may be running."""
@@ -85,7 +85,7 @@ class ThreadTransport:
 
     async def open(self, request: WireRequest) -> WireResponse:
         """Start a thread that generates, and wait for its first chunk."""
-        answer = _ThreadAnswer(self._host.handler(), request.body)
+        answer = _ThreadResponse(self._host.handler(), request.body)
         try:
             await answer.wait_for_head()
         except BaseException:
@@ -99,7 +99,7 @@ class ThreadTransport:
         await checkpoint()
 
 
-class _ThreadAnswer:
+class _ThreadResponse:
     """A response that a thread generates. The thread delivers its chunks in the event loop."""
 
     def __init__(self, handle: _Handler, body: bytes) -> None:
@@ -107,8 +107,8 @@ class _ThreadAnswer:
         self.headers: Mapping[str, str] = {"content-type": "text/event-stream"}
         self._loop = current_token()
         self._chunks: list[bytes] = []
-        self._news = anyio.Event()
-        self._unwanted = False
+        self._changed = anyio.Event()
+        self._cancelled = False
         self._ended = False
         self._thread = threading.Thread(target=self._generate, args=(handle, body), name="llama.cpp", daemon=True)
         self._thread.start()
@@ -131,36 +131,36 @@ class _ThreadAnswer:
 
     async def aclose(self) -> None:
         """Stop the thread and wait for its end. It checks after every token and every piece of the prompt."""
-        self._unwanted = True
+        self._cancelled = True
         while not self._ended:
-            await self._next_news()
+            await self._wait_for_change()
         self._thread.join()
 
     async def _wait_for_chunks(self) -> None:
         while not self._chunks and not self._ended:
-            await self._next_news()
+            await self._wait_for_change()
 
-    async def _next_news(self) -> None:
-        await self._news.wait()
-        self._news = anyio.Event()
+    async def _wait_for_change(self) -> None:
+        await self._changed.wait()
+        self._changed = anyio.Event()
 
     def _take(self, chunk: bytes) -> bool:
         self._chunks.append(chunk)
-        self._news.set()
-        return self._unwanted
+        self._changed.set()
+        return self._cancelled
 
     def _end(self) -> None:
         self._ended = True
-        self._news.set()
+        self._changed.set()
 
     def _generate(self, handle: _Handler, body: bytes) -> None:
         """Run in the thread. The return value of the callback tells llama.cpp whether to stop."""
 
-        def is_unwanted(chunk: bytes) -> bool:
-            return self._unwanted or anyio.from_thread.run_sync(self._take, chunk, token=self._loop)
+        def deliver_chunk(chunk: bytes) -> bool:
+            return self._cancelled or anyio.from_thread.run_sync(self._take, chunk, token=self._loop)
 
         try:
-            handle(body, is_unwanted)
+            handle(body, deliver_chunk)
         finally:
             anyio.from_thread.run_sync(self._end, token=self._loop)
 

@@ -9,11 +9,11 @@ from sampling._engine.scope import report_usage
 from sampling._json.bounded import loads
 from sampling._openai_generation import OpenAIGeneration, ToolCall
 from sampling._redaction import Redactor
-from sampling.backends.openai._errors import Refusal
+from sampling.backends.openai._errors import ErrorResponse
 from sampling.errors import Incomplete, MalformedResponse
 from sampling.usage import Usage
 
-__all__ = ["Answer"]
+__all__ = ["StreamedAnswer"]
 
 T = TypeVar("T")
 Json: TypeAlias = dict[str, Any]
@@ -64,15 +64,15 @@ class _Choice:
         self.finish_reason: str | None = None
 
 
-class Answer:
+class StreamedAnswer:
     """A response while it is streamed. Malformed input raises typed errors only."""
 
     def __init__(
-        self, redactor: Redactor, *, expected_choices: int = 1, input_tokens_guess: int = 0, check_ids: bool = True
+        self, redactor: Redactor, *, expected_choices: int = 1, input_tokens_estimate: int = 0, check_ids: bool = True
     ) -> None:
         self._redactor = redactor
         self._expected_choices = expected_choices
-        self._input_tokens_guess = input_tokens_guess
+        self._input_tokens_estimate = input_tokens_estimate
         self._check_ids = check_ids
         self._choices: dict[int, _Choice] = {}
         self._usage: Usage | None = None
@@ -82,12 +82,12 @@ class Answer:
         self.done = False
         """True once the server sent `[DONE]`."""
 
-        self.expected = False
+        self.sent = False
         """True once the request was sent."""
 
-    def expect(self) -> None:
+    def mark_sent(self) -> None:
         """Record that the request was sent, and report its estimated input tokens as spent."""
-        self.expected = True
+        self.sent = True
         report_usage(self.spent)
 
     @property
@@ -109,7 +109,7 @@ class Answer:
     @property
     def spent(self) -> Usage:
         """The usage that the server reported, else an estimate of one token per piece."""
-        guess = Usage(self._input_tokens_guess, self._pieces)
+        guess = Usage(self._input_tokens_estimate, self._pieces)
         if self._usage is None:
             return guess
         if self._expected_choices > 1 and self._usage.output_tokens < guess.output_tokens:
@@ -124,7 +124,7 @@ class Answer:
             return ""
         chunk = self._parsed(data)
         if chunk.get("error") is not None:
-            error = Refusal.from_error_object(chunk["error"], self._redactor).as_error()
+            error = ErrorResponse.from_error_object(chunk["error"], self._redactor).as_error()
             error.maybe_billed = self.started
             raise error
         self._take_id(_optional(chunk, "id", str))

@@ -17,13 +17,13 @@ from sampling._json.bounded import loads
 from sampling._openai_generation import OpenAIGeneration, ToolCall
 from sampling._redaction import Redactor, Secret
 from sampling._text import estimate_tokens
-from sampling.backends.http._address import address_from
+from sampling.backends.http._address import resolve_address
 from sampling.backends.http._default_transport import default_transport
 from sampling.backends.http._sse import EventParser
 from sampling.backends.http._transport import Transport, WireRequest, WireResponse
-from sampling.backends.openai._answer import Answer
-from sampling.backends.openai._errors import Refusal
-from sampling.backends.openai._request import Endpoint, body_of
+from sampling.backends.openai._answer import StreamedAnswer
+from sampling.backends.openai._errors import ErrorResponse
+from sampling.backends.openai._request import Endpoint, encode_body
 from sampling.errors import (
     AuthenticationFailed,
     BackendError,
@@ -154,7 +154,7 @@ class OpenAIBackend:
             check_bool(name, flag)
         if endpoint not in get_args(Endpoint):
             raise ValueError(f"endpoint must be 'chat' or 'completions', got {endpoint!r}")
-        self._address = address_from(
+        self._address = resolve_address(
             base_url, api_key, send_env_key=send_env_key, allow_http=allow_http, allowed_hosts=allowed_hosts
         )
         self._headers = _secret_headers(headers)
@@ -251,8 +251,8 @@ class OpenAIBackend:
             self._warned = True
             log.warning("connections_not_reused", hint="use it inside `async with`, in the same event loop")
 
-    def _wire(self, request: Request, answer: Answer) -> WireRequest:
-        body = body_of(
+    def _wire(self, request: Request, answer: StreamedAnswer) -> WireRequest:
+        body = encode_body(
             request,
             model=self.model,
             endpoint=self.endpoint,
@@ -272,19 +272,19 @@ class OpenAIBackend:
             headers.setdefault("authorization", f"Bearer {self._address.key.reveal()}")
         if request.idempotency_key is not None:
             headers.setdefault("idempotency-key", _digest_of(request.idempotency_key, body))
-        return WireRequest(f"{self.base_url}{_PATHS[self.endpoint]}", headers, body, answer.expect)
+        return WireRequest(f"{self.base_url}{_PATHS[self.endpoint]}", headers, body, answer.mark_sent)
 
-    def _new_answer(self, request: Request) -> Answer:
+    def _new_answer(self, request: Request) -> StreamedAnswer:
         n = request.options.extra.get("n")
-        return Answer(
+        return StreamedAnswer(
             self._redactor,
             expected_choices=n if type(n) is int and n > 0 else 1,
-            input_tokens_guess=1 + estimate_tokens(sum(len(message.content) for message in request.messages)),
+            input_tokens_estimate=1 + estimate_tokens(sum(len(message.content) for message in request.messages)),
             check_ids=self._check_ids,
         )
 
     async def _ask(
-        self, transport: Transport, wire: WireRequest, answer: Answer, receive: Callable[[str], None] | None
+        self, transport: Transport, wire: WireRequest, answer: StreamedAnswer, receive: Callable[[str], None] | None
     ) -> OpenAIGeneration:
         """Send a request and read the whole response before the deadline."""
         try:
@@ -298,14 +298,14 @@ class OpenAIBackend:
             error.partial_text = answer.text or None
             raise
 
-    def _too_late(self, answer: Answer) -> Timeout:
+    def _too_late(self, answer: StreamedAnswer) -> Timeout:
         came = "some of it came" if answer.started else "nothing of it came"
         error = Timeout(f"no whole answer within {self.timeout_s:g} s ({came})")
-        error.maybe_billed = answer.expected
+        error.maybe_billed = answer.sent
         return error
 
     async def _exchange(
-        self, transport: Transport, wire: WireRequest, answer: Answer, receive: Callable[[str], None] | None
+        self, transport: Transport, wire: WireRequest, answer: StreamedAnswer, receive: Callable[[str], None] | None
     ) -> None:
         response = await transport.open(wire)
         try:
@@ -325,7 +325,9 @@ class OpenAIBackend:
             with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
                 await response.aclose()
 
-    async def _read(self, response: WireResponse, answer: Answer, receive: Callable[[str], None] | None) -> None:
+    async def _read(
+        self, response: WireResponse, answer: StreamedAnswer, receive: Callable[[str], None] | None
+    ) -> None:
         parser = EventParser(min(_MAX_EVENT_BYTES, self.max_response_bytes))
         head = b""
         size = 0
@@ -370,11 +372,11 @@ class OpenAIBackend:
             return None
         if not isinstance(parsed, dict) or "error" not in parsed:
             return None
-        return Refusal.from_error_object(cast("dict[str, Any]", parsed)["error"], self._redactor).as_error()
+        return ErrorResponse.from_error_object(cast("dict[str, Any]", parsed)["error"], self._redactor).as_error()
 
     async def _refused(self, response: WireResponse) -> BackendError:
         body = await _read_some(response)
-        error = Refusal.from_response(response.status, response.headers, body, self._redactor).as_error()
+        error = ErrorResponse.from_response(response.status, response.headers, body, self._redactor).as_error()
         if isinstance(error, AuthenticationFailed) and self._address.key is None:
             error.hint = f"No key was sent ({self._address.key_source}): pass api_key=… or send_env_key=True."
             error.add_note(f"hint: {error.hint}")

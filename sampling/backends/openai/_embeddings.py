@@ -8,10 +8,10 @@ import anyio
 from sampling._arguments import check_bool, check_number, check_str
 from sampling._json.bounded import loads
 from sampling._redaction import Redactor
-from sampling.backends.http._address import address_from
+from sampling.backends.http._address import resolve_address
 from sampling.backends.http._default_transport import default_transport
 from sampling.backends.http._transport import Transport, WireRequest, WireResponse
-from sampling.backends.openai._errors import Refusal
+from sampling.backends.openai._errors import ErrorResponse
 from sampling.errors import MalformedResponse, ResponseTooLarge, Timeout
 
 __all__ = ["OpenAIEmbeddings"]
@@ -41,7 +41,7 @@ class OpenAIEmbeddings:
         """Validate the arguments, which are those of `OpenAIBackend`."""
         check_bool("send_env_key", send_env_key)
         check_bool("allow_http", allow_http)
-        self._address = address_from(
+        self._address = resolve_address(
             base_url, api_key, send_env_key=send_env_key, allow_http=allow_http, allowed_hosts=None
         )
         self.model = check_str("model", model, empty=False)
@@ -72,7 +72,7 @@ class OpenAIEmbeddings:
         try:
             answer = await _read(response)
             if response.status != 200:
-                raise Refusal.from_response(response.status, response.headers, answer, self._redactor).as_error()
+                raise ErrorResponse.from_response(response.status, response.headers, answer, self._redactor).as_error()
             return answer
         finally:
             with anyio.move_on_after(_CLOSE_GRACE_S, shield=True):

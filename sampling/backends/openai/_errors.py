@@ -24,7 +24,7 @@ from sampling.errors import (
     ServerError,
 )
 
-__all__ = ["MAX_RETRY_AFTER_S", "Refusal", "retry_after_s"]
+__all__ = ["MAX_RETRY_AFTER_S", "ErrorResponse", "retry_after_s"]
 
 MAX_RETRY_AFTER_S = 120.0
 """The longest Retry-After that is respected."""
@@ -50,7 +50,7 @@ _RETRIED_ALTHOUGH_4XX = frozenset({408, 409, 425})
 
 
 @attrs.frozen
-class Refusal:
+class ErrorResponse:
     """An error response."""
 
     status: int
@@ -58,13 +58,13 @@ class Refusal:
     """The message of the server, redacted and shortened."""
 
     code: str = ""
-    names_the_model: bool = False
+    mentions_model: bool = False
     retry_after_s: float | None = None
     target: str = ""
     """The host that a redirect leads to. The rest of the URL may hold secrets."""
 
     @classmethod
-    def from_response(cls, status: int, headers: Mapping[str, str], body: bytes, redactor: Redactor) -> "Refusal":
+    def from_response(cls, status: int, headers: Mapping[str, str], body: bytes, redactor: Redactor) -> "ErrorResponse":
         """Parse a response with an error status."""
         try:
             parsed = loads(body.decode("utf-8", "replace"))
@@ -76,18 +76,18 @@ class Refusal:
             status,
             redactor.sample(said or body),
             _known(codes),
-            _names_the_model(said, codes),
+            _mentions_model(said, codes),
             retry_after_s(headers),
             redactor.sample(_host(headers.get("location", ""))),
         )
 
     @classmethod
-    def from_error_object(cls, error: object, redactor: Redactor) -> "Refusal":
+    def from_error_object(cls, error: object, redactor: Redactor) -> "ErrorResponse":
         """Parse an error object inside a stream. Without a known code, it counts as a server error."""
         said, codes = _words(error)
         code = _known(codes)
         status = next((int(c) for c in codes if c.isdecimal() and 400 <= int(c[:4]) <= 599), None)
-        return cls(status or _STATUS_OF_CODE.get(code, 500), redactor.sample(said), code, _names_the_model(said, codes))
+        return cls(status or _STATUS_OF_CODE.get(code, 500), redactor.sample(said), code, _mentions_model(said, codes))
 
     def as_error(self) -> BackendError:
         """Return the exception to raise."""
@@ -117,7 +117,7 @@ class Refusal:
         return self._bad_request(message)
 
     def _bad_request(self, message: str) -> BackendError:
-        if self.code == "model_not_found" or (self.status == 404 and self.names_the_model):
+        if self.code == "model_not_found" or (self.status == 404 and self.mentions_model):
             return ModelNotFound(message)
         if self.status == 404:
             return BadRequest(message, hint="Nothing is at this address: check base_url; most end in /v1.")
@@ -149,7 +149,7 @@ def _known(codes: list[str]) -> str:
     return next((code for code in codes if code in _STATUS_OF_CODE), "")
 
 
-def _names_the_model(said: str, codes: list[str]) -> bool:
+def _mentions_model(said: str, codes: list[str]) -> bool:
     return "model_not_found" in codes or "model" in said.lower()
 
 

@@ -9,7 +9,7 @@ from sampling._arguments import wrong_type
 from sampling.errors import BadRequest, RequestTooLarge
 from sampling.messages import Message, Options, Request
 
-__all__ = ["Endpoint", "body_of"]
+__all__ = ["Endpoint", "encode_body"]
 
 Endpoint: TypeAlias = Literal["chat", "completions"]
 """The API to use: chat takes a conversation, completions continues a text."""
@@ -19,7 +19,7 @@ _OURS = frozenset({"messages", "prompt", "stream"})
 Json: TypeAlias = dict[str, Any]
 
 
-def body_of(
+def encode_body(
     request: Request,
     *,
     model: str | None,

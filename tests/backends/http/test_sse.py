@@ -8,7 +8,7 @@ import pytest
 from sampling._json.bounded import MAX_DEPTH, loads
 from sampling._redaction import Redactor
 from sampling.backends.http._sse import EventParser
-from sampling.backends.openai._answer import Answer
+from sampling.backends.openai._answer import StreamedAnswer
 from sampling.errors import BackendError, MalformedResponse, ResponseTooLarge
 from sampling.messages import Generation
 
@@ -192,7 +192,7 @@ def mutated(rng, stream):
 def read(rng, stream):
     """Do what the backend does with a stream, cut at random."""
     parser = EventParser(LIMIT)
-    answer = Answer(Redactor(), input_tokens_guess=1)
+    answer = StreamedAnswer(Redactor(), input_tokens_guess=1)
     while stream:
         size = rng.choice((1, 7, 64, 4096))
         for event in parser.feed(stream[:size]):

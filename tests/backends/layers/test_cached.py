@@ -384,7 +384,7 @@ def test_a_crafted_answer_is_refused(run, tmp_path, answer):
             database.close()
             await cached.generate(ASK)
 
-    with pytest.raises(FileRefused, match="is no cache, or damaged"):
+    with pytest.raises(FileRefused, match="is not a cache, or it is damaged"):
         run(ask)
 
 

@@ -16,7 +16,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict
 
 from sampling import Budget, Message, Options, RejectionSamplingStrategy, Request, Requirement, StreamingBackend, Usage
-from sampling.backends.http._address import address_from
+from sampling.backends.http._address import resolve_address
 from sampling.backends.openai import OpenAIBackend
 from sampling.errors import BadRequest, ConnectFailed, FatalError, RequestTooLarge, ResponseTooLarge
 from sampling.testing.servers import HostileServer, OpenAIServer, Reply, Step
@@ -293,7 +293,7 @@ class TestAddress:
     )
     def test_the_environments_key_goes_only_to_the_environments_address(self, base_url, environment, send, expected):
         """Row 75: a base_url that the caller names gets it only if the caller says so."""
-        address = address_from(base_url, None, send_env_key=send, allow_http=False, environment=environment)
+        address = resolve_address(base_url, None, send_env_key=send, allow_http=False, environment=environment)
         assert expected == (None if address.key is None else address.key.reveal())
 
     async def test_a_withheld_key_is_really_not_sent(self, monkeypatch):
