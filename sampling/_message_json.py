@@ -20,7 +20,7 @@ _OPENAI_FIELDS = attrs.fields_dict(OpenAIGeneration).keys() - _FIELDS
 
 
 def plain_request(request: Request) -> dict[str, Any]:
-    """Return the messages and options of a request as JSON values, without the ids of the call."""
+    """Return the messages and options of a request, without its ids, as JSON values."""
     return {
         "messages": [{"role": message.role, "content": message.content} for message in request.messages],
         "options": _plain_options(request.options),
@@ -28,7 +28,7 @@ def plain_request(request: Request) -> dict[str, Any]:
 
 
 def _plain_options(options: Options) -> dict[str, Any]:
-    # A temperature of 0 is set; only None is not.
+    # Only None and empty values are left out. A temperature of 0 is kept.
     names = ("model", "temperature", "max_tokens", "seed", "stop", "schema", "extra")
     values = {name: getattr(options, name) for name in names}
     return {name: _plain(name, value) for name, value in values.items() if value is not None and value not in ((), {})}
@@ -47,21 +47,21 @@ def _plain(name: str, value: Any) -> Any:
     schema = getattr(value, "model_json_schema", None)
     if callable(schema):
         return _plain(name, schema())
-    raise TypeError(f"{name} must be made of JSON values to be told from others, got {shown(value)}")
+    raise TypeError(f"{name} must be made of JSON values to be compared with other requests, got {shown(value)}")
 
 
 def canonical(value: object) -> str:
-    """Return the canonical JSON text, which is equal for equal values."""
+    """Return JSON text that is equal for equal values."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def digest(value: object) -> str:
-    """Return a hash that is equal for equal JSON values."""
+    """Return a hash that is equal for equal JSON values and does not reveal them."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 
 def dump_generation(generation: Generation) -> dict[str, Any]:
-    """Return a generation as JSON values, with the extra fields of an `OpenAIGeneration` apart."""
+    """Return a generation as JSON values. Fields of an `OpenAIGeneration` are under "openai"."""
     dumped = {name: getattr(generation, name) for name in _FIELDS} | {"usage": attrs.asdict(generation.usage)}
     if isinstance(generation, OpenAIGeneration):
         whole = attrs.asdict(generation)
@@ -70,7 +70,7 @@ def dump_generation(generation: Generation) -> dict[str, Any]:
 
 
 def load_generation(data: object) -> Generation:
-    """Return the generation that `dump_generation` dumped, or raise ValueError."""
+    """Return the generation that `dump_generation` dumped. Anything else raises ValueError."""
     fields = _fields(data, "a generation", _FIELDS | {"openai"})
     usage = _fields(fields.pop("usage", {}), "a usage", attrs.fields_dict(Usage).keys())
     openai = fields.pop("openai", None)

@@ -16,7 +16,7 @@ class ToolCall:
     id: str
     name: str
     arguments: str
-    """The JSON text of the model. It may be invalid, so check it."""
+    """The JSON text as the model wrote it. It may be invalid."""
 
 
 @attrs.frozen
@@ -28,9 +28,10 @@ class OpenAIGeneration(Generation):
     """The refusal text, where the server separates it from the answer."""
 
     logprobs: tuple[Any, ...] = attrs.field(default=(), kw_only=True, hash=False)
-    """The raw log probabilities, one item per token. Request them with Options(extra={"logprobs": True})."""
+    """The raw log probabilities, one item per token. Request them with `Options(extra={"logprobs": True})`."""
 
     choices: tuple[str, ...] = attrs.field(default=(), kw_only=True)
-    """The text of every choice, if Options(extra={"n": …}) asked for several; `text` is that of the first."""
+    """The text of every choice if `Options(extra={"n": …})` requested several. `text` is that of the first."""
 
     response_id: str | None = attrs.field(default=None, kw_only=True)
+    """The id that the server gave the response."""

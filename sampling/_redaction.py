@@ -13,13 +13,17 @@ __all__ = ["Redactor", "Secret"]
 SAMPLE_BYTES = 200
 """The number of bytes of a response that an error may quote."""
 
-_LOOKED_AT_BYTES = 4096
+_READ_BYTES = 4096
+"""More than is quoted, so that a secret at the end of a sample is recognised as a whole."""
+
 _SHORTEST_SECRET = 4
+"""Shorter ones are not masked, because they occur in ordinary text."""
+
 _PREFIX = 8
 _BASE64_PREFIX = 10
 _MASK = "***"
 
-# Whoever's key it is: what looks like one is not repeated.
+# Anything that looks like a key is masked, because a server may quote the key of somebody else.
 _LOOKS_LIKE_A_KEY = r"(?i:\bbearer\s+)[\w\-.~+/=]+|\b(?:sk|pk|key|api)-[\w\-*.]{8,}"
 
 
@@ -39,7 +43,7 @@ class Secret:
         return f"Secret({_MASK})"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Secret can't be pickled or copied: it would leave the process with whatever holds it")
+        raise TypeError("a Secret can't be pickled or copied: it must not leave the process")
 
 
 class Redactor:
@@ -49,6 +53,7 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[Secret] = ()) -> None:
         forms = {form for secret in secrets for form in _forms(secret.reveal())}
+        # Longest first, because an alternation takes the first match.
         ordered = sorted(forms, key=len, reverse=True)
         self._pattern = re.compile("|".join([*ordered, _LOOKS_LIKE_A_KEY]))
 
@@ -57,8 +62,8 @@ class Redactor:
         return self._pattern.sub(_MASK, text)
 
     def sample(self, data: bytes | str) -> str:
-        """Return the beginning of untrusted data: redacted, short, on one line, and safe for a terminal."""
-        text = data[:_LOOKED_AT_BYTES]
+        """Return the beginning of untrusted data, redacted, on one line, and safe for a terminal."""
+        text = data[:_READ_BYTES]
         if isinstance(text, bytes):
             text = text.decode("utf-8", "backslashreplace")
         shown = quoted(self.redact(text), SAMPLE_BYTES)[1:-1]
@@ -71,7 +76,7 @@ class Redactor:
         return "Redactor()"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Redactor can't be pickled or copied: it knows the secrets that it hides")
+        raise TypeError("a Redactor can't be pickled or copied: it holds the secrets that it hides")
 
 
 def _forms(secret: str) -> Iterable[str]:
@@ -80,14 +85,15 @@ def _forms(secret: str) -> Iterable[str]:
         return
     yield re.escape(secret)
     yield re.escape(quote(secret, safe=""))
-    yield re.escape(repr(secret)[1:-1])
+    yield re.escape(repr(secret)[1:-1])  # as escaped in a Python or JSON string
     if len(secret) > _PREFIX:
         # Servers quote a refused key by its beginning: "Incorrect API key provided: sk-abc12***".
         yield re.escape(secret[:_PREFIX]) + r"[\w\-*.%]*"
+        # Base64 encodes groups of three bytes, so the text before a secret shifts its encoding.
         for offset in range(3):
-            begun = _inside_base64(secret, offset)[:_BASE64_PREFIX]
-            yield re.escape(begun) + r"[\w+/=-]*"
-            yield re.escape(begun.replace("+", "-").replace("/", "_")) + r"[\w+/=-]*"
+            prefix = _inside_base64(secret, offset)[:_BASE64_PREFIX]
+            yield re.escape(prefix) + r"[\w+/=-]*"
+            yield re.escape(prefix.replace("+", "-").replace("/", "_")) + r"[\w+/=-]*"
 
 
 def _inside_base64(secret: str, offset: int) -> str:
@@ -95,5 +101,5 @@ def _inside_base64(secret: str, offset: int) -> str:
     data = secret.encode()
     whole = (len(data) + offset) // 3 * 3 - offset
     encoded = b64encode(b"\0" * offset + data[:whole]).decode()
-    # The first characters mix with what stands before.
+    # The first characters also encode bits of the text before.
     return encoded[(0, 2, 3)[offset] :]

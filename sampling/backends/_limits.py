@@ -1,8 +1,8 @@
 """
 Concurrency and rate limits, independent of any backend.
 
-`SlotPool` is a waiting room, `TokenBucket` a rate, `AdaptiveLimit` finds out by itself how much a server can take.
-The last two are pure: they are told the time and never wait.
+`SlotPool` limits concurrency, `TokenBucket` limits a rate, and `AdaptiveLimit` finds the concurrency that a server
+can handle. The last two are pure: they take the time as an argument and never wait.
 """
 
 import math
@@ -23,7 +23,7 @@ class LoopBinding:
     """
     Remembers the event loop on which an object was last used.
 
-    Clocks of two loops have nothing in common, and what waits in one can't be woken from another.
+    Two loops have unrelated clocks, and a task of one can't be woken from another.
     """
 
     _loop: EventLoopToken | None = None
@@ -41,8 +41,8 @@ class SlotPool:
     """
     A resizable semaphore that serves waiters first come, first served.
 
-    A place is held with `async with slots.hold():`; whoever is cancelled while waiting leaves the queue at once.
-    SlotPool outlive event loops, but serve one at a time.
+    Hold a slot with `async with slots.hold():`. A waiter that is cancelled leaves the queue at once.
+    A pool may be used by one event loop after another, but not by two at the same time.
     """
 
     def __init__(self, total: int) -> None:
@@ -62,7 +62,8 @@ class SlotPool:
         if self._limiter is not None and self._entered:
             self._limiter.total_tokens = total
         else:
-            # Idle, so there may be no event loop in which to change it: the next one who comes makes a new one.
+            # An idle pool may be resized outside of an event loop, where a limiter can't be changed.
+            # The next `acquire` creates a new one.
             self._limiter = None
 
     @property
@@ -128,9 +129,9 @@ class TokenBucket:
     """
     A rate limit with bursts of at most `burst` after a pause.
 
-    All it remembers is the instant at which everything taken so far has been paid for at that rate,
-    so there is nothing to refill, and nothing adds up rounding errors.
-    More than `burst` may be taken in one go; the rest is a debt that those who come later wait for.
+    It stores only the time at which everything taken so far is paid off at the rate,
+    so there is nothing to refill, and rounding errors don't add up.
+    More than `burst` may be taken at once. The excess delays later requests.
     """
 
     def __init__(self, per_s: float, *, burst: float = 1) -> None:
@@ -155,35 +156,35 @@ class AdaptiveLimit:
     """
     Adapts the number of concurrent requests to what a server can handle.
 
-    It adds while all is well and cuts back when it is not: when the server refuses (or a request times out),
-    and when requests begin to wait in the server's queue. Where answers are streamed, that wait is what the first
-    piece of text comes later than it used to; else it is what a token takes longer than it used to.
-    "Used to" is a minimum that moves slowly: it is measured anew, with the queue drained, every few dozen windows.
+    The limit rises while the server keeps up. It falls when the server refuses a request, when a request times out,
+    and when requests start to wait in the server's queue. For streamed answers, that wait is the increase of the time
+    to the first text over its baseline. For others, it is the increase of the time per token.
+    The baseline is a minimum that is measured again, with a drained queue, every few dozen windows.
 
-    A window is as many answers as there may be requests in flight: one round trip. At its end,
+    A window is as many answers as there may be requests in flight, which is about one round trip. At its end:
 
-    - with more than `tolerated_wait` of the time spent waiting, the limit falls to what Little's law says
-      the server works on at once, and a little below, so that the queue drains;
-    - with less than half of that, and if it was reached, the limit rises a little with every answer of the next
-      window: at once to where it had been well before, by 1 around there, and by ever more beyond.
+    - If requests waited for more than `tolerated_wait` of their time, the limit falls slightly below the number that
+      the server works on at once by Little's law, so that the queue drains.
+    - If they waited for less than half of that, and the limit was reached, it rises a little with every answer of the
+      next window: at once to the last known capacity, by 1 around it, and by growing steps beyond it.
 
-    A refusal shows where the ceiling is. The limit falls below what is still in flight, rises to the ceiling again
-    and stays there. Now and then it is tried whether the ceiling still holds: once for 64 answers on the average.
-    When even a lone request is refused, nothing is sent for as long as the server asked,
-    or for a second, then two, then four … if it did not say.
+    A refusal reveals the ceiling. The limit falls below the number still in flight, rises to the ceiling again
+    and stays there. On average once in 64 answers, a request above the ceiling tests whether it still holds.
+    If the only request in flight is refused, nothing is sent for the time that the server asked for,
+    or else for 1 s, then 2 s, 4 s and so on.
     """
 
-    _CUT = 0.9  # how far below the capacity to fall
-    _VICINITY = 1.25  # up to how far above it to feel the way
-    _GROWTH = 1.5  # how much larger each step is beyond that
-    _FEWEST_ANSWERS = 4  # in a window: fewer say too little
-    _ANSWERS_PER_TRIAL = 64  # of a ceiling, so that no more than 1.6 % are refused in the long run
-    _MOST_TRIALS_SAVED = 16  # for when capacity is lost: it may come back before 64 more answers do
+    _CUT = 0.9  # the share of the capacity to fall to
+    _VICINITY = 1.25  # up to this multiple of the capacity, the limit rises by 1
+    _GROWTH = 1.5  # the growth of the steps beyond that
+    _FEWEST_ANSWERS = 4  # in a window: fewer are too noisy
+    _ANSWERS_PER_TRIAL = 64  # of a ceiling, so that at most 1.6 % are refused in the long run
+    _MOST_TRIALS_SAVED = 16  # after a loss of capacity, which may be back before 64 more answers have arrived
     _WINDOWS_PER_TRIAL = 6
     _WINDOWS_PER_BASELINE = 32
-    _DRAIN = 0.6  # how far to fall to measure it: any queue that is tolerated is gone then
-    _LONGEST_PAUSE_S = 120.0
-    _LONGEST_PAUSE_OF_OUR_OWN_S = 16.0
+    _DRAIN = 0.6  # the share of the limit to fall to for a new baseline: it drains any tolerated queue
+    _LONGEST_REQUESTED_PAUSE_S = 120.0  # that a server may ask for
+    _LONGEST_BACKOFF_S = 16.0  # without a request of the server
 
     def __init__(self, *, initial: int = 8, least: int = 1, most: int = 1_000, tolerated_wait: float = 0.2) -> None:
         self.least = check_int("least", least, least=1)
@@ -203,7 +204,7 @@ class AdaptiveLimit:
         self._trials = 1.0
         self._next_pause_s = 1.0
         self.paused_until = -math.inf
-        """The time to send again after even a lone request was refused."""
+        """The time until which nothing may be sent, after the only request in flight was refused."""
 
     @property
     def limit(self) -> int:
@@ -216,15 +217,26 @@ class AdaptiveLimit:
         self._window.reached |= self._in_flight >= self.limit
 
     def answered(self, *, sent_at: float, now: float, first_at: float | None = None, tokens: int = 0) -> None:
-        """Record a complete answer: when it was sent, when its first text arrived if known, and its length."""
+        """
+        Record a complete answer.
+
+        Args:
+            sent_at: When its request was sent.
+
+            now: The current time.
+
+            first_at: When its first text arrived, if known.
+
+            tokens: Its length, or 0 if unknown.
+        """
         self._in_flight -= 1
         self._next_pause_s = 1.0
         self._trials = min(self._trials + 1 / self._ANSWERS_PER_TRIAL, self._MOST_TRIALS_SAVED)
         if sent_at < self._valid_from or now <= sent_at:
-            return  # sent under a limit that has been cut since: what it saw is old news
+            return  # sent under a higher limit, so its times say nothing about the current one
         window = self._window
         window.add(now - sent_at, None if first_at is None else first_at - sent_at, tokens)
-        # In small steps, so that waiting requests don't leave all at once.
+        # In small steps, so that waiting requests are not sent all at once.
         self._limit = min(self._limit + window.rise, self._target)
         if window.answers >= window.size:
             self._limit = self._target
@@ -236,7 +248,7 @@ class AdaptiveLimit:
         self._in_flight -= 1
         if self._in_flight == 0:
             self._pause(now, retry_after_s)
-        # What refuses a lone request says nothing of how much it could take if it took any.
+        # A refusal of the only request does not show how many the server can handle.
         self._ceiling = self._in_flight or math.inf
         self._windows_at_ceiling = 0
         if self._in_flight * self._CUT < self._limit:
@@ -245,10 +257,10 @@ class AdaptiveLimit:
 
     def _pause(self, now: float, asked_s: float | None) -> None:
         if asked_s is not None and asked_s >= 0:
-            pause_s = min(asked_s, self._LONGEST_PAUSE_S)
+            pause_s = min(asked_s, self._LONGEST_REQUESTED_PAUSE_S)
         else:
             pause_s = self._next_pause_s
-            self._next_pause_s = min(2 * pause_s, self._LONGEST_PAUSE_OF_OUR_OWN_S)
+            self._next_pause_s = min(2 * pause_s, self._LONGEST_BACKOFF_S)
         self.paused_until = max(self.paused_until, now + pause_s)
 
     def abandoned(self) -> None:
@@ -303,7 +315,7 @@ class AdaptiveLimit:
             self._trials -= 1
             self._ceiling = math.inf
             self._step = 1.0
-        # Up to where it was well before at once, and slowly from there on.
+        # At once to the last known capacity, and slowly from there on.
         self._target = min(max(self._limit + self._step, self._capacity), self.most, max(self._ceiling, self.least))
         if self._limit > self._capacity * self._VICINITY:
             self._step = max(self._step + 1, self._GROWTH * self._step)
@@ -344,7 +356,7 @@ class _Window:
         return "answer" if self.tokens is None else "token"
 
     def signal(self) -> tuple[float, float]:
-        """Return the time that grows with waiting, and the time that the waiting is a share of."""
+        """Return the mean time that grows with queueing, and the mean time to compare it with."""
         if self.first_s is not None:
             return self.first_s / self.answers, self.latency_s / self.answers
         pace = self.latency_s / (self.answers if self.tokens is None else self.tokens)

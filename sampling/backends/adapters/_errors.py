@@ -66,16 +66,16 @@ _KINDS: Mapping[str, type[BackendError]] = {
 def translate_error(error: Exception, library: str) -> BackendError | None:
     """Return the equivalent error of ours, or None if there is none."""
     status = _status(error)
-    said = f"{library} raised {type(error).__name__}: {Redactor().sample(str(error))}"
+    message = f"{library} raised {type(error).__name__}: {Redactor().sample(str(error))}"
     if status is None or status >= 500:
         # Some libraries report every failure as a 500, but the true cause is still in the chain.
         kind = next((kind for link in _chain(error) if (kind := _kind(_TRANSPORT_KINDS, link)) is not None), None)
         if kind is not None:
-            return ConnectFailed(said) if kind is ConnectionLost and _never_connected(error) else kind(said)
+            return ConnectFailed(message) if kind is ConnectionLost and _never_connected(error) else kind(message)
     if status is not None:
         return _refusal(error, status)
     kind = _kind(_KINDS, error)
-    return None if kind is None else kind(said)
+    return None if kind is None else kind(message)
 
 
 def _status(error: Exception) -> int | None:
@@ -101,11 +101,11 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _refusal(error: Exception, status: int) -> BackendError:
-    said = str(error)
+    message = str(error)
     refusal = ErrorResponse(
         status,
-        Redactor().sample(said),
-        mentions_model="model" in said.lower(),
+        Redactor().sample(message),
+        mentions_model="model" in message.lower(),
         retry_after_s=retry_after_s(_headers(error)),
     )
     return refusal.as_error()

@@ -17,6 +17,7 @@ DEFAULT_BASE_URL = "https://api.openai.com/v1"
 
 _ENDPOINT_PATHS = ("/chat/completions", "/completions")
 _HOST_NAME = re.compile(r"(?i)[a-z\d_-]{1,63}(\.[a-z\d_-]{1,63})*\.?")
+# Resolvers accept 2130706433 and 0x7f.1 as 127.0.0.1, which would bypass the checks of IP addresses.
 _NUMBERS_AND_DOTS = re.compile(r"(?i)[\d.]+|0x[\da-f.x]+")
 
 
@@ -47,8 +48,8 @@ def resolve_address(
     """
     Return the address and key from the arguments and the environment.
 
-    The environment's key belongs to the environment's address. An address that the caller gives is another matter,
-    above all when it comes from configuration or from a user: whoever names it would be handed the key.
+    The key of the environment is sent only to the address of the environment. An address that the caller passes
+    may come from configuration or from a user, and anyone who controls it would receive the key.
     """
     environment = os.environ if environment is None else environment
     name, url = "base_url", base_url
@@ -86,7 +87,7 @@ def _key(name: str, value: object) -> Secret:
     for position, character in enumerate(key):
         if not "!" <= character <= "~":
             raise ValueError(
-                f"{name} holds a character that no key has, U+{ord(character):04X} at position {position}: "
+                f"{name} contains U+{ord(character):04X} at position {position}, which no key does: "
                 "was something else pasted with it?"
             )
     return Secret(key)
@@ -94,7 +95,7 @@ def _key(name: str, value: object) -> Secret:
 
 def check_base_url(name: str, value: object, *, allow_http: bool) -> str:
     """Return a base_url without its trailing slash if it is safe to send a key to."""
-    # The value is not shown before it is known to hold no password.
+    # No message shows the value before it is known to hold no password.
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a str, got a {type(value).__name__}")
     check_str(name, value, empty=False)
@@ -130,7 +131,7 @@ def _check_host(name: str, parts: SplitResult, *, allow_http: bool) -> None:
     else:
         is_loopback = ip.is_loopback
         if ip.is_link_local or ip.is_multicast:
-            # 169.254.169.254 hands out the credentials of cloud machines.
+            # 169.254.169.254 returns the credentials of cloud machines.
             raise ValueError(f"{name} must not be a link-local or multicast address, got {host!r}")
     if parts.scheme == "http" and not is_loopback and not allow_http:
         raise ValueError(

@@ -8,7 +8,7 @@ __all__ = ["require_extra"]
 
 
 def require_extra(what: str, extra: str, *packages: str) -> None:
-    """Raise `MissingExtra`, naming `what` and the extra to install, unless all packages are installed."""
+    """Raise `MissingExtra` unless all packages are installed. `what` needs them."""
     for package in packages:
         if find_spec(package) is None:
             raise MissingExtra(what, package, extra)

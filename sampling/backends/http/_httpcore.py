@@ -29,7 +29,12 @@ __all__ = ["HttpcoreTransport", "proxy_from_environment", "ssl_context_for"]
 
 
 class HttpcoreTransport:
-    """A connection pool of httpcore2, the lower half of httpx2. The rest of httpx2 is not needed."""
+    """
+    A transport with a connection pool of httpcore2.
+
+    httpcore2 is the lower half of httpx2. The upper half would add redirects, cookies and decompression,
+    which a backend must not have.
+    """
 
     def __init__(
         self,
@@ -40,6 +45,7 @@ class HttpcoreTransport:
         proxy: Secret | None = None,
         public_only: bool = False,
     ) -> None:
+        # No read timeout: the backend has one deadline around the whole request.
         self._timeouts = {"connect": connect_timeout_s, "pool": None, "read": None, "write": None}
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=ssl_context,
@@ -180,7 +186,7 @@ _TRANSPORT_ERRORS = (
 
 
 def _translate(error: Exception) -> BackendError:
-    """Return the error of ours for one of httpcore2's, whose message may quote raw bytes of the server."""
+    """Return the error of ours for one of httpcore2, without its message, which may quote raw bytes of the server."""
     root = _root(error)
     if isinstance(root, ssl.SSLCertVerificationError):
         return CertificateInvalid(f"the server's certificate is not valid: {root.verify_message or root.reason}")
@@ -200,7 +206,7 @@ def _system_error(error: Exception) -> str:
 
 
 def _root(error: Exception) -> Exception:
-    """Return the first cause. The libraries in between wrap it in messages such as "all attempts failed"."""
+    """Return the first cause of an error, which libraries wrap in messages such as "all attempts failed"."""
     while True:
         cause = error.__cause__ or error.__context__
         if isinstance(cause, ExceptionGroup):
@@ -215,14 +221,14 @@ def _disconnected(error: httpcore2.ProtocolError) -> bool:
 
 
 def ssl_context_for(url: str, *, trust_env: bool) -> ssl.SSLContext:
-    """Return the context to verify a server with. For http it is empty, because loading authorities is slow."""
+    """Return the context to verify a server with. It is empty for http, because loading authorities is slow."""
     if url.startswith("http:"):
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return httpx2.create_ssl_context(trust_env=trust_env)
 
 
 def proxy_from_environment(url: str) -> Secret | None:
-    """Return the proxy for a URL from the environment, or None. It is a secret, since it may hold a password."""
+    """Return the proxy of the environment for a URL, or None. It may contain a password."""
     parts = urlsplit(url)
     proxies = getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")

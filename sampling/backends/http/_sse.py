@@ -13,11 +13,16 @@ class EventParser:
     """
     Parses the bytes of an event stream into the data of its events.
 
-    It follows the standard: lines end in LF, CR or CRLF, also when a chunk ends between the two;
-    a byte order mark at the beginning is skipped; comments and unknown fields are ignored;
-    the data lines of one event are joined with LF; bytes that are not UTF-8 become U+FFFD.
-    No input raises anything but `ResponseTooLarge`, for an event of more than `max_event_bytes`,
-    and the time it takes is linear in the number of bytes, however they are cut into chunks.
+    It follows the standard:
+
+    - Lines end in LF, CR or CRLF, even if a chunk ends between CR and LF.
+    - A byte order mark at the beginning is skipped.
+    - Comments and unknown fields are ignored.
+    - The data lines of one event are joined with LF.
+    - Bytes that are not UTF-8 become U+FFFD.
+
+    The only error is `ResponseTooLarge`, for an event of more than `max_event_bytes`.
+    The time is linear in the number of bytes, however they are split into chunks.
     """
 
     def __init__(self, max_event_bytes: int) -> None:
@@ -33,7 +38,7 @@ class EventParser:
     def feed(self, chunk: bytes) -> list[str]:
         """Parse the next bytes and return the data of the events they complete."""
         if self._after_cr and chunk:
-            # A CR at the end of a chunk ended its line; an LF at the beginning of the next belongs to it.
+            # The CR at the end of the last chunk ended its line, so this LF belongs to it.
             self._after_cr = False
             if chunk.startswith(b"\n"):
                 chunk = chunk[1:]

@@ -26,7 +26,7 @@ class WireRequest:
 
 
 class WireResponse(Protocol):
-    """A response with its status and headers. `read` returns the body, and the caller closes the response."""
+    """A response whose body is read in pieces. The caller closes it."""
 
     @property
     def status(self) -> int: ...

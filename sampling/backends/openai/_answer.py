@@ -33,7 +33,7 @@ class _Text:
         self._half = ""
 
     def add(self, piece: str) -> str:
-        """Append a piece and return it, with surrogate pairs joined that the server split."""
+        """Append a piece and return it. Surrogate pairs that the server split are joined."""
         if not piece or (piece.isascii() and not self._half):
             self._pieces.append(piece)
             return piece
@@ -65,7 +65,7 @@ class _Choice:
 
 
 class StreamedAnswer:
-    """A response while it is streamed. Malformed input raises typed errors only."""
+    """A response while it is streamed. Malformed input raises a `BackendError`."""
 
     def __init__(
         self, redactor: Redactor, *, expected_choices: int = 1, input_tokens_estimate: int = 0, check_ids: bool = True
@@ -113,7 +113,7 @@ class StreamedAnswer:
         if self._usage is None:
             return guess
         if self._expected_choices > 1 and self._usage.output_tokens < guess.output_tokens:
-            # llama.cpp counts each choice by itself.
+            # llama.cpp reports the tokens of one choice only.
             return attrs.evolve(self._usage, output_tokens=guess.output_tokens)
         return self._usage
 
@@ -139,11 +139,11 @@ class StreamedAnswer:
         try:
             chunk = loads(data)
         except ValueError as error:
-            problem = f"a chunk that can't be read ({error})"
+            problem = f"a chunk is not valid JSON ({error})"
         else:
             if isinstance(chunk, dict):
                 return cast("Json", chunk)
-            problem = "a chunk that is no JSON object"
+            problem = "a chunk is not a JSON object"
         raise MalformedResponse(f"{problem}: {self._redactor.sample(data)}")
 
     def _take_id(self, given: str | None) -> None:
@@ -153,7 +153,7 @@ class StreamedAnswer:
             self._id = given
         elif given != self._id:
             raise MalformedResponse(
-                "a chunk of another answer in the stream: its id differs from that of the first",
+                "a chunk belongs to another answer: its id differs from that of the first chunk",
                 hint="If this server gives every chunk an id of its own, pass check_ids=False to the backend.",
             )
 
@@ -167,12 +167,12 @@ class StreamedAnswer:
     def _take_choice(self, given: Json) -> str:
         index = _optional(given, "index", int) or 0
         if not 0 <= index < self._expected_choices:
-            raise MalformedResponse(f"a choice with index {index}, of {self._expected_choices} asked for")
+            raise MalformedResponse(f"a choice has index {index}, but {self._expected_choices} were requested")
         choice = self._choices.setdefault(index, _Choice())
         finished_before = choice.finish_reason is not None
         piece, is_more = self._take_delta(choice, given)
         if is_more and finished_before:
-            raise MalformedResponse("more text after its finish_reason: two answers in one stream?")
+            raise MalformedResponse("more text after a finish_reason: the stream may contain two answers")
         self._pieces += is_more
         choice.finish_reason = _optional(given, "finish_reason", str) or choice.finish_reason
         return piece if index == 0 else ""
@@ -192,15 +192,15 @@ class StreamedAnswer:
         return choice.text.add(text), bool(text or reasoning or refusal or calls)
 
     def generation(self, *, allow_missing_finish: bool = False) -> OpenAIGeneration:
-        """Return the generation, or raise if it has no choice or no end."""
+        """Return the generation, or raise if the stream had no choice or no end."""
         if not self.started:
             if self.done:
-                raise MalformedResponse("a stream without a single choice")
-            raise Incomplete("the stream ended before anything of the answer came")
+                raise MalformedResponse("the stream has no choice")
+            raise Incomplete("the stream ended before the answer started")
         if not self.finished and not allow_missing_finish:
             raise Incomplete("the stream ended without a finish_reason: the answer may be cut off")
         if 0 not in self._choices:
-            raise MalformedResponse("a stream without its first choice")
+            raise MalformedResponse("the stream lacks the first choice")
         return self._generation(self._choices[0])
 
     def _generation(self, first: _Choice) -> OpenAIGeneration:
@@ -235,7 +235,7 @@ def _objects(fields: Mapping[str, Any], name: str) -> list[Json]:
 
 
 def _required(name: str, value: object, kind: type[T]) -> T:
-    # type() and not isinstance: a bool is no index.
+    # type() and not isinstance, because a bool is not a valid index.
     if type(value) is not kind:
         raise MalformedResponse(f"{name} in a chunk is of type {type(value).__name__}, not {kind.__name__}")
     return value
@@ -267,5 +267,5 @@ def _take_tool_call(calls: dict[int, ToolCall], given: Json) -> None:
 def _logprobs(given: Json | None) -> list[Any]:
     if given is None:
         return []
-    # The chat API lists tokens; the older one gives parallel lists, which are passed on whole.
+    # The chat API has one object per token. The completions API has parallel lists, which are passed on as they are.
     return _objects(given, "content") if "content" in given else [given]

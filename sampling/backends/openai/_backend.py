@@ -1,4 +1,4 @@
-"""`OpenAIBackend`, for servers with the OpenAI API: OpenAI, vLLM, llama.cpp, Ollama, OpenRouter, …"""
+"""`OpenAIBackend`, for servers with the OpenAI API: OpenAI, vLLM, llama.cpp, Ollama, TGI, OpenRouter, …"""
 
 import hashlib
 import os
@@ -46,9 +46,9 @@ CLOSE_GRACE_S = 1.0
 
 _PATHS = {"chat": "/chat/completions", "completions": "/completions"}
 _MAX_EVENT_BYTES = 4 * MIB
-_REFUSAL_BYTES = 64 * 1024
-_REFUSAL_GRACE_S = 5.0
-_DRAIN_GRACE_S = 0.1
+_MAX_ERROR_BYTES = 64 * 1024
+_ERROR_BODY_TIMEOUT_S = 5.0
+_DRAIN_TIMEOUT_S = 0.1
 _NOT_A_STREAM = ("application/json", "text/html")
 
 
@@ -57,16 +57,20 @@ class OpenAIBackend:
     """
     A backend for servers that speak the OpenAI API.
 
-    async with OpenAIBackend(model="gpt-5-mini") as backend:                        # OPENAI_API_KEY
+    Use OPENAI_API_KEY, or a server that needs no key, such as vLLM:
+
+        async with OpenAIBackend(model="gpt-5-mini") as backend:
             result = await strategy.sample("A haiku about rain", None, backend)
 
-        async with OpenAIBackend("http://127.0.0.1:8000/v1", model="qwen3") as backend: # vLLM, no key
+        async with OpenAIBackend("http://127.0.0.1:8000/v1", model="qwen3") as backend:
+            ...
 
-    Inside `async with`, connections are kept and shared by all calls of that event loop. Elsewhere,
-    as under `sample_sync`, every request opens and closes a connection of its own: slower, but nothing is left open.
+    Inside `async with`, connections are kept open and shared by all calls of that event loop. Elsewhere,
+    as under `sample_sync`, every request opens and closes a connection of its own. That is slower, but leaves
+    nothing open.
 
-    Every request is streamed, also when only the whole text is wanted: a server notices at once
-    that a streaming client has gone, and stops generating. It never retries by itself.
+    Every request is streamed, even if only the whole text is needed: a server notices at once
+    that a streaming client has disconnected, and stops generating. The backend never retries.
     """
 
     def __init__(  # noqa: PLR0913 - each of them is one thing that servers, networks or users differ in
@@ -97,49 +101,49 @@ class OpenAIBackend:
         Validate the arguments. Nothing is sent before the first request.
 
         Args:
-            base_url: Where the API is, up to and with its /v1. By default OPENAI_BASE_URL, else OpenAI's own.
+            base_url: The address of the API, up to and including its /v1. By default OPENAI_BASE_URL, else OpenAI.
                 It must be https, except on this machine.
 
-            api_key: The key for it. By default OPENAI_API_KEY, but that is never sent to a base_url given here
-                unless `send_env_key` says so. A server of your own may need none.
+            api_key: The key. By default OPENAI_API_KEY, which is sent to a base_url given here only
+                with `send_env_key=True`. A server of your own may need none.
 
-            model: Which model to ask where `Options` name none. By default OPENAI_MODEL.
+            model: The model, unless `Options` name one. By default OPENAI_MODEL.
 
-            endpoint: "chat" for conversations, "completions" for models that go on with a text;
-                the messages are then joined by empty lines.
+            endpoint: "chat" for conversations, or "completions" for models that continue a text.
+                "completions" joins the messages with empty lines.
 
-            timeout_s: How long a request may take in all: waiting for a connection, and every byte of the answer.
+            timeout_s: The time limit for a whole request, from waiting for a connection to the last byte of the answer.
 
-            connect_timeout_s: How long connecting may take.
+            connect_timeout_s: The time limit for connecting.
 
-            max_connections: How many there may be at once; further requests wait.
+            max_connections: The maximum number of connections. Further requests wait.
 
-            max_request_bytes: A longer request is refused before it is sent.
+            max_request_bytes: The maximum size of a request. A longer one raises `RequestTooLarge` and is not sent.
 
-            max_response_bytes: A longer answer is cut off, and is an error.
+            max_response_bytes: The maximum size of a response. A longer one raises `ResponseTooLarge`.
 
-            headers: Sent with every request. Their values are kept as secret as the key.
+            headers: Headers of every request. Their values are kept secret, like the key.
 
             send_env_key: Send OPENAI_API_KEY to the given base_url.
 
             allow_http: Accept http:// on other machines than this one.
 
-            allowed_hosts: The only hosts that base_url may name: for a base_url that is not your own.
+            allowed_hosts: The only hosts that base_url may name. Set it for a base_url that comes from others.
 
-            public_only: Connect only to public addresses. The name is looked up, the addresses are checked, and one of
-                those is connected to: a name that points into your own network a moment later gets nowhere.
+            public_only: Connect only to public addresses. The connection goes to the address that was checked,
+                so a name that resolves to your own network a moment later (DNS rebinding) does not get through.
 
             trust_env: Use the proxies and the certificate authorities that the environment names.
 
-            ssl_context: What to check an https server with, instead of the system's authorities.
+            ssl_context: The context to verify an https server with, instead of the authorities of the system.
 
-            include_usage: Ask for the token counts; turn it off for servers that reject `stream_options`.
+            include_usage: Request the token counts. Turn it off for servers that reject `stream_options`.
 
-            allow_missing_finish: Take an answer for complete although it ends without a finish_reason.
+            allow_missing_finish: Accept an answer without a finish_reason as complete.
 
-            check_ids: Reject a stream whose chunks carry different ids.
+            check_ids: Reject a stream whose chunks have different ids.
 
-            transport: Makes what carries the requests, instead of httpcore2.
+            transport: A function that creates the transport, instead of httpcore2.
         """
         flags = {
             "send_env_key": send_env_key,
@@ -190,12 +194,12 @@ class OpenAIBackend:
         """The base URL of the API."""
         return self._address.base_url
 
-    # Life.
+    # Opening and closing.
 
     async def __aenter__(self) -> Self:
         await checkpoint()
         if self._transport is not None:
-            raise RuntimeError("this OpenAIBackend is open already: share it, or make another one")
+            raise RuntimeError("this OpenAIBackend is already open: share it, or create another one")
         self._transport = self._new_transport()
         self._loop = current_token()
         return self
@@ -217,16 +221,18 @@ class OpenAIBackend:
         return f"<OpenAIBackend {', '.join(parts)}, key {self._address.key_source}, {state}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("an OpenAIBackend can't be pickled or copied: it holds a key and connections. Make one there")
+        raise TypeError(
+            "an OpenAIBackend can't be pickled or copied: it holds a key and connections. Create a new one."
+        )
 
     # Requests.
 
     async def generate(self, request: Request) -> OpenAIGeneration:
-        """Return the whole answer. It is streamed nevertheless, so that cancelling stops the server."""
+        """Return the whole answer. It is streamed on the wire, so that cancelling stops the server."""
         return await self._answer(request, None)
 
     async def stream(self, request: Request, receive: Callable[[str], None]) -> OpenAIGeneration:
-        """Return the answer, and pass each new piece of text, without reasoning, to `receive`."""
+        """Return the answer, and pass each new piece of text to `receive`. Reasoning is not passed on."""
         if not callable(receive):
             raise wrong_type("receive", receive, "a callable that takes a str")
         return await self._answer(request, receive)
@@ -262,7 +268,7 @@ class OpenAIBackend:
         )
         headers = {
             "accept": "text/event-stream",
-            # No compression: what a few bytes grow into could not be bounded.
+            # No compression, because a few bytes could expand without bound.
             "accept-encoding": "identity",
             "content-type": "application/json",
             "user-agent": "sampling",
@@ -299,8 +305,8 @@ class OpenAIBackend:
             raise
 
     def _too_late(self, answer: StreamedAnswer) -> Timeout:
-        came = "some of it came" if answer.started else "nothing of it came"
-        error = Timeout(f"no whole answer within {self.timeout_s:g} s ({came})")
+        received = "it had started" if answer.started else "it had not started"
+        error = Timeout(f"no whole answer within {self.timeout_s:g} s ({received})")
         error.maybe_billed = answer.sent
         return error
 
@@ -316,11 +322,11 @@ class OpenAIBackend:
                 raise await self._not_streamed(response)
             await self._read(response, answer, receive)
         except ConnectionLost:
-            # What breaks after the last word takes nothing of the answer away.
+            # A connection that breaks after the last chunk does not invalidate the answer.
             if not answer.finished:
                 raise
         finally:
-            # Whether it ends well or not, and above all when it is cancelled; a refusal costs nothing.
+            # Report also on errors and cancellation: the tokens so far are spent. A refused request costs nothing.
             report_usage(answer.spent if response.status == 200 else Usage())
             with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
                 await response.aclose()
@@ -354,14 +360,14 @@ class OpenAIBackend:
         encoding = response.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in {"", "identity"}:
             raise MalformedResponse(
-                f"the answer is compressed ({self._redactor.sample(encoding)}), although that was not asked for"
+                f"the response is compressed ({self._redactor.sample(encoding)}), which was not requested"
             )
 
     async def _not_streamed(self, response: WireResponse) -> BackendError:
         body = await _read_some(response)
         kind = _content_type(response)
         return self._error_in(body) or MalformedResponse(
-            f"the server did not stream, but answered with {kind}: {self._redactor.sample(body)}"
+            f"the server did not stream but sent {kind}: {self._redactor.sample(body)}"
         )
 
     def _error_in(self, body: bytes) -> BackendError | None:
@@ -384,7 +390,8 @@ class OpenAIBackend:
 
 
 def _digest_of(key: str, body: bytes) -> str:
-    """Return the idempotency header: a digest of the key and the body."""
+    """Return the idempotency header, a digest of the key and the body."""
+    # The body is part of it: the same key with another request must not return the first answer.
     return hashlib.sha256(b"%b\n%b" % (key.encode("utf-8", "backslashreplace"), body)).hexdigest()
 
 
@@ -395,7 +402,7 @@ def _secret_headers(headers: Mapping[str, str] | None) -> dict[str, Secret]:
     checked: dict[str, Secret] = {}
     for name, value in headers.items():
         check_str("the name of a header", name, empty=False)
-        # As with the key, what is wrong is said, but not shown.
+        # Like a key, the value is not shown in a message.
         if not isinstance(value, str):
             raise TypeError(f"header {name!r} must be a str, got a {type(value).__name__}")
         if not value.isascii() or not value.isprintable():
@@ -417,16 +424,16 @@ def _content_type(response: WireResponse) -> str:
 async def _read_some(response: WireResponse) -> bytes:
     """Return the beginning of an error body, without waiting for a long or slow one."""
     body = b""
-    with anyio.move_on_after(_REFUSAL_GRACE_S):
+    with anyio.move_on_after(_ERROR_BODY_TIMEOUT_S):
         while True:
             data = await response.read()
             body += data
-            if not data or len(body) >= _REFUSAL_BYTES:
+            if not data or len(body) >= _MAX_ERROR_BYTES:
                 break
     return body
 
 
 async def _drain(response: WireResponse) -> None:
     """Wait briefly for the end of a finished body, so that its connection can be reused."""
-    with anyio.move_on_after(_DRAIN_GRACE_S):
+    with anyio.move_on_after(_DRAIN_TIMEOUT_S):
         await response.read()

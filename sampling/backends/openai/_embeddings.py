@@ -23,9 +23,11 @@ _CLOSE_GRACE_S = 1.0
 @final
 class OpenAIEmbeddings:
     """
-    Turns a text into a vector: `MBRStrategy(EmbeddingSimilarity(OpenAIEmbeddings(model="text-embedding-3-small")))`.
+    Computes embeddings with the OpenAI API.
 
-    What it raises is what `OpenAIBackend` raises. It keeps no connection open, so there is nothing to close.
+        MBRStrategy(EmbeddingSimilarity(OpenAIEmbeddings(model="text-embedding-3-small")))
+
+    It raises the same errors as `OpenAIBackend`. It keeps no connection open, so it needs no closing.
     """
 
     def __init__(
@@ -84,13 +86,13 @@ class OpenAIEmbeddings:
             vector = data["data"][0]["embedding"]
             return tuple([float(number) for number in vector])
         except (ValueError, KeyError, IndexError, TypeError):
-            raise MalformedResponse(f"no embedding in the answer: {self._redactor.sample(answer)}") from None
+            raise MalformedResponse(f"no embedding in the response: {self._redactor.sample(answer)}") from None
 
     def __repr__(self) -> str:
         return f"<OpenAIEmbeddings {self._address.base_url!r}, model={self.model!r}, key {self._address.key_source}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("an OpenAIEmbeddings can't be pickled or copied: it holds a key. Make one there")
+        raise TypeError("an OpenAIEmbeddings can't be pickled or copied: it holds a key. Create a new one.")
 
 
 async def _read(response: WireResponse) -> bytes:
@@ -98,5 +100,5 @@ async def _read(response: WireResponse) -> bytes:
     while data := await response.read():
         body += data
         if len(body) > _MAX_BYTES:
-            raise ResponseTooLarge(f"an answer of more than {_MAX_BYTES:,} bytes")
+            raise ResponseTooLarge(f"the response has more than {_MAX_BYTES:,} bytes")
     return body

@@ -29,7 +29,7 @@ __all__ = ["MAX_RETRY_AFTER_S", "ErrorResponse", "retry_after_s"]
 MAX_RETRY_AFTER_S = 120.0
 """The longest Retry-After that is respected."""
 
-# Statuses for the error objects that come inside a stream, where the status is 200 already.
+# An error object inside a stream comes with status 200, so its code has to tell the status.
 _STATUS_OF_CODE = {
     "authentication_error": 401,
     "billing_hard_limit_reached": 402,
@@ -46,7 +46,7 @@ _STATUS_OF_CODE = {
     "tokens": 429,
 }
 
-_RETRIED_ALTHOUGH_4XX = frozenset({408, 409, 425})
+_RETRYABLE_4XX = frozenset({408, 409, 425})
 
 
 @attrs.frozen
@@ -54,7 +54,7 @@ class ErrorResponse:
     """An error response."""
 
     status: int
-    said: str
+    message: str
     """The message of the server, redacted and shortened."""
 
     code: str = ""
@@ -71,12 +71,12 @@ class ErrorResponse:
         except ValueError:
             parsed = None
         fields = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
-        said, codes = _words(fields.get("error", fields))
+        message, codes = _message_and_codes(fields.get("error", fields))
         return cls(
             status,
-            redactor.sample(said or body),
+            redactor.sample(message or body),
             _known(codes),
-            _mentions_model(said, codes),
+            _mentions_model(message, codes),
             retry_after_s(headers),
             redactor.sample(_host(headers.get("location", ""))),
         )
@@ -84,10 +84,12 @@ class ErrorResponse:
     @classmethod
     def from_error_object(cls, error: object, redactor: Redactor) -> "ErrorResponse":
         """Parse an error object inside a stream. Without a known code, it counts as a server error."""
-        said, codes = _words(error)
+        message, codes = _message_and_codes(error)
         code = _known(codes)
         status = next((int(c) for c in codes if c.isdecimal() and 400 <= int(c[:4]) <= 599), None)
-        return cls(status or _STATUS_OF_CODE.get(code, 500), redactor.sample(said), code, _mentions_model(said, codes))
+        return cls(
+            status or _STATUS_OF_CODE.get(code, 500), redactor.sample(message), code, _mentions_model(message, codes)
+        )
 
     def as_error(self) -> BackendError:
         """Return the exception to raise."""
@@ -96,12 +98,12 @@ class ErrorResponse:
         return error
 
     def _describe(self) -> str:
-        return f"the server answered {self.status}: {self.said}" if self.said else f"the server answered {self.status}"
+        return f"the server answered {self.status}" + (f": {self.message}" if self.message else "")
 
     def _error(self, message: str) -> BackendError:
         if 300 <= self.status < 400:
             return Redirected(f"the server answered {self.status}, a redirect to {self.target}")
-        if self.status >= 500 or self.status in _RETRIED_ALTHOUGH_4XX:
+        if self.status >= 500 or self.status in _RETRYABLE_4XX:
             return ServerError(message, retry_after_s=self.retry_after_s)
         if self.status >= 400:
             return self._refused(message)
@@ -120,7 +122,7 @@ class ErrorResponse:
         if self.code == "model_not_found" or (self.status == 404 and self.mentions_model):
             return ModelNotFound(message)
         if self.status == 404:
-            return BadRequest(message, hint="Nothing is at this address: check base_url; most end in /v1.")
+            return BadRequest(message, hint="There is no API at this address. Check base_url: most end in /v1.")
         if self.status == 413:
             return RequestTooLarge(message)
         return BadRequest(message)
@@ -130,34 +132,34 @@ def _host(url: str) -> str:
     try:
         return urlsplit(url).hostname or "another path of the same host"
     except ValueError:
-        return "an address that is none"
+        return "an invalid address"
 
 
-def _words(error: object) -> tuple[str, list[str]]:
+def _message_and_codes(error: object) -> tuple[str, list[str]]:
     """Return the message and codes of an error object of any shape."""
     if isinstance(error, str):
         return error, []
     if not isinstance(error, dict):
         return "", []
     fields = cast("dict[str, Any]", error)
-    said = next((v for n in ("message", "detail", "error") if isinstance(v := fields.get(n), str)), "")
+    message = next((v for n in ("message", "detail", "error") if isinstance(v := fields.get(n), str)), "")
     codes = [str(v) for n in ("code", "type") if isinstance(v := fields.get(n), str | int) and len(str(v)) <= 100]
-    return said, codes
+    return message, codes
 
 
 def _known(codes: list[str]) -> str:
     return next((code for code in codes if code in _STATUS_OF_CODE), "")
 
 
-def _mentions_model(said: str, codes: list[str]) -> bool:
-    return "model_not_found" in codes or "model" in said.lower()
+def _mentions_model(message: str, codes: list[str]) -> bool:
+    return "model_not_found" in codes or "model" in message.lower()
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
     """
-    Return the seconds to wait from Retry-After, given in seconds or as a date, or None.
+    Return the seconds to wait by the Retry-After header, or None.
 
-    Never negative, never endless: what is past is 0, and the most is `MAX_RETRY_AFTER_S`.
+    The header holds seconds or a date. A date in the past gives 0, and the maximum is `MAX_RETRY_AFTER_S`.
     """
     wait_s = _number(headers.get("retry-after-ms"), scale=0.001)
     if wait_s is None:

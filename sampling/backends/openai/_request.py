@@ -14,7 +14,7 @@ __all__ = ["Endpoint", "encode_body"]
 Endpoint: TypeAlias = Literal["chat", "completions"]
 """The API to use: chat takes a conversation, completions continues a text."""
 
-_OURS = frozenset({"messages", "prompt", "stream"})
+_RESERVED = frozenset({"messages", "prompt", "stream"})
 
 Json: TypeAlias = dict[str, Any]
 
@@ -32,10 +32,10 @@ def encode_body(
     options = request.options
     body: Json = {"model": _model(options.model or model), **_question(request.messages, endpoint)}
     body.update(_options(options, max_tokens_name))
-    if reserved := _OURS & options.extra.keys():
+    if reserved := _RESERVED & options.extra.keys():
         raise BadRequest(
             f"options.extra sets {', '.join(sorted(reserved))}, which the backend sets itself",
-            hint="Every request is streamed, so that one that is cancelled stops; the rest comes from the messages.",
+            hint="Remove them: the messages come from the request, and every request is streamed so that it can stop.",
         )
     body.update(options.extra)
     body["stream"] = True
@@ -47,8 +47,8 @@ def encode_body(
 def _model(model: str | None) -> str:
     if model is None:
         raise BadRequest(
-            "no model was named",
-            hint="Pass model=… to the backend or in Options, or set OPENAI_MODEL; a server with one model takes any.",
+            "no model was given",
+            hint="Pass model=… to the backend or in Options, or set OPENAI_MODEL. A server with one model accepts any.",
         )
     return model
 
@@ -82,12 +82,12 @@ def _encoded(body: Json, max_bytes: int) -> bytes:
     try:
         data = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=dict).encode()
     except UnicodeEncodeError:
-        raise BadRequest("the request holds half of a surrogate pair, which can't be sent as UTF-8") from None
+        raise BadRequest("the request contains half of a surrogate pair, which can't be sent as UTF-8") from None
     except (TypeError, ValueError, RecursionError) as error:
-        # Its message may quote the request.
+        # Without the message of the error, which may quote the request.
         raise BadRequest(f"options.extra or options.schema is not JSON ({type(error).__name__})") from None
     if len(data) > max_bytes:
-        raise RequestTooLarge(f"a request of {len(data):,} bytes; max_request_bytes is {max_bytes:,}")
+        raise RequestTooLarge(f"the request has {len(data):,} bytes, more than max_request_bytes={max_bytes:,}")
     return data
 
 
@@ -100,7 +100,7 @@ def _response_format(schema: object) -> Json:
         given = cast("Mapping[str, Any]", schema)
         return _json_schema(str(given.get("title") or "answer"), dict(given))
     if isinstance(schema, type) and callable(make := getattr(schema, "model_json_schema", None)):
-        # The class ignores what it has no field for, so forbidding that loses no answer; and OpenAI asks for it.
+        # The class ignores unknown fields, so forbidding them loses no answer, and OpenAI's strict mode requires it.
         return _json_schema(schema.__name__, _closed(deepcopy(make())))
     raise wrong_type("options.schema", schema, "a JSON schema (a dict) or a pydantic model class")
 

@@ -257,7 +257,7 @@ def test_what_was_asked_less_often_is_a_miss_too(run, tmp_path):
             await backend.generate(ASK)
 
     run(Recorded(ScriptedBackend(["one"]), path).generate, ASK)
-    with pytest.raises(CassetteMiss, match="has this request, but not as often"):
+    with pytest.raises(CassetteMiss, match="has this request, but fewer times"):
         run(ask_twice, Replayed(path))
 
 
@@ -284,8 +284,8 @@ def test_a_run_that_goes_another_way_fails_instead_of_hanging(run, tmp_path):
         return str(miss.value)
 
     run(race)
-    assert "others were asked or answered before" in run(only, 0)
-    assert "this request was cancelled, and here nobody cancels it" in run(only, 1)
+    assert "other requests were sent or answered before" in run(only, 0)
+    assert "this request was cancelled, but not in this run" in run(only, 1)
 
 
 SECRET = "sk-canary-0123456789abcdef"  # noqa: S105 - it is a canary

@@ -199,14 +199,14 @@ class TestRefusedBeforeSending:
         """max_request_bytes counts bytes, not characters."""
         async with OpenAIServer() as server, OpenAIBackend(server.url, model="m", max_request_bytes=500) as backend:
             await backend.generate(asking("x" * 200))
-            with pytest.raises(RequestTooLarge, match="max_request_bytes is 500"):
+            with pytest.raises(RequestTooLarge, match="max_request_bytes=500"):
                 await backend.generate(asking("é" * 200))
         assert len(server.requests) == 1
 
     async def test_no_model_says_where_to_name_one(self):
         """It is found out before anything is sent, and ends the call at once."""
         async with OpenAIBackend("http://127.0.0.1:1") as backend:
-            with pytest.raises(BadRequest, match="no model was named") as caught:
+            with pytest.raises(BadRequest, match="no model was given") as caught:
                 await backend.generate(asking())
         assert "OPENAI_MODEL" in caught.value.hint
 
