@@ -61,7 +61,11 @@ def digest(value: object) -> str:
 
 
 def dump_generation(generation: Generation) -> dict[str, Any]:
-    """Return a generation as JSON values. Fields of an `OpenAIGeneration` are under "openai"."""
+    """
+    Return a generation as JSON values.
+
+    Fields of an `OpenAIGeneration` are under "openai".
+    """
     dumped = {name: getattr(generation, name) for name in _FIELDS} | {"usage": attrs.asdict(generation.usage)}
     if isinstance(generation, OpenAIGeneration):
         whole = attrs.asdict(generation)

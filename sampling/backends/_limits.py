@@ -53,7 +53,11 @@ class SlotPool:
 
     @property
     def total(self) -> int:
-        """The number of slots. Lowering it below `in_use` does not interrupt current holders."""
+        """
+        The number of slots.
+
+        Lowering it below `in_use` does not interrupt current holders.
+        """
         return self._total
 
     @total.setter
@@ -140,12 +144,20 @@ class TokenBucket:
         self._paid_at = -math.inf
 
     def ready_at(self, amount: float) -> float:
-        """Return the time from which this amount may be taken. A past time means now."""
+        """
+        Return the time from which this amount may be taken.
+
+        A past time means now.
+        """
         ahead = self.burst - min(amount, self.burst)
         return self._paid_at - ahead / self.per_s
 
     def take(self, amount: float, now: float) -> None:
-        """Take an amount. A negative amount gives back what was taken in excess."""
+        """
+        Take an amount.
+
+        A negative amount gives back what was taken in excess.
+        """
         self._paid_at = max(self._paid_at, now) + amount / self.per_s
 
     def __repr__(self) -> str:

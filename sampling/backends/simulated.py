@@ -114,7 +114,11 @@ class _RequestState:
 
 @attrs.frozen
 class _Pace:
-    """The times at which tokens are done. They are absolute, so a late wake-up delays no later token."""
+    """
+    The times at which tokens are done.
+
+    They are absolute, so a late wake-up delays no later token.
+    """
 
     first_at: float
     per_token_s: float
@@ -235,7 +239,11 @@ class SimulatedBackend:
 
     @property
     def slots(self) -> int:
-        """The number of requests served at once. Lowering it does not interrupt those in a slot."""
+        """
+        The number of requests served at once.
+
+        Lowering it does not interrupt those in a slot.
+        """
         return self._slots.total
 
     @slots.setter
@@ -407,7 +415,8 @@ def _failure_mark(name: str) -> str:
 
 
 def _words(rng: random.Random, count: int, first: str) -> list[str]:
-    """Return `count` tokens. The second one is random, so that answers hardly ever repeat."""
+    """Return `count` tokens."""
+    # The second one is random, so that answers hardly ever repeat.
     start = rng.randrange(len(_WORDS))
     words = _WORDS[start : start + count]
     while len(words) < count:

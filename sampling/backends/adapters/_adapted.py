@@ -28,7 +28,11 @@ class AdaptedBackend:
         self._ask = ask
 
     async def generate(self, request: Request) -> Generation:
-        """Return the whole answer. The library streams it nevertheless, so that cancelling stops the server."""
+        """
+        Return the whole answer.
+
+        The library streams it nevertheless, so that cancelling stops the server.
+        """
         return await self.stream(request, lambda _: None)
 
     async def stream(self, request: Request, receive: Receive) -> Generation:

@@ -78,7 +78,8 @@ def _check_allowed(name: str, address: str, allowed_hosts: Collection[str]) -> N
 
 
 def _key(name: str, value: object) -> Secret:
-    """Return a key if it fits into a header. Error messages never show it."""
+    """Return a key if it fits into a header."""
+    # Error messages never show it.
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a str, got a {type(value).__name__}")
     key = value.strip()

@@ -123,7 +123,11 @@ class _PublicOnly(httpcore2.AsyncNetworkBackend):
 
 
 class _Body:
-    """The body of a request. It calls `on_sent` when the pool starts to send it."""
+    """
+    The body of a request.
+
+    It calls `on_sent` when the pool starts to send it.
+    """
 
     def __init__(self, request: WireRequest) -> None:
         self._request = request
@@ -221,14 +225,22 @@ def _disconnected(error: httpcore2.ProtocolError) -> bool:
 
 
 def ssl_context_for(url: str, *, trust_env: bool) -> ssl.SSLContext:
-    """Return the context to verify a server with. It is empty for http, because loading authorities is slow."""
+    """
+    Return the context to verify a server with.
+
+    It is empty for http, because loading authorities is slow.
+    """
     if url.startswith("http:"):
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return httpx2.create_ssl_context(trust_env=trust_env)
 
 
 def proxy_from_environment(url: str) -> Secret | None:
-    """Return the proxy of the environment for a URL, or None. It may contain a password."""
+    """
+    Return the proxy of the environment for a URL, or None.
+
+    It may contain a password.
+    """
     parts = urlsplit(url)
     proxies = getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")

@@ -137,7 +137,11 @@ class UsageMeter:
 
 
 async def call_backend(backend: BackendLike, request: Request, receive: Receive | None) -> Generation:
-    """Call any kind of backend. Stream the text if there is a receiver."""
+    """
+    Call any kind of backend.
+
+    Stream the text if there is a receiver.
+    """
     stream = None if receive is None else getattr(backend, "stream", None)
     if receive is not None and stream is not None:
         return as_generation(await stream(request, receive))

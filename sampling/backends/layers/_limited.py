@@ -221,7 +221,11 @@ class _Limiter:
         return _TrackedRequest(anyio.current_time(), receive)
 
     def receiver(self, tracked: _TrackedRequest, backend: object) -> Receive | None:
-        """Return the receiver for a request. An adaptive limit streams always, to measure the first text."""
+        """
+        Return the receiver for a request.
+
+        An adaptive limit streams always, to measure the first text.
+        """
         return tracked if self._adaptive is not None and hasattr(backend, "stream") else tracked.receive
 
     def answered(self, tracked: _TrackedRequest, generation: Generation, estimate: int) -> None:

@@ -100,7 +100,8 @@ class Recorded(Layer):
             cassette.append(self.path, entry)
 
     def _call_of(self, request: Request) -> "_RecordedCall":
-        """Return the call of a request. A request outside of any call gets one of its own."""
+        """Return the call of a request."""
+        # A request outside of any call gets one of its own.
         now = anyio.current_time()
         if not request.sampling_id:
             return _RecordedCall(None, now)
@@ -198,7 +199,8 @@ class Replayed:
             call.finish(item)
 
     def _call_for(self, sampling_id: str, key: "_Key") -> "_ReplayCall | None":
-        """Return the recorded call that a call replays, or None. The first request of a call chooses it."""
+        """Return the recorded call that a call replays, or None."""
+        # The first request of a call chooses it.
         if not sampling_id:
             return self._outside_calls
         if sampling_id not in self._playing:
@@ -250,7 +252,11 @@ class _ReplayEntry:
 
 
 class _ReplayCall:
-    """The entries of one recorded call, in order. Entries outside of any call have no order."""
+    """
+    The entries of one recorded call, in order.
+
+    Entries outside of any call have no order.
+    """
 
     def __init__(self, entries: Iterable[Entry], *, ordered: bool = True) -> None:
         self.items = [_ReplayEntry(entry, rank) for rank, entry in enumerate(entries)]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LlamaBackend"]
 
-# Lazy, because the questions of the embedded model in `models` need no llama.cpp.
+# Lazy, because the arithmetic questions in `models` need no llama.cpp.
 _lazy = lazy_attributes(__name__, {"LlamaBackend": "sampling.backends.llama._backend"})
 
 

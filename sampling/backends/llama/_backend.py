@@ -32,24 +32,24 @@ class LlamaBackend:
     """
     A backend that runs a model on this machine.
 
-    async with LlamaBackend("qwen3-4b-q4.gguf") as backend:
+    `async with` loads the model and unloads it at the end. A plain `with` works too, for `sample_sync`.
+
+        async with LlamaBackend("qwen3-4b-q4.gguf") as backend:
             result = await strategy.sample("A haiku about rain", None, backend)
 
-    Without a path it is the embedded model, half a megabyte that can do a little arithmetic and nothing else:
+    Without a path it loads the embedded model, which has half a megabyte and can only do a little arithmetic:
 
         async with LlamaBackend() as backend:
             result = await strategy.sample("What is 347 + 286?", None, backend)
 
-    The model is loaded on the way in and unloaded on the way out; a plain `with` does as well, for `sample_sync`.
-
     `Options(schema=…)` constrains decoding to a JSON schema or a pydantic model, and `Options(extra={"grammar": …})`
-    to a grammar in GBNF, llama.cpp's notation: then the answer has that form whatever the model would rather say.
+    to a grammar in GBNF, the notation of llama.cpp.
 
-    By default the model runs in a process of its own, behind a port of the loopback interface that only this backend
-    has the key to. A model that crashes or runs out of memory takes nothing with it there, and its threads do not
-    compete with the event loop for the interpreter. With `in_process=True` it is loaded into this process,
-    for where no other can be started. Cancelling stops the generation in both: between two tokens,
-    or while the prompt is read, between two pieces of it.
+    By default the model runs in a process of its own, on a loopback port that requires a key which only this backend
+    has. A crash or a lack of memory then does not affect this process, and the threads of the model don't compete with
+    the event loop for the interpreter. `in_process=True` loads the model into this process, for environments where
+    no process can be started. In both cases a cancelled request stops after the current token,
+    or, while the prompt is read, after the current batch of the prompt.
     """
 
     def __init__(
@@ -68,19 +68,19 @@ class LlamaBackend:
         Validate the arguments. Nothing is loaded before the backend is opened.
 
         Args:
-            model_path: A GGUF file; None for the embedded model.
+            model_path: A GGUF file, or None for the embedded model.
 
-            slots: How many requests are answered at once; further ones wait.
+            slots: The number of requests served at once. Further ones wait.
 
-            context_tokens: How long each conversation may get, its answer included.
+            context_tokens: The maximum length of each conversation, including the answer.
 
-            threads: How many threads compute; None leaves it to llama.cpp. For the embedded model it is one.
+            threads: The number of compute threads. None leaves it to llama.cpp, or uses one for the embedded model.
 
-            gpu_layers: How many layers go to the GPU; None leaves it to llama.cpp, which takes as many as fit.
+            gpu_layers: The number of layers on the GPU. None leaves it to llama.cpp, which uses as many as fit.
 
-            timeout_s: How long a request may take in all, once it has a slot.
+            timeout_s: The time limit for a whole request, from when it has a slot.
 
-            startup_timeout_s: How long loading may take.
+            startup_timeout_s: The time limit for loading.
 
             in_process: Load the model into this process instead of one of its own.
         """
@@ -104,7 +104,7 @@ class LlamaBackend:
         """The name of the model: its file name without the extension."""
         return self._settings.model
 
-    # Life.
+    # Loading and unloading.
 
     async def __aenter__(self) -> Self:
         self._host.launch()
@@ -135,7 +135,7 @@ class LlamaBackend:
 
     def __enter__(self) -> Self:
         self._host.__enter__()
-        # Only for its settings: what is sent without an event loop that is known here, goes through one of its own.
+        # There is no event loop here, so every request creates a client of its own. This one marks the backend as open.
         self._client = self._new_client()
         return self
 
@@ -156,7 +156,7 @@ class LlamaBackend:
             self.model,
             timeout_s=self._timeout_s,
             max_connections=2 * self._settings.slots,
-            # llama.cpp closes every connection after a stream and does not say so: one that is used again may be gone.
+            # llama.cpp closes every connection after a stream without announcing it, so a reused one may be gone.
             headers={"connection": "close"},
             transport=self._host.transport,
         )
@@ -174,16 +174,18 @@ class LlamaBackend:
             return await client.stream(self._prepare(request), receive)
 
     def _slot(self) -> AbstractAsyncContextManager[object]:
-        """Return a context manager that waits for a slot. A request that waits inside llama.cpp can't be cancelled."""
+        """Return a context manager that waits for a slot."""
+        # Requests wait here and not inside llama.cpp, where a waiting request can't be cancelled.
         if self._slots is not None and self._loop == current_token():
             return self._slots
         return nullcontext()
 
     @asynccontextmanager
     async def _client_for_loop(self) -> AsyncGenerator[OpenAIBackend]:
-        """Yield the client of this event loop. Another loop, as in `sample_sync`, gets one per request."""
+        """Yield the client of this event loop."""
+        # Another loop, as in `sample_sync`, gets one per request.
         if self._client is None:
-            raise RuntimeError("this LlamaBackend is not open: use it inside `async with`")
+            raise RuntimeError("this LlamaBackend is not open: use it inside `async with` or `with`")
         if self._loop == current_token():
             yield self._client
         else:
@@ -195,11 +197,11 @@ class LlamaBackend:
         options = request.options
         if options.model not in {None, self.model}:
             raise ModelNotFound(
-                f"this backend has loaded {self.model!r}, and no model called {options.model!r}",
+                f"this backend has loaded {self.model!r}, not {options.model!r}",
                 hint="Leave options.model out, or open another LlamaBackend with that model.",
             )
-        # Reports while the prompt is read are the only moments in it at which llama.cpp notices a cancellation:
-        # without them, 8 cancelled prompts of 15,000 tokens kept their slots for 10 s; with them, for 0.2 s.
+        # While it reads a prompt, llama.cpp notices a cancellation only when it reports progress. Without reports,
+        # 8 cancelled prompts of 15,000 tokens kept their slots for 10 s. With them, it was 0.2 s.
         extra = {"return_progress": True, **options.extra}
         return attrs.evolve(request, options=attrs.evolve(options, extra=extra))
 
@@ -212,12 +214,13 @@ class LlamaBackend:
             if error.retryable and await self._process_exited(error):  # noqa: ASYNC120 - a cancellation is the news then
                 raise FatalError(
                     f"the process that ran {self.model!r} has ended",
-                    hint="Open the backend again; is there memory enough?",
+                    hint="Open the backend again. The machine may have run out of memory.",
                 ) from error
             raise
 
     async def _process_exited(self, error: BackendError) -> bool:
-        """Return whether the process has ended, which shows a moment after its connections break."""
+        """Return whether the process has ended."""
+        # Connections break a moment before it does.
         if isinstance(error, ConnectionLost | ConnectFailed):
             with anyio.move_on_after(_EXIT_GRACE_S):  # noqa: ASYNC912 - nothing to wait for if it has ended
                 while self._host.running:  # noqa: ASYNC110 - the end of a process sets no event

@@ -1,4 +1,4 @@
-"""A llama.cpp server on loopback, in a process of its own."""
+"""A llama.cpp server in a process of its own, on loopback."""
 
 import json
 import secrets
@@ -65,7 +65,8 @@ class LlamaSettings:
         return self.model_path.stem
 
     def _threads_to_use(self) -> int | None:
-        # Threads that share so little work mostly wait for each other, on a busy machine a hundred times as long.
+        # The embedded model has so little work per token that threads mostly wait for each other. On a busy machine
+        # several threads took a hundred times as long as one.
         return 1 if self.threads is None and self.model_path == EMBEDDED_MODEL else self.threads
 
     def for_process(self) -> dict[str, Any]:
@@ -113,11 +114,11 @@ class LlamaHost(ABC):
 
 class LlamaServer(LlamaHost):
     """
-    A llama.cpp server that speaks OpenAI's protocol, on a free port of the loopback interface.
+    A llama.cpp server with the OpenAI API, on a free loopback port.
 
-    It runs from the start of a `with` block to its end, and ends with this process even if that is killed.
-    In a process of its own it can take nothing down with it, and loading a model does not stop an event loop.
-    No event loop is needed here; `LlamaBackend` is the one to use in async code.
+    It runs for the length of a `with` block, and ends with this process even if that is killed.
+    In a process of its own, a crash does not affect this one, and loading a model does not block an event loop.
+    This class needs no event loop. In async code, use `LlamaBackend`.
     """
 
     def __init__(
@@ -134,18 +135,18 @@ class LlamaServer(LlamaHost):
         Validate the arguments. Nothing is loaded before the server is started.
 
         Args:
-            model_path: A GGUF file; None for the embedded model.
+            model_path: A GGUF file, or None for the embedded model.
 
-            slots: How many requests are answered at once.
+            slots: The number of requests served at once.
 
-            context_tokens: How long each conversation may get, its answer included.
+            context_tokens: The maximum length of each conversation, including the answer.
 
-            threads: How many threads compute; None leaves it to llama.cpp, which takes about one per core,
-                but for the embedded model, for which one is best.
+            threads: The number of compute threads. None leaves it to llama.cpp, which uses about one per core,
+                or uses one for the embedded model, which is fastest.
 
-            gpu_layers: How many layers go to the GPU; None leaves it to llama.cpp, which takes as many as fit.
+            gpu_layers: The number of layers on the GPU. None leaves it to llama.cpp, which uses as many as fit.
 
-            startup_timeout_s: How long loading may take.
+            startup_timeout_s: The time limit for loading.
         """
         self.settings = LlamaSettings(
             model_path=model_path, slots=slots, context_tokens=context_tokens, threads=threads, gpu_layers=gpu_layers
@@ -155,7 +156,7 @@ class LlamaServer(LlamaHost):
         self._messages: IO[str] | None = None
         self._address: str | None = None
         self._timed_out = False
-        # Held while the pipes are in use, so that they are not closed under the reader.
+        # Held while the pipes are in use, so that `stop` does not close them during a read.
         self._pipe_lock = threading.Lock()
 
     @property
@@ -196,7 +197,7 @@ class LlamaServer(LlamaHost):
             stdout=subprocess.PIPE,
             stderr=self._messages,
             text=True,
-            # Out of the terminal's process group: a Ctrl-C is for the program that uses the server to handle.
+            # Outside of the terminal's process group, so that Ctrl-C reaches only the program that uses the server.
             start_new_session=True,
         )
 
@@ -213,7 +214,11 @@ class LlamaServer(LlamaHost):
             raise self._startup_failure()
 
     def stop(self) -> None:
-        """Kill the process and wait for its end. It has no state to lose."""
+        """
+        Kill the process and wait for its end.
+
+        It has no state to lose.
+        """
         process, self._process = self._process, None
         messages, self._messages = self._messages, None
         self._address = None
@@ -222,7 +227,7 @@ class LlamaServer(LlamaHost):
             process.wait()
             with self._pipe_lock:
                 for pipe in _pipes(process):
-                    # Settings that were never read may still be in a buffer, and closing tries to write them.
+                    # Closing flushes the buffer, which may still hold settings that were never read.
                     with suppress(BrokenPipeError):
                         pipe.close()
         if messages is not None:
@@ -234,14 +239,14 @@ class LlamaServer(LlamaHost):
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:
-            raise RuntimeError("launch() the llama.cpp server first")
+            raise RuntimeError("call launch() before wait_until_ready()")
         return self._process
 
     def _exchange_settings_for_address(self, process: subprocess.Popen[str]) -> str | None:
         """Send the settings over a private pipe, and return the address that the process prints."""
         stdin, stdout = _pipes(process)
         with self._pipe_lock:
-            # A process that died before it could read them says why in its messages.
+            # If the process died before it read them, its messages tell why.
             with suppress(BrokenPipeError):
                 stdin.write(f"{json.dumps(self.settings.for_process())}\n")
                 stdin.flush()
@@ -253,17 +258,17 @@ class LlamaServer(LlamaHost):
 
     def _startup_failure(self) -> FatalError:
         if self._timed_out:
-            what = f"the llama.cpp server did not load {self.settings.model!r} within {self._startup_timeout_s:g} s"
-            return FatalError(what, hint="Raise startup_timeout_s, or take a smaller model.")
+            message = f"the llama.cpp server did not load {self.settings.model!r} within {self._startup_timeout_s:g} s"
+            return FatalError(message, hint="Raise startup_timeout_s, or use a smaller model.")
         return load_error(self.settings, self._error_messages())
 
     def _error_messages(self) -> str:
-        """Return the first error messages. Later ones are consequences."""
+        """Return the first three error messages. Later ones are consequences."""
         if self._messages is None:
             return ""
         self._messages.seek(0)
         lines = self._messages.read().splitlines()
-        # Lines look like "0.00.005.102 E source: message", and most of them come twice.
+        # Lines look like "0.00.005.102 E source: message", and most of them occur twice.
         errors = [text.strip() for _, mark, text in (line.partition(" E ") for line in lines) if mark]
         return "; ".join(list(dict.fromkeys(errors))[:3] or lines[-1:])
 
@@ -272,7 +277,7 @@ def load_error(settings: LlamaSettings, reasons: str) -> FatalError:
     """Build the error for a model that can't be loaded."""
     failure = FatalError(
         f"llama.cpp can't load {str(settings.model_path)!r}",
-        hint="Is it a GGUF file, complete, of an architecture that this version of llama.cpp knows?",
+        hint="Check that it is a complete GGUF file of an architecture that this version of llama.cpp supports.",
     )
     failure.add_note(f"llama.cpp says: {reasons}")
     return failure

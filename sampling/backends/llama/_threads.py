@@ -27,14 +27,18 @@ class LlamaInProcess(LlamaHost):
     def __init__(self, settings: LlamaSettings) -> None:
         self.settings = settings
         self._server: Any = None
-        # Loading can't be interrupted: who wants to stop waits for its end.
+        # Loading can't be interrupted, so `stop` waits for its end.
         self._loading = threading.Lock()
         self._wanted = False
         """False once stopped, which may happen before the loading thread starts."""
 
     @property
     def base_url(self) -> str:
-        """The address of the server that xllamacpp also starts. It is not used."""
+        """
+        The address of the server that xllamacpp also starts.
+
+        It is not used.
+        """
         return f"{self._server.listening_address}/v1"
 
     @property
@@ -45,30 +49,34 @@ class LlamaInProcess(LlamaHost):
     @property
     def transport(self) -> Callable[[], Transport]:
         """A function that creates transports to the model."""
-        # The host is handed on and not the server: only who holds the one reference to it can unload it.
+        # Pass on this object and not the server: the server is unloaded when its last reference is dropped.
         return partial(ThreadTransport, self)
 
     def handler(self) -> _Handler:
         """Return the function that handles a request."""
         if self._server is None:
-            raise FatalError(f"{self.settings.model!r} is not loaded any more")
+            raise FatalError(f"{self.settings.model!r} is no longer loaded")
         return cast("_Handler", self._server.handle_chat_completions)
 
     def launch(self) -> None:
-        """Raise if the model is loaded already."""
+        """Allow loading. Raise if the model is loaded already."""
         if self._wanted:
             raise RuntimeError("this model is loaded already")
         self._wanted = True
 
     def wait_until_ready(self) -> None:
-        """Block until the model is loaded or `stop` is called. Raise `FatalError` if it can't be loaded."""
+        """
+        Block until the model is loaded or `stop` is called.
+
+        Raise `FatalError` if it can't be loaded.
+        """
         with self._loading:
             if not self._wanted or self._server is not None:
                 return
             try:
                 self._server = load_server(self.settings.for_process(), quiet=True)
             except RuntimeError as error:
-                raise load_error(self.settings, "nothing here; without in_process=True it says why") from error
+                raise load_error(self.settings, "no reason given. Without in_process=True there is one") from error
 
     def stop(self) -> None:
         """Unload the model. No request may be running."""
@@ -100,7 +108,11 @@ class ThreadTransport:
 
 
 class _ThreadResponse:
-    """A response that a thread generates. The thread delivers its chunks in the event loop."""
+    """
+    A response that a thread generates.
+
+    The thread delivers its chunks in the event loop.
+    """
 
     def __init__(self, handle: _Handler, body: bytes) -> None:
         self.status = 200
@@ -114,7 +126,11 @@ class _ThreadResponse:
         self._thread.start()
 
     async def wait_for_head(self) -> None:
-        """Wait for the first chunk. If it is an error, it sets the status of the response."""
+        """
+        Wait for the first chunk.
+
+        If it is an error, it sets the status of the response.
+        """
         await self._wait_for_chunks()
         status = _error_status(self._chunks[0]) if self._chunks else None
         if status is not None:
@@ -123,14 +139,18 @@ class _ThreadResponse:
 
     async def read(self) -> bytes:
         """Return all chunks since the last call, as server-sent events."""
-        # A checkpoint even where there is nothing to wait for: a fast model must not keep the loop from cancelling.
+        # Even if there are chunks: a fast model would otherwise never give the loop a chance to cancel.
         await checkpoint()
         await self._wait_for_chunks()
         chunks, self._chunks = self._chunks, []
         return b"".join(chunks if self.status != 200 else [b"data: %b\n\n" % chunk for chunk in chunks])
 
     async def aclose(self) -> None:
-        """Stop the thread and wait for its end. It checks after every token and every piece of the prompt."""
+        """
+        Stop the thread and wait for its end.
+
+        It checks after every token and every batch of the prompt.
+        """
         self._cancelled = True
         while not self._ended:
             await self._wait_for_change()
@@ -154,7 +174,8 @@ class _ThreadResponse:
         self._changed.set()
 
     def _generate(self, handle: _Handler, body: bytes) -> None:
-        """Run in the thread. The return value of the callback tells llama.cpp whether to stop."""
+        """Generate in the thread."""
+        # The return value of the callback tells llama.cpp whether to stop.
 
         def deliver_chunk(chunk: bytes) -> bool:
             return self._cancelled or anyio.from_thread.run_sync(self._take, chunk, token=self._loop)

@@ -33,7 +33,11 @@ class _Text:
         self._half = ""
 
     def add(self, piece: str) -> str:
-        """Append a piece and return it. Surrogate pairs that the server split are joined."""
+        """
+        Append a piece and return it.
+
+        Surrogate pairs that the server split are joined.
+        """
         if not piece or (piece.isascii() and not self._half):
             self._pieces.append(piece)
             return piece

@@ -228,11 +228,19 @@ class OpenAIBackend:
     # Requests.
 
     async def generate(self, request: Request) -> OpenAIGeneration:
-        """Return the whole answer. It is streamed on the wire, so that cancelling stops the server."""
+        """
+        Return the whole answer.
+
+        It is streamed on the wire, so that cancelling stops the server.
+        """
         return await self._answer(request, None)
 
     async def stream(self, request: Request, receive: Callable[[str], None]) -> OpenAIGeneration:
-        """Return the answer, and pass each new piece of text to `receive`. Reasoning is not passed on."""
+        """
+        Return the answer, and pass each new piece of text to `receive`.
+
+        Reasoning is not passed on.
+        """
         if not callable(receive):
             raise wrong_type("receive", receive, "a callable that takes a str")
         return await self._answer(request, receive)
@@ -371,7 +379,8 @@ class OpenAIBackend:
         )
 
     def _error_in(self, body: bytes) -> BackendError | None:
-        """Return the error in a body, or None. Some servers send errors with status 200."""
+        """Return the error in a body, or None."""
+        # Some servers send errors with status 200.
         try:
             parsed = loads(body.decode("utf-8", "replace"))
         except ValueError:

@@ -83,7 +83,11 @@ class ErrorResponse:
 
     @classmethod
     def from_error_object(cls, error: object, redactor: Redactor) -> "ErrorResponse":
-        """Parse an error object inside a stream. Without a known code, it counts as a server error."""
+        """
+        Parse an error object inside a stream.
+
+        Without a known code, it counts as a server error.
+        """
         message, codes = _message_and_codes(error)
         code = _known(codes)
         status = next((int(c) for c in codes if c.isdecimal() and 400 <= int(c[:4]) <= 599), None)

@@ -1,7 +1,7 @@
 """
 The task of the embedded model: addition and subtraction, column by column.
 
-question = held_out(1)[0]
+    question = held_out(1)[0]
     result = await strategy.sample(question.text, None, LlamaBackend(), [question.requirement])
 
 A question is always asked in the same words, `What is 347 + 286?`, and answered in one line that starts with the ones:
@@ -74,7 +74,11 @@ class Question:
 
     @property
     def requirement(self) -> Requirement:
-        """A requirement for the correct result. Its reason names the first wrong step."""
+        """
+        A requirement for the correct result.
+
+        Its reason names the first wrong step.
+        """
         return Requirement(f"the last number is {self}", self.check)
 
     def check(self, text: str) -> Validation:
@@ -82,11 +86,19 @@ class Question:
         return Validation(self.is_right(text), _complaint(self, text), score=share_of_right_steps(text))
 
     def is_right(self, text: str) -> bool:
-        """Return whether an answer ends in the correct number. The steps are not checked."""
+        """
+        Return whether an answer ends in the correct number.
+
+        The steps are not checked.
+        """
         return final_number(text) == self.answer
 
     def worked(self, slips: Mapping[int, int] = _NO_SLIPS) -> str:
-        """Return the answer in the format of the training data. `slips` adds mistakes to these columns."""
+        """
+        Return the answer in the format of the training data.
+
+        `slips` adds a number to the result of a column, to produce an answer with mistakes.
+        """
         steps, digits, carried = list[str](), list[str](), 0
         columns = _columns(self)
         for number, (upper, lower) in enumerate(columns):
@@ -102,7 +114,11 @@ class Question:
 
 
 def held_out(count: int, *, seed: int = 0) -> list[Question]:
-    """Return distinct questions that the model was not trained on, the same ones for the same seed."""
+    """
+    Return distinct questions that the model was not trained on.
+
+    The seed determines them.
+    """
     check_int("count", count, least=1)
     draw = random.Random(f"held out {check_int('seed', seed)}")  # noqa: S311 - questions, not secrets
     questions = dict[Question, None]()
@@ -129,7 +145,11 @@ def final_number(text: str) -> int | None:
 
 
 def share_of_right_steps(text: str) -> float:
-    """Return the share of correct steps, from 0 to 1. The result is not checked."""
+    """
+    Return the share of correct steps, from 0 to 1.
+
+    The result is not checked.
+    """
     steps = [_is_right_step(*step) for step in _STEP.findall(text)]
     return sum(steps) / len(steps) if steps else 0.0
 
