@@ -85,7 +85,7 @@ def _forms(secret: str) -> Iterable[str]:
         return
     yield re.escape(secret)
     yield re.escape(quote(secret, safe=""))
-    yield re.escape(repr(secret)[1:-1])  # as escaped in a Python or JSON string
+    yield re.escape(repr(secret)[1:-1])  # as escaped in a Python literal
     if len(secret) > _PREFIX:
         # Servers quote a refused key by its beginning: "Incorrect API key provided: sk-abc12***".
         yield re.escape(secret[:_PREFIX]) + r"[\w\-*.%]*"

@@ -243,6 +243,7 @@ class AdaptiveLimit:
         """
         self._in_flight -= 1
         self._next_pause_s = 1.0
+        # Answers earn trials of the ceiling, and only some of them can be saved up.
         self._trials = min(self._trials + 1 / self._ANSWERS_PER_TRIAL, self._MOST_TRIALS_SAVED)
         if sent_at < self._valid_from or now <= sent_at:
             return  # sent under a higher limit, so its times say nothing about the current one
@@ -292,15 +293,15 @@ class AdaptiveLimit:
         self._baseline_age += 1
         if waiting > self.tolerated_wait:
             self._fall_to(self._limit * (1 - waiting), now)
-        elif self._drained_from is not None:
+        elif self._drained_from is not None:  # the queue is drained: measure the baseline and return to the old limit
             self._set_baseline(window.kind, signal)
             self._limit = self._target = self._drained_from
             self._drained_from = None
-        elif self._baseline_age > self._WINDOWS_PER_BASELINE:
+        elif self._baseline_age > self._WINDOWS_PER_BASELINE:  # the baseline is old: drain the queue first
             drained_from = self._limit
             self._cut_to(self._limit * self._DRAIN, now)
             self._drained_from = drained_from
-        elif window.reached and waiting < self.tolerated_wait / 2:
+        elif window.reached and waiting < self.tolerated_wait / 2:  # a limit that was not reached says nothing
             self._raise()
         else:
             self._step = 1.0
@@ -317,6 +318,7 @@ class AdaptiveLimit:
         self._limit = self._target = max(limit, self.least)
         self._step = 1.0
         self._drained_from = None
+        # Requests sent before now ran under the old limit, so `answered` ignores their times.
         self._valid_from = now
 
     def _raise(self) -> None:

@@ -362,6 +362,7 @@ class SimulatedBackend:
         longest = request.options.max_tokens or length
         tokens = _words(rng, min(length, longest), "Yes" if rng.random() < self.yes_probability else "No")
         for name, probability in self.pass_probability.items():
+            # Both are always drawn, so that a changed probability leaves all later draws as they are.
             place, passed = rng.randrange(len(tokens)), rng.random() < probability
             if not passed:
                 tokens[place] += _failure_mark(name)
@@ -372,6 +373,7 @@ class SimulatedBackend:
             "stop" if length <= longest else "length",
             fails_after,
             max(1, estimate_tokens(input_chars)),
+            # The mean of this lognormal distribution is 1, so jitter does not change the average pace.
             rng.lognormvariate(-(self.jitter**2) / 2, self.jitter) if self.jitter else 1.0,
         )
 

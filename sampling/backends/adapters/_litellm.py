@@ -29,6 +29,7 @@ def from_litellm(
         raise wrong_type("acompletion", acompletion, "a function such as litellm.acompletion")
 
     async def ask(request: Request, receive: Receive) -> Generation:
+        # Only litellm itself needs asyncio. Another function with its signature may run on trio.
         if getattr(acompletion, "__module__", "").startswith("litellm"):
             check_loop("litellm")
         body = body_for(request, cast("str | None", defaults.get("model")), "max_tokens")

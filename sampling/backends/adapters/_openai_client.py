@@ -26,11 +26,12 @@ def from_openai_client(
         timeout_s: The time limit for a whole request.
     """
     try:
-        quiet = client.with_options(max_retries=0)
-        create = quiet.chat.completions.create
+        without_retries = client.with_options(max_retries=0)
+        create = without_retries.chat.completions.create
         names = frozenset(inspect.signature(create).parameters)
     except AttributeError:
         raise wrong_type("client", client, "an openai.AsyncOpenAI") from None
+    # As in `OpenAIBackend`: only OpenAI itself has the new name.
     max_tokens_name = "max_completion_tokens" if "api.openai.com" in str(client.base_url) else "max_tokens"
 
     async def ask(request: Request, receive: Receive) -> Generation:

@@ -16,6 +16,7 @@ Json: TypeAlias = dict[str, Any]
 
 _MAX_REQUEST_BYTES = 32 * 1024 * 1024
 _NO_MODEL = "-"
+"""A placeholder for `encode_body`, which requires a model. It is removed again."""
 
 
 def body_for(request: Request, model: str | None, max_tokens_name: str) -> Json:

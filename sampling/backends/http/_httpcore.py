@@ -140,6 +140,7 @@ class _Body:
         if self._sent:
             raise StopAsyncIteration
         self._sent = True
+        # httpcore2 asks for the body only once it has a connection.
         self._request.on_sent()
         return self._request.body
 

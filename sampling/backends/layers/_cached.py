@@ -144,8 +144,7 @@ class Cached(Layer):
     while a hundred samples of one call are a hundred different answers that are all generated.
 
     Failed and cancelled requests are not cached. A stream that a requirement cut short is cached as far as it came,
-    because the requirement will probably cut it short again. If it does not, that costs one attempt,
-    and the next one generates a new answer.
+    because the requirement will probably cut it short again. If it does not, that costs one attempt.
 
     A cached answer has a usage of zero.
     Two concurrent requests for the same sample share one generation. If the first is cancelled, the second generates.
@@ -171,22 +170,25 @@ class Cached(Layer):
         self.misses = 0
         self._occurrences = _Occurrences()
         self._stale: set[str] = set()
+        """Keys of answers that were cut short in the past, but not the last time."""
+
         self._locks: dict[tuple[EventLoopToken, str], _KeyLock] = {}
 
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
-        question = digest([self.namespace, plain_request(request)])
-        number = self._occurrences.take(request.iteration_id, question)
-        key = digest([question, request.subsample, request.attempt, number])
+        request_digest = digest([self.namespace, plain_request(request)])
+        number = self._occurrences.take(request.iteration_id, request_digest)
+        key = digest([request_digest, request.subsample, request.attempt, number])
         try:
             generation = await self._get_or_generate(key, request, receive)
         except BaseException:
-            self._occurrences.release(request.iteration_id, question, number)
+            self._occurrences.release(request.iteration_id, request_digest, number)
             raise
         return generation
 
     async def _get_or_generate(self, key: str, request: Request, receive: Receive | None) -> Generation:
         async with self._locked(key):
             known = None if key in self._stale else self.store.get(key)
+            # Without a receiver nothing can cut the answer short, so a partial one is of no use.
             if known is None or (known.finish_reason == _CUT and receive is None):
                 self.misses += 1
                 return await self._generate(key, request, receive)
@@ -202,12 +204,12 @@ class Cached(Layer):
         return free
 
     async def _generate(self, key: str, request: Request, receive: Receive | None) -> Generation:
-        delivery = None if receive is None else TrackedReceiver(receive)
+        receiver = None if receive is None else TrackedReceiver(receive)
         try:
-            generation = await call_backend(self.inner[0], request, delivery)
+            generation = await call_backend(self.inner[0], request, receiver)
         except Exception:
-            if delivery is not None and delivery.cut:
-                self._put(key, Generation("".join(delivery.pieces), finish_reason=_CUT))
+            if receiver is not None and receiver.cut:
+                self._put(key, Generation("".join(receiver.pieces), finish_reason=_CUT))
             raise
         self._put(key, generation)
         return generation
@@ -264,15 +266,15 @@ class _Occurrences:
     def __init__(self) -> None:
         self._taken: OrderedDict[tuple[str, str], set[int]] = OrderedDict()
 
-    def take(self, iteration_id: str, question: str) -> int:
+    def take(self, iteration_id: str, request_digest: str) -> int:
         if not iteration_id:
             return 0  # outside of any call, identical requests are one sample
-        taken = self._taken.setdefault((iteration_id, question), set())
+        taken = self._taken.setdefault((iteration_id, request_digest), set())
         if len(self._taken) > _REMEMBERED_ATTEMPTS:
             self._taken.popitem(last=False)
         number = next(number for number in range(len(taken) + 1) if number not in taken)
         taken.add(number)
         return number
 
-    def release(self, iteration_id: str, question: str, number: int) -> None:
-        self._taken.get((iteration_id, question), set()).discard(number)
+    def release(self, iteration_id: str, request_digest: str, number: int) -> None:
+        self._taken.get((iteration_id, request_digest), set()).discard(number)

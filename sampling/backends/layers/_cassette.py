@@ -27,6 +27,7 @@ __all__ = ["Ending", "Entry", "append", "create", "read", "recordable_request", 
 
 _HEADER = {"format": "sampling cassette", "version": 1}
 _LONGEST_LINE_BYTES = 64 * 2**20
+"""A bound on the memory that reading a crafted file can take."""
 
 Ending = Literal["answer", "error", "cut", "cancelled"]
 """How a request ended. "cut" is a stream that its receiver stopped."""
@@ -71,11 +72,11 @@ _FIELDS = attrs.fields_dict(Entry).keys()
 
 def recordable_request(request: Request) -> dict[str, Any]:
     """Return a request as JSON values, with digests in place of options that may be secret."""
-    question = plain_request(request)
-    extra = question["options"].get("extra")
+    content = plain_request(request)
+    extra = content["options"].get("extra")
     if extra is not None:
-        question["options"]["extra"] = {name: _hide_value(value) for name, value in extra.items()}
-    return question
+        content["options"]["extra"] = {name: _hide_value(value) for name, value in extra.items()}
+    return content
 
 
 def _hide_value(value: object) -> object:

@@ -49,7 +49,7 @@ class Fallback(Layer):
         self.on = _error_types(on)
 
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
-        delivery = None if receive is None else TrackedReceiver(receive)
+        receiver = None if receive is None else TrackedReceiver(receive)
         failures: list[Exception] = []
         spent = NO_USAGE
         for backend in self.inner:
@@ -58,17 +58,17 @@ class Fallback(Layer):
             meter = UsageMeter(spent)
             try:
                 with meter:
-                    generation = await call_backend(backend, request, delivery)
+                    generation = await call_backend(backend, request, receiver)
             except self.on as error:
                 failures.append(error)
-                if delivery is not None and delivery.begun:
+                if receiver is not None and receiver.started:
                     break  # the caller has seen text that can't be taken back
                 spent = meter.used or NO_USAGE
             else:
                 return attrs.evolve(
-                    generation, model=generation.model or _name_of(backend), usage=spent + generation.usage
+                    generation, model=generation.model or _model_name(backend), usage=spent + generation.usage
                 )
-        raise _all_in_one(failures)
+        raise _combine(failures)
 
     def _settings(self) -> dict[str, object]:
         return {} if self.on == (FatalError,) else {"on": [kind.__name__ for kind in self.on]}
@@ -85,7 +85,7 @@ def _error_types(on: Any) -> tuple[type[Exception], ...]:
     return kinds
 
 
-def _all_in_one(failures: list[Exception]) -> Exception:
+def _combine(failures: list[Exception]) -> Exception:
     """Return the last failure, with a group of all failures as its cause."""
     last = failures[-1]
     if len(failures) > 1:
@@ -96,6 +96,6 @@ def _all_in_one(failures: list[Exception]) -> Exception:
     return last
 
 
-def _name_of(backend: object) -> str:
+def _model_name(backend: object) -> str:
     model = getattr(backend, "model", None)
     return model if isinstance(model, str) and model else getattr(backend, "__qualname__", type(backend).__name__)

@@ -68,7 +68,7 @@ class Layer:
         return {}
 
     def __repr__(self) -> str:
-        parts = [_name_of(backend) for backend in self.inner]
+        parts = [_backend_name(backend) for backend in self.inner]
         parts += [f"{name}={value!r}" for name, value in self._settings().items()]
         return f"{type(self).__name__}({', '.join(parts)})"
 
@@ -87,7 +87,7 @@ class TrackedReceiver:
     """True once the caller's receiver raised, which is how it stops a stream."""
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """True once any text was passed on."""
         return bool(self.pieces)
 
@@ -109,28 +109,28 @@ class UsageMeter:
     as `before` and is added to the usage that is passed on.
     """
 
-    __slots__ = ("_before", "_entered", "_place")
+    __slots__ = ("_before", "_entered", "_scope")
 
     def __init__(self, before: Usage = NO_USAGE) -> None:
         self._before = before
-        self._place: identity.Scope | None = None
+        self._scope: identity.Scope | None = None
 
     def __enter__(self) -> Self:
-        self._place = identity.part_of_current()
-        if self._place is not None:
-            self._entered = identity.enter_part(self._place)
+        self._scope = identity.part_of_current()
+        if self._scope is not None:
+            self._entered = identity.enter_part(self._scope)
         return self
 
     @property
     def used(self) -> Usage | None:
         """The reported usage plus that of earlier requests, or None."""
-        reported = None if self._place is None else self._place.reported
+        reported = None if self._scope is None else self._scope.reported
         if reported is None:
             return self._before if self._before != NO_USAGE else None
         return self._before + reported
 
     def __exit__(self, *_: object) -> None:
-        if self._place is not None:
+        if self._scope is not None:
             identity.leave_part(self._entered)
             if self.used is not None:
                 identity.report_usage(self.used)
@@ -171,5 +171,5 @@ def iter_backends(backend: object) -> Iterator[object]:
             yield from iter_backends(inner)
 
 
-def _name_of(backend: object) -> str:
+def _backend_name(backend: object) -> str:
     return getattr(backend, "__qualname__", None) or repr(backend)

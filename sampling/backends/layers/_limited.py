@@ -19,6 +19,7 @@ from sampling.protocols import BackendLike
 __all__ = ["Limited", "LimitedStatistics"]
 
 _MOST_IN_FLIGHT = 1_000_000
+"""In place of no limit, which a pool of slots does not have."""
 
 
 @attrs.frozen
@@ -174,8 +175,10 @@ class _Limiter:
             self._start_clock()
         tokens = self._estimate(request)
         if not self._is_paced():
+            # Still a checkpoint, so that every request can be cancelled and lets others run.
             await checkpoint()
             return tokens
+        # One at a time, so that requests pass in the order in which they came.
         async with self._rate_lock.hold():
             # In a loop, because an answer that is longer than estimated moves the time while this sleeps.
             while (ready_at := self._ready_at(tokens)) > anyio.current_time():  # noqa: ASYNC110
@@ -233,6 +236,7 @@ class _Limiter:
         now = anyio.current_time()
         tokens = generation.usage.output_tokens
         self._longest_answer = max(self._longest_answer, tokens)
+        # Without a reported usage, the estimate stands.
         if self._tokens is not None and generation.usage.total_tokens:
             self._tokens.take(generation.usage.total_tokens - estimate, now)
         if self._adaptive is not None:

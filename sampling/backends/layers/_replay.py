@@ -67,15 +67,15 @@ class Recorded(Layer):
             cassette.create(self.path)
 
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
-        question = cassette.recordable_request(request)
+        content = cassette.recordable_request(request)
         call = self._call_of(request)
         asked_after, asked_at = call.ended, anyio.current_time()
-        delivery = None if receive is None else TrackedReceiver(receive)
+        receiver = None if receive is None else TrackedReceiver(receive)
         meter = UsageMeter()
         generation, error = None, None
         try:
             with meter:
-                generation = await call_backend(self.inner[0], request, delivery)
+                generation = await call_backend(self.inner[0], request, receiver)
         except Exception as failure:
             error = failure
             raise
@@ -87,15 +87,15 @@ class Recorded(Layer):
                 call=call.number,
                 subsample=request.subsample,
                 attempt=request.attempt,
-                request=question,
+                request=content,
                 asked_after=asked_after,
                 asked_s=asked_at - call.began_at,
                 ended_s=anyio.current_time() - call.began_at,
-                ending=_ending(generation, error, delivery),
+                ending=_ending(generation, error, receiver),
                 generation=generation,
-                error=None if delivery is not None and delivery.cut else error,
+                error=None if receiver is not None and receiver.cut else error,
                 used=meter.used if generation is None else None,
-                pieces=None if delivery is None else tuple(delivery.pieces),
+                pieces=None if receiver is None else tuple(receiver.pieces),
             )
             cassette.append(self.path, entry)
 
@@ -127,11 +127,11 @@ class _RecordedCall:
 
 
 def _ending(
-    generation: Generation | None, error: Exception | None, delivery: TrackedReceiver | None
+    generation: Generation | None, error: Exception | None, receiver: TrackedReceiver | None
 ) -> cassette.Ending:
     if generation is not None:
         return "answer"
-    if delivery is not None and delivery.cut:
+    if receiver is not None and receiver.cut:
         return "cut"
     return "cancelled" if error is None else "error"
 
@@ -181,15 +181,16 @@ class Replayed:
         return await self._answer(request, receive)
 
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
-        question = cassette.recordable_request(request)
-        key = (digest(question), request.subsample, request.attempt)
+        content = cassette.recordable_request(request)
+        key = (digest(content), request.subsample, request.attempt)
         call = self._call_for(request.sampling_id, key)
         item = None if call is None else call.take(key)
         if call is None or item is None:
             await _yield_to_winner()
-            raise self._miss(question, request)
+            raise self._miss(content, request)
         entry = item.entry
         if entry.used is not None:
+            # Before waiting, so that it counts if the request is cancelled now as it was then.
             report_usage(entry.used)
         try:
             await anyio.sleep(self.pace * (entry.ended_s - entry.asked_s))
@@ -215,8 +216,8 @@ class Replayed:
                 self._playing.popitem(last=False)
         return self._playing[sampling_id]
 
-    def _miss(self, question: dict[str, Any], request: Request) -> CassetteMiss:
-        asked = _flat({**question, "subsample": request.subsample, "attempt": request.attempt})
+    def _miss(self, content: dict[str, Any], request: Request) -> CassetteMiss:
+        asked = _flat({**content, "subsample": request.subsample, "attempt": request.attempt})
         items = [item for call in (self._outside_calls, *self._calls) for item in call.items]
         differences = min((_differences(_flat_entry(item.entry), asked) for item in items), key=len, default=None)
         if differences is None:

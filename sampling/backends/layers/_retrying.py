@@ -30,6 +30,7 @@ __all__ = ["Retrying"]
 log = structlog.get_logger("sampling")
 
 _inside: ContextVar[bool] = ContextVar("sampling_retrying", default=False)
+"""True inside of a `Retrying`, so that one hidden further inside does not retry too."""
 
 
 class Retrying(Layer):
@@ -100,15 +101,15 @@ class Retrying(Layer):
         except TransientError as error:
             # tenacity is set up only after a failure: that costs more than a try, and nearly all first tries succeed.
             tries.failure = error
-        return await self._try_again(tries)
+        return await self._retry(tries)
 
-    async def _try_again(self, tries: "_Tries") -> Generation:
-        enough = stop_after_attempt(self.attempts)
+    async def _retry(self, tries: "_Tries") -> Generation:
+        attempts_used = stop_after_attempt(self.attempts)
         # One per request: a shared `AsyncRetrying` mixes up the counts of concurrent requests.
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(TransientError),
             wait=partial(self._wait_s, tries.request),
-            stop=lambda state: enough(state) or tries.delivered,
+            stop=lambda state: attempts_used(state) or tries.delivered,
             sleep=anyio.sleep,
             before_sleep=_log_retry,
             reraise=True,
@@ -125,6 +126,7 @@ class Retrying(Layer):
         asked_s = getattr(error, "retry_after_s", None)
         if isinstance(asked_s, int | float) and asked_s >= 0:
             return min(asked_s, self.max_wait_s)
+        # `ldexp` with a bounded exponent can't overflow, however many attempts there are.
         longest_s = min(self.max_wait_s, math.ldexp(self.backoff_s, min(state.attempt_number - 1, 64)))
         return self._rng(request, state.attempt_number).uniform(0, longest_s)
 
@@ -147,7 +149,7 @@ class _Tries:
 
     _backend: BackendLike
     request: Request
-    _delivery: TrackedReceiver | None
+    _receiver: TrackedReceiver | None
     count: int = 0
     failure: TransientError | None = None
     """The failure of the first try, which `next` raises once so that tenacity counts it."""
@@ -157,7 +159,7 @@ class _Tries:
     @property
     def delivered(self) -> bool:
         """True once text was passed on that can't be taken back."""
-        return self._delivery is not None and self._delivery.begun
+        return self._receiver is not None and self._receiver.started
 
     async def next(self) -> Generation:
         """Try once more."""
@@ -170,7 +172,7 @@ class _Tries:
         meter = UsageMeter(self._spent)
         try:
             with meter:
-                generation = await call_backend(self._backend, self.request, self._delivery)
+                generation = await call_backend(self._backend, self.request, self._receiver)
         except TransientError:
             self._spent = meter.used or NO_USAGE
             raise

@@ -31,6 +31,7 @@ class _Text:
     def __init__(self) -> None:
         self._pieces: list[str] = []
         self._half = ""
+        """The first half of a surrogate pair whose second half has not arrived."""
 
     def add(self, piece: str) -> str:
         """
@@ -165,6 +166,7 @@ class StreamedAnswer:
         if usage is None:
             return
         given = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens", 0))
+        # An implausible count is ignored, and the estimate is used instead.
         if given[0] is not None and given[1] is not None:
             self._usage = Usage(given[0], given[1], _price(usage.get("cost")))
 
@@ -258,7 +260,7 @@ def _price(value: object) -> float:
 def _take_tool_call(calls: dict[int, ToolCall], given: Json) -> None:
     index = _optional(given, "index", int)
     if index is None:
-        index = len(calls)
+        index = len(calls)  # a server that omits the index sends each call in one chunk
     before = calls.get(index, ToolCall("", "", ""))
     function = _object(given, "function") or {}
     calls[index] = ToolCall(

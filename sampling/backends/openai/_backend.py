@@ -49,6 +49,7 @@ _MAX_EVENT_BYTES = 4 * MIB
 _MAX_ERROR_BYTES = 64 * 1024
 _ERROR_BODY_TIMEOUT_S = 5.0
 _DRAIN_TIMEOUT_S = 0.1
+# JSON is an error object or a server that does not stream. HTML is usually the page of a proxy.
 _NOT_A_STREAM = ("application/json", "text/html")
 
 
@@ -172,6 +173,7 @@ class OpenAIBackend:
         self._include_usage = include_usage
         self._allow_missing_finish = allow_missing_finish
         self._check_ids = check_ids
+        # OpenAI's reasoning models reject `max_tokens`, and compatible servers may not know the new name.
         self._max_tokens_name = (
             "max_completion_tokens" if self._address.is_openai and endpoint == "chat" else "max_tokens"
         )
@@ -207,6 +209,7 @@ class OpenAIBackend:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        # Reset first, so that a request that starts during closing opens a connection of its own.
         transport, self._transport, self._loop = self._transport, None, None
         if transport is None:
             raise RuntimeError("this OpenAIBackend is not open")
@@ -248,14 +251,14 @@ class OpenAIBackend:
     async def _answer(self, request: Request, receive: Callable[[str], None] | None) -> OpenAIGeneration:
         check_instance("request", request, Request, "a Request")
         answer = self._new_answer(request)
-        wire = self._wire(request, answer)
+        wire = self._wire_request(request, answer)
         transport = self._transport
         if transport is not None and self._loop == current_token():
-            return await self._ask(transport, wire, answer, receive)
+            return await self._send(transport, wire, answer, receive)
         self._warn_once()
         transport = self._new_transport()
         try:
-            return await self._ask(transport, wire, answer, receive)
+            return await self._send(transport, wire, answer, receive)
         finally:
             with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
                 await transport.aclose()
@@ -265,7 +268,7 @@ class OpenAIBackend:
             self._warned = True
             log.warning("connections_not_reused", hint="use it inside `async with`, in the same event loop")
 
-    def _wire(self, request: Request, answer: StreamedAnswer) -> WireRequest:
+    def _wire_request(self, request: Request, answer: StreamedAnswer) -> WireRequest:
         body = encode_body(
             request,
             model=self.model,
@@ -283,13 +286,14 @@ class OpenAIBackend:
             **{name: value.reveal() for name, value in self._headers.items()},
         }
         if self._address.key is not None:
+            # A header that the caller passed takes precedence.
             headers.setdefault("authorization", f"Bearer {self._address.key.reveal()}")
         if request.idempotency_key is not None:
-            headers.setdefault("idempotency-key", _digest_of(request.idempotency_key, body))
+            headers.setdefault("idempotency-key", _idempotency_header(request.idempotency_key, body))
         return WireRequest(f"{self.base_url}{_PATHS[self.endpoint]}", headers, body, answer.mark_sent)
 
     def _new_answer(self, request: Request) -> StreamedAnswer:
-        n = request.options.extra.get("n")
+        n = request.options.extra.get("n")  # the user's value, so it may be of any type
         return StreamedAnswer(
             self._redactor,
             expected_choices=n if type(n) is int and n > 0 else 1,
@@ -297,7 +301,7 @@ class OpenAIBackend:
             check_ids=self._check_ids,
         )
 
-    async def _ask(
+    async def _send(
         self, transport: Transport, wire: WireRequest, answer: StreamedAnswer, receive: Callable[[str], None] | None
     ) -> OpenAIGeneration:
         """Send a request and read the whole response before the deadline."""
@@ -306,13 +310,13 @@ class OpenAIBackend:
             with anyio.move_on_after(self.timeout_s) as deadline:
                 await self._exchange(transport, wire, answer, receive)
             if deadline.cancelled_caught:
-                raise self._too_late(answer)
+                raise self._timeout_error(answer)
             return answer.generation(allow_missing_finish=self._allow_missing_finish)
         except BackendError as error:
             error.partial_text = answer.text or None
             raise
 
-    def _too_late(self, answer: StreamedAnswer) -> Timeout:
+    def _timeout_error(self, answer: StreamedAnswer) -> Timeout:
         received = "it had started" if answer.started else "it had not started"
         error = Timeout(f"no whole answer within {self.timeout_s:g} s ({received})")
         error.maybe_billed = answer.sent
@@ -324,10 +328,10 @@ class OpenAIBackend:
         response = await transport.open(wire)
         try:
             if response.status != 200:
-                raise await self._refused(response)
+                raise await self._error_from_response(response)
             self._check_encoding(response)
             if _content_type(response) in _NOT_A_STREAM:
-                raise await self._not_streamed(response)
+                raise await self._non_stream_error(response)
             await self._read(response, answer, receive)
         except ConnectionLost:
             # A connection that breaks after the last chunk does not invalidate the answer.
@@ -350,7 +354,7 @@ class OpenAIBackend:
             size += len(data)
             if size > self.max_response_bytes:
                 raise ResponseTooLarge(f"an answer of more than {self.max_response_bytes:,} bytes")
-            head = head or data
+            head = head or data  # kept for the error message if this is no event stream
             for event in parser.feed(data) if data else parser.close():
                 piece = answer.add(event)
                 if piece and receive is not None:
@@ -362,7 +366,9 @@ class OpenAIBackend:
         else:
             await _drain(response)
         if not answer.started and not answer.done and head:
-            raise self._error_in(head) or MalformedResponse(f"not a stream of events: {self._redactor.sample(head)}")
+            raise self._embedded_error(head) or MalformedResponse(
+                f"not a stream of events: {self._redactor.sample(head)}"
+            )
 
     def _check_encoding(self, response: WireResponse) -> None:
         encoding = response.headers.get("content-encoding", "identity").strip().lower()
@@ -371,14 +377,14 @@ class OpenAIBackend:
                 f"the response is compressed ({self._redactor.sample(encoding)}), which was not requested"
             )
 
-    async def _not_streamed(self, response: WireResponse) -> BackendError:
-        body = await _read_some(response)
+    async def _non_stream_error(self, response: WireResponse) -> BackendError:
+        body = await _read_error_body(response)
         kind = _content_type(response)
-        return self._error_in(body) or MalformedResponse(
+        return self._embedded_error(body) or MalformedResponse(
             f"the server did not stream but sent {kind}: {self._redactor.sample(body)}"
         )
 
-    def _error_in(self, body: bytes) -> BackendError | None:
+    def _embedded_error(self, body: bytes) -> BackendError | None:
         """Return the error in a body, or None."""
         # Some servers send errors with status 200.
         try:
@@ -389,8 +395,8 @@ class OpenAIBackend:
             return None
         return ErrorResponse.from_error_object(cast("dict[str, Any]", parsed)["error"], self._redactor).as_error()
 
-    async def _refused(self, response: WireResponse) -> BackendError:
-        body = await _read_some(response)
+    async def _error_from_response(self, response: WireResponse) -> BackendError:
+        body = await _read_error_body(response)
         error = ErrorResponse.from_response(response.status, response.headers, body, self._redactor).as_error()
         if isinstance(error, AuthenticationFailed) and self._address.key is None:
             error.hint = f"No key was sent ({self._address.key_source}): pass api_key=… or send_env_key=True."
@@ -398,7 +404,7 @@ class OpenAIBackend:
         return error
 
 
-def _digest_of(key: str, body: bytes) -> str:
+def _idempotency_header(key: str, body: bytes) -> str:
     """Return the idempotency header, a digest of the key and the body."""
     # The body is part of it: the same key with another request must not return the first answer.
     return hashlib.sha256(b"%b\n%b" % (key.encode("utf-8", "backslashreplace"), body)).hexdigest()
@@ -430,7 +436,7 @@ def _content_type(response: WireResponse) -> str:
     return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-async def _read_some(response: WireResponse) -> bytes:
+async def _read_error_body(response: WireResponse) -> bytes:
     """Return the beginning of an error body, without waiting for a long or slow one."""
     body = b""
     with anyio.move_on_after(_ERROR_BODY_TIMEOUT_S):

@@ -59,7 +59,7 @@ class OpenAIEmbeddings:
         transport = self._new_transport()
         try:
             with anyio.move_on_after(self.timeout_s):
-                return self._vector_in(await self._exchange(transport, body))
+                return self._parse_embedding(await self._exchange(transport, body))
             raise Timeout(f"no embedding within {self.timeout_s:g} s")
         finally:
             with anyio.move_on_after(_CLOSE_GRACE_S, shield=True):
@@ -69,24 +69,27 @@ class OpenAIEmbeddings:
         headers = {"accept-encoding": "identity", "content-type": "application/json", "user-agent": "sampling"}
         if self._address.key is not None:
             headers["authorization"] = f"Bearer {self._address.key.reveal()}"
+        # Nothing to do when it is sent, because the usage of embeddings is not reported.
         wire = WireRequest(f"{self._address.base_url}/embeddings", headers, body, lambda: None)
         response = await transport.open(wire)
         try:
-            answer = await _read(response)
+            response_body = await _read(response)
             if response.status != 200:
-                raise ErrorResponse.from_response(response.status, response.headers, answer, self._redactor).as_error()
-            return answer
+                raise ErrorResponse.from_response(
+                    response.status, response.headers, response_body, self._redactor
+                ).as_error()
+            return response_body
         finally:
             with anyio.move_on_after(_CLOSE_GRACE_S, shield=True):
                 await response.aclose()
 
-    def _vector_in(self, answer: bytes) -> tuple[float, ...]:
+    def _parse_embedding(self, response_body: bytes) -> tuple[float, ...]:
         try:
-            data: Any = loads(answer.decode("utf-8", "replace"))
+            data: Any = loads(response_body.decode("utf-8", "replace"))
             vector = data["data"][0]["embedding"]
             return tuple([float(number) for number in vector])
         except (ValueError, KeyError, IndexError, TypeError):
-            raise MalformedResponse(f"no embedding in the response: {self._redactor.sample(answer)}") from None
+            raise MalformedResponse(f"no embedding in the response: {self._redactor.sample(response_body)}") from None
 
     def __repr__(self) -> str:
         return f"<OpenAIEmbeddings {self._address.base_url!r}, model={self.model!r}, key {self._address.key_source}>"

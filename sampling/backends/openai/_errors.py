@@ -46,6 +46,7 @@ _STATUS_OF_CODE = {
     "tokens": 429,
 }
 
+# Request timeout, conflict, and too early: another try may succeed.
 _RETRYABLE_4XX = frozenset({408, 409, 425})
 
 
@@ -75,7 +76,7 @@ class ErrorResponse:
         return cls(
             status,
             redactor.sample(message or body),
-            _known(codes),
+            _first_known(codes),
             _mentions_model(message, codes),
             retry_after_s(headers),
             redactor.sample(_host(headers.get("location", ""))),
@@ -89,7 +90,7 @@ class ErrorResponse:
         Without a known code, it counts as a server error.
         """
         message, codes = _message_and_codes(error)
-        code = _known(codes)
+        code = _first_known(codes)
         status = next((int(c) for c in codes if c.isdecimal() and 400 <= int(c[:4]) <= 599), None)
         return cls(
             status or _STATUS_OF_CODE.get(code, 500), redactor.sample(message), code, _mentions_model(message, codes)
@@ -114,6 +115,7 @@ class ErrorResponse:
         return MalformedResponse(message)
 
     def _refused(self, message: str) -> BackendError:
+        # OpenAI sends an exhausted quota as a 429. Only the code tells it from a rate limit.
         if self.status == 402 or _STATUS_OF_CODE.get(self.code) == 402:
             return QuotaExhausted(message)
         if self.status == 429:
@@ -151,7 +153,7 @@ def _message_and_codes(error: object) -> tuple[str, list[str]]:
     return message, codes
 
 
-def _known(codes: list[str]) -> str:
+def _first_known(codes: list[str]) -> str:
     return next((code for code in codes if code in _STATUS_OF_CODE), "")
 
 

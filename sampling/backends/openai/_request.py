@@ -30,7 +30,7 @@ def encode_body(
 ) -> bytes:
     """Return the body of the POST for a request."""
     options = request.options
-    body: Json = {"model": _model(options.model or model), **_question(request.messages, endpoint)}
+    body: Json = {"model": _model(options.model or model), **_messages_or_prompt(request.messages, endpoint)}
     body.update(_options(options, max_tokens_name))
     if reserved := _RESERVED & options.extra.keys():
         raise BadRequest(
@@ -41,7 +41,7 @@ def encode_body(
     body["stream"] = True
     if include_usage:
         body["stream_options"] = {"include_usage": True, **_mapping(options.extra.get("stream_options"))}
-    return _encoded(body, max_bytes)
+    return _to_json(body, max_bytes)
 
 
 def _model(model: str | None) -> str:
@@ -53,7 +53,7 @@ def _model(model: str | None) -> str:
     return model
 
 
-def _question(messages: Sequence[Message], endpoint: Endpoint) -> Json:
+def _messages_or_prompt(messages: Sequence[Message], endpoint: Endpoint) -> Json:
     if endpoint == "chat":
         return {"messages": [{"role": message.role, "content": message.content} for message in messages]}
     return {"prompt": "\n\n".join(message.content for message in messages)}
@@ -78,7 +78,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value)
 
 
-def _encoded(body: Json, max_bytes: int) -> bytes:
+def _to_json(body: Json, max_bytes: int) -> bytes:
     try:
         data = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=dict).encode()
     except UnicodeEncodeError:
@@ -101,7 +101,7 @@ def _response_format(schema: object) -> Json:
         return _json_schema(str(given.get("title") or "answer"), dict(given))
     if isinstance(schema, type) and callable(make := getattr(schema, "model_json_schema", None)):
         # The class ignores unknown fields, so forbidding them loses no answer, and OpenAI's strict mode requires it.
-        return _json_schema(schema.__name__, _closed(deepcopy(make())))
+        return _json_schema(schema.__name__, _close_objects(deepcopy(make())))
     raise wrong_type("options.schema", schema, "a JSON schema (a dict) or a pydantic model class")
 
 
@@ -125,12 +125,12 @@ def _is_strict(schema: object) -> bool:
     return all(_is_strict(value) for value in node.values())
 
 
-def _closed(schema: Any) -> Any:
+def _close_objects(schema: Any) -> Any:
     if isinstance(schema, list):
-        return [_closed(item) for item in cast("Sequence[Any]", schema)]
+        return [_close_objects(item) for item in cast("Sequence[Any]", schema)]
     if not isinstance(schema, dict):
         return schema
-    node: Json = {name: _closed(value) for name, value in cast("Json", schema).items()}
+    node: Json = {name: _close_objects(value) for name, value in cast("Json", schema).items()}
     if isinstance(node.get("properties"), dict):
         node.setdefault("additionalProperties", False)
     return node
