@@ -79,7 +79,7 @@ def load_generation(data: object) -> Generation:
     usage = _fields(fields.pop("usage", {}), "a usage", attrs.fields_dict(Usage).keys())
     openai = fields.pop("openai", None)
     if not all(value is None or isinstance(value, str) for value in fields.values()):
-        raise ValueError("a generation with fields of the wrong type")
+        raise ValueError("a generation has fields of the wrong type")
     try:
         if openai is None:
             return Generation(**fields, usage=Usage(**usage))
@@ -95,7 +95,7 @@ def _load_openai_fields(data: object) -> dict[str, Any]:
     single = [fields.get("refusal"), fields.get("response_id")]
     texts = [*choices, *(value for call in calls for value in call.values()), *filter(None, single)]
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError("a generation with fields of the wrong type")
+        raise ValueError("a generation has fields of the wrong type")
     return fields | {
         "tool_calls": tuple(ToolCall(**call) for call in calls),
         "choices": tuple(choices),
@@ -108,7 +108,7 @@ def _fields(data: object, what: str, known: AbstractSet[str]) -> dict[str, Any]:
         raise ValueError(f"not {what}")  # noqa: TRY004 - it is data that is wrong, not a caller's argument
     fields = dict(cast("dict[str, Any]", data))
     if not fields.keys() <= known:
-        raise ValueError(f"{what} with unknown fields")
+        raise ValueError(f"{what} has unknown fields")
     return fields
 
 

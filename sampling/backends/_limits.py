@@ -103,7 +103,7 @@ class SlotPool:
         if self._limiter is None or self._loop.has_changed():
             if self._entered:
                 raise WrongThread(
-                    f"these slots are in use by another event loop ({self._entered} hold or await one)",
+                    f"these slots are in use by another event loop (held or awaited by {self._entered} requests)",
                     hint="Give each event loop a limiter or a backend of its own.",
                 )
             self._loop.rebind()

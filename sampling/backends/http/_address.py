@@ -84,7 +84,7 @@ def _key(name: str, value: object) -> Secret:
         raise TypeError(f"{name} must be a str, got a {type(value).__name__}")
     key = value.strip()
     if not key:
-        raise ValueError(f"{name} must not be empty; leave it out for a server that needs no key")
+        raise ValueError(f"{name} must not be empty. Leave it out for a server that needs no key")
     for position, character in enumerate(key):
         if not "!" <= character <= "~":
             raise ValueError(
@@ -101,16 +101,16 @@ def check_base_url(name: str, value: object, *, allow_http: bool) -> str:
         raise TypeError(f"{name} must be a str, got a {type(value).__name__}")
     check_str(name, value, empty=False)
     if not value.isascii() or not value.isprintable() or " " in value or "\\" in value:
-        raise ValueError(f"{name} must hold printable ASCII without blanks (write a foreign host name as xn--…)")
+        raise ValueError(f"{name} must be printable ASCII without spaces (write an international host name as xn--…)")
     try:
         parts = urlsplit(value)
         port = parts.port
     except ValueError as error:
         raise ValueError(f"{name} is not a URL: {error}") from None
     if "@" in parts.netloc:
-        raise ValueError(f"{name} must not hold a user name or password; pass the key as api_key=…")
+        raise ValueError(f"{name} must not contain a user name or password. Pass the key as api_key=…")
     if parts.query or parts.fragment or "?" in value or "#" in value:
-        raise ValueError(f"{name} must not have a query or a fragment; pass parameters in Options(extra=…)")
+        raise ValueError(f"{name} must not have a query or a fragment. Pass parameters in Options(extra=…)")
     if parts.scheme not in {"http", "https"}:
         raise ValueError(f"{name} must begin with https:// (or http://, for a server on this machine), got {value!r}")
     if not parts.hostname or port == 0:

@@ -86,4 +86,4 @@ class EventParser:
 
     def _check_size(self, size: int) -> None:
         if size > self._max_event_bytes:
-            raise ResponseTooLarge(f"an event of more than {self._max_event_bytes:,} bytes in the stream")
+            raise ResponseTooLarge(f"an event of the stream has more than {self._max_event_bytes:,} bytes")

@@ -45,7 +45,7 @@ class Fallback(Layer):
         """
         super().__init__(first, *others)
         if not others:
-            raise ValueError("others must not be empty: there is nothing to fall back on")
+            raise ValueError("others must not be empty: pass at least one backend to fall back on")
         self.on = _error_types(on)
 
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:

@@ -76,7 +76,9 @@ class LlamaInProcess(LlamaHost):
             try:
                 self._server = load_server(self.settings.for_process(), quiet=True)
             except RuntimeError as error:
-                raise load_error(self.settings, "no reason given. Without in_process=True there is one") from error
+                raise load_error(
+                    self.settings, "no reason given. Load it without in_process=True to see one"
+                ) from error
 
     def stop(self) -> None:
         """Unload the model. No request may be running."""

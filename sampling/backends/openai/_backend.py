@@ -353,7 +353,7 @@ class OpenAIBackend:
             data = await response.read()
             size += len(data)
             if size > self.max_response_bytes:
-                raise ResponseTooLarge(f"an answer of more than {self.max_response_bytes:,} bytes")
+                raise ResponseTooLarge(f"the response has more than {self.max_response_bytes:,} bytes")
             head = head or data  # kept for the error message if this is no event stream
             for event in parser.feed(data) if data else parser.close():
                 piece = answer.add(event)
@@ -367,7 +367,7 @@ class OpenAIBackend:
             await _drain(response)
         if not answer.started and not answer.done and head:
             raise self._embedded_error(head) or MalformedResponse(
-                f"not a stream of events: {self._redactor.sample(head)}"
+                f"the response is not a stream of events: {self._redactor.sample(head)}"
             )
 
     def _check_encoding(self, response: WireResponse) -> None:
@@ -421,7 +421,7 @@ def _secret_headers(headers: Mapping[str, str] | None) -> dict[str, Secret]:
         if not isinstance(value, str):
             raise TypeError(f"header {name!r} must be a str, got a {type(value).__name__}")
         if not value.isascii() or not value.isprintable():
-            raise ValueError(f"header {name!r} must hold printable ASCII only")
+            raise ValueError(f"header {name!r} must contain only printable ASCII")
         checked[name.lower()] = Secret(value)
     return checked
 
