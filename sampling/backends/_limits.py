@@ -73,6 +73,7 @@ class SlotPool:
     @property
     def in_use(self) -> int:
         """The number of slots in use."""
+        # Without holders and waiters, the limiter may be left over from an event loop that has ended.
         return self._limiter.borrowed_tokens if self._limiter is not None and self._entered else 0
 
     @property

@@ -38,6 +38,7 @@ class SharedMachine:
     def _change(self, by: int) -> None:
         self._advance()
         self._busy += by
+        # Wake all waiters, because their remaining time depends on the pace.
         self._changed.set()
         self._changed = anyio.Event()
 
@@ -84,4 +85,5 @@ class SharedPace:
         if self._later_from is None:
             return 0
         passed_s = self._machine.read("token") - self._later_from
+        # The small addend keeps a token that is just done from being lost to rounding.
         return 1 + passed_s / self._per_token_s + 1e-6 if self._per_token_s else float("inf")

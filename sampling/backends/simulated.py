@@ -132,6 +132,7 @@ class _Pace:
     def tokens_by(self, now: float) -> float:
         if now < self.first_at:
             return 0
+        # The small addend keeps a token that is just done from being lost to rounding.
         return 1 + (now - self.first_at) / self.per_token_s + 1e-9 if self.per_token_s else math.inf
 
 

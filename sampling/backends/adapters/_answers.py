@@ -9,6 +9,7 @@ from anyio.lowlevel import checkpoint
 from sampling._engine.scope import report_usage
 from sampling._redaction import Redactor
 from sampling._text import estimate_tokens
+from sampling.backends.http._transport import CLOSE_GRACE_S
 from sampling.backends.openai._answer import UNKNOWN_FINISH, StreamedAnswer
 from sampling.errors import BadRequest, Incomplete
 from sampling.messages import Generation, Request
@@ -17,8 +18,6 @@ from sampling.usage import Usage
 __all__ = ["Receive", "StreamedText", "close_stream", "read_chunks"]
 
 Receive: TypeAlias = Callable[[str], None]
-
-_CLOSE_GRACE_S = 1.0
 
 
 def _estimate_input_tokens(request: Request) -> int:
@@ -57,7 +56,7 @@ async def close_stream(stream: Any) -> None:
     """Close a stream, even when cancelled, because that stops the server."""
     close = getattr(stream, "aclose", None) or getattr(stream, "close", None)
     if close is not None:
-        with anyio.move_on_after(_CLOSE_GRACE_S, shield=True):
+        with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
             await close()
 
 

@@ -54,7 +54,7 @@ async def _read(stream: Any, answer: StreamedText) -> StreamedText:
     """Read all message chunks of a LangChain model."""
     try:
         async for chunk in stream:
-            await checkpoint()
+            await checkpoint()  # as in `read_chunks`
             # Each chunk carries the tokens since the last one, so the counts add up.
             answer.usage += _usage(chunk.usage_metadata or {})
             metadata: Mapping[str, Any] = chunk.response_metadata

@@ -48,6 +48,7 @@ class _Model:
 
     def __init__(self, model: Any) -> None:
         self._model = model
+        # Imported here, because pydantic-ai is not a dependency. It is installed where there is a model of it.
         self._messages = importlib.import_module("pydantic_ai.messages")
         self._models = importlib.import_module("pydantic_ai.models")
         self._output = importlib.import_module("pydantic_ai.output")
@@ -58,7 +59,7 @@ class _Model:
         async with self._open(request) as stream:
             try:
                 async for event in stream:
-                    await checkpoint()
+                    await checkpoint()  # as in `read_chunks`
                     answer.add(_text(event))
             finally:
                 answer.usage = Usage(stream.usage.input_tokens, stream.usage.output_tokens)

@@ -161,7 +161,7 @@ class _HttpcoreResponse:
         else:
             self._ended = not data
             return data
-        raise failure
+        raise failure  # outside the handler, as in `open`
 
     async def aclose(self) -> None:
         if not self._ended:
@@ -214,6 +214,7 @@ def _root(error: Exception) -> Exception:
     """Return the first cause of an error, which libraries wrap in messages such as "all attempts failed"."""
     while True:
         cause = error.__cause__ or error.__context__
+        # anyio raises a group if it could connect to none of several addresses.
         if isinstance(cause, ExceptionGroup):
             cause = cast("ExceptionGroup[Exception]", cause).exceptions[0]
         if not isinstance(cause, Exception):

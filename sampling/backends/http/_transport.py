@@ -9,7 +9,10 @@ from typing import Protocol
 
 import attrs
 
-__all__ = ["Transport", "WireRequest", "WireResponse"]
+__all__ = ["CLOSE_GRACE_S", "Transport", "WireRequest", "WireResponse"]
+
+CLOSE_GRACE_S = 1.0
+"""The time limit for closing a connection, which is shielded from cancellation."""
 
 
 @attrs.frozen

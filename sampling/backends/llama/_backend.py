@@ -109,6 +109,7 @@ class LlamaBackend:
     async def __aenter__(self) -> Self:
         self._host.launch()
         try:
+            # On cancellation the thread is abandoned. `_unload` then stops the host, which ends the thread.
             await anyio.to_thread.run_sync(self._host.wait_until_ready, abandon_on_cancel=True)
             self._client = await self._new_client().__aenter__()
         except BaseException:

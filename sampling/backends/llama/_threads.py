@@ -180,6 +180,7 @@ class _ThreadResponse:
         # The return value of the callback tells llama.cpp whether to stop.
 
         def deliver_chunk(chunk: bytes) -> bool:
+            # Once cancelled, there is no need to deliver the chunk to the event loop.
             return self._cancelled or anyio.from_thread.run_sync(self._take, chunk, token=self._loop)
 
         try:

@@ -20,7 +20,7 @@ from sampling._text import estimate_tokens
 from sampling.backends.http._address import resolve_address
 from sampling.backends.http._default_transport import default_transport
 from sampling.backends.http._sse import EventParser
-from sampling.backends.http._transport import Transport, WireRequest, WireResponse
+from sampling.backends.http._transport import CLOSE_GRACE_S, Transport, WireRequest, WireResponse
 from sampling.backends.openai._answer import StreamedAnswer
 from sampling.backends.openai._errors import ErrorResponse
 from sampling.backends.openai._request import Endpoint, encode_body
@@ -41,8 +41,6 @@ log = structlog.get_logger("sampling.backends.openai")
 
 MIB = 1024 * 1024
 
-CLOSE_GRACE_S = 1.0
-"""The time limit for closing a connection, which is shielded from cancellation."""
 
 _PATHS = {"chat": "/chat/completions", "completions": "/completions"}
 _MAX_EVENT_BYTES = 4 * MIB

@@ -10,14 +10,13 @@ from sampling._json.bounded import loads
 from sampling._redaction import Redactor
 from sampling.backends.http._address import resolve_address
 from sampling.backends.http._default_transport import default_transport
-from sampling.backends.http._transport import Transport, WireRequest, WireResponse
+from sampling.backends.http._transport import CLOSE_GRACE_S, Transport, WireRequest, WireResponse
 from sampling.backends.openai._errors import ErrorResponse
 from sampling.errors import MalformedResponse, ResponseTooLarge, Timeout
 
 __all__ = ["OpenAIEmbeddings"]
 
 _MAX_BYTES = 4 * 1024 * 1024
-_CLOSE_GRACE_S = 1.0
 
 
 @final
@@ -62,7 +61,7 @@ class OpenAIEmbeddings:
                 return self._parse_embedding(await self._exchange(transport, body))
             raise Timeout(f"no embedding within {self.timeout_s:g} s")
         finally:
-            with anyio.move_on_after(_CLOSE_GRACE_S, shield=True):
+            with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
                 await transport.aclose()
 
     async def _exchange(self, transport: Transport, body: bytes) -> bytes:
@@ -80,7 +79,7 @@ class OpenAIEmbeddings:
                 ).as_error()
             return response_body
         finally:
-            with anyio.move_on_after(_CLOSE_GRACE_S, shield=True):
+            with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
                 await response.aclose()
 
     def _parse_embedding(self, response_body: bytes) -> tuple[float, ...]:
