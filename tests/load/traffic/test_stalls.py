@@ -30,7 +30,7 @@ from sampling.testing.leftovers import Leftovers, left_behind
 from tests.load.reports import load_report
 from tests.load.workloads import block_once
 
-HERE = "load/test_stalls.py"
+HERE = "traffic/test_stalls.py"
 OPEN = OpenLoop(rate=20, requests=10)
 STALL = Stall(at_s=1.5, blocked_s=2.0, where=("shop/prices.py:12 look_up", "shop/load.py:30 ask"))
 
@@ -150,7 +150,7 @@ def test_nobody_watches_in_virtual_time(run, monkeypatch):
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a thread was started in virtual time")
 
-    monkeypatch.setattr(watched, "_Watch", refuse)
+    monkeypatch.setattr(watched, "_StallMonitor", refuse)
     report = run(run_load, blocked_by(sleep_in_the_way), OpenLoop(rate=20, requests=10))
     assert (10, ()) == (report.succeeded, report.stalls)
 

@@ -43,7 +43,7 @@ async def test_a_worker_opens_what_its_workload_needs():
 
 async def test_a_worker_that_dies_fails_the_run():
     """What it sent is not known, so there is no report that would pass for one."""
-    with pytest.raises(WorkerFailed, match=r"worker . of 2 died before it handed over"):
+    with pytest.raises(WorkerFailed, match=r"worker . of 2 died before it returned its recording"):
         await run_load(workloads.dying, OpenLoop(rate=100, requests=10), workers=2)
 
 
