@@ -10,5 +10,5 @@ def jump_clock(seconds: float) -> None:
     except RuntimeError:
         import asyncio  # noqa: TID251 - the clock of the virtual loop is its own
 
-        watch = asyncio.get_running_loop()._watch
-        watch.jump(watch.now_s + seconds)
+        limits = asyncio.get_running_loop()._limits
+        limits.advance(limits.now_s + seconds)
