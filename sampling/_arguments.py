@@ -4,24 +4,24 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_LONGEST_SHOWN = 80
+_MAX_REPR = 80
 
 MAX_ATTEMPTS = 1_000_000
 """The limit of `loop_budget * concurrency_budget`: every attempt is kept in memory, and more is probably a typo."""
 
 
-def shown(value: object) -> str:
-    """Return the repr of a value for an error message, truncated if long."""
+def short_repr(value: object) -> str:
+    """Return a truncated repr for a message. The repr escapes control characters."""
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001 - a broken repr must not hide the error being built
         text = f"<{type(value).__name__} object that has no repr>"
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
+    return text if len(text) <= _MAX_REPR else f"{text[: _MAX_REPR - 1]}…"
 
 
 def wrong_type(name: str, value: object, allowed: str) -> TypeError:
     """Build the TypeError for an argument of the wrong type."""
-    return TypeError(f"{name} must be {allowed}, got {shown(value)} ({type(value).__name__})")
+    return TypeError(f"{name} must be {allowed}, got {short_repr(value)} ({type(value).__name__})")
 
 
 def check_int(name: str, value: object, *, least: int | None = None) -> int:

@@ -26,7 +26,8 @@ from typing import (
 
 import attrs
 
-from sampling._json.extraction import join_problems, json_pointer, read_json, short_repr
+from sampling._arguments import short_repr
+from sampling._json.extraction import join_problems, json_pointer, read_json
 from sampling._text import unfenced
 from sampling.errors import MissingExtra
 

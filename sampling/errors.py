@@ -99,6 +99,7 @@ __all__ = [
     "Timeout",
     "TransientError",
     "UnclearJudgement",
+    "WorkerFailed",
     "WorkerLost",
     "WrongThread",
 ]

@@ -7,7 +7,7 @@ from typing import Any, Generic, Literal, TypeVar, cast, final, get_args, overlo
 
 import attrs
 
-from sampling._arguments import check_instance, check_int, check_items, check_number, check_str, shown, wrong_type
+from sampling._arguments import check_instance, check_int, check_items, check_number, check_str, short_repr, wrong_type
 from sampling._output_types import is_output_type, reader_for
 from sampling.usage import NO_USAGE, Usage
 
@@ -35,7 +35,7 @@ class Message:
             # Unhashable values, such as a list, can't be looked up in a set.
             known = False
         if not known:
-            raise ValueError(f"role must be one of {', '.join(sorted(_ROLES))}, got {shown(self.role)}")
+            raise ValueError(f"role must be one of {', '.join(sorted(_ROLES))}, got {short_repr(self.role)}")
         if not isinstance(self.content, str):
             raise wrong_type("content", self.content, "a str")
 
@@ -255,7 +255,7 @@ def _check_parser(parser: object) -> None:
         raise wrong_type("parser", parser, "a function of the answer's text, a type to read from JSON, or None")
     if iscoroutinefunction(parser) or iscoroutinefunction(getattr(parser, "__call__", None)):  # noqa: B004
         raise TypeError(
-            f"parser must be a plain function, got the async {shown(parser)}. Move what it awaits into a check."
+            f"parser must be a plain function, got the async {short_repr(parser)}. Move what it awaits into a check."
         )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import attrs
 
-from sampling._arguments import check_bool, check_number, check_str, shown, wrong_type
+from sampling._arguments import check_bool, check_number, check_str, short_repr, wrong_type
 from sampling.errors import BadVerdict
 from sampling.messages import Context, Generation, Message, Options
 
@@ -41,11 +41,11 @@ class Validation:
 
     def __attrs_post_init__(self) -> None:
         if type(self.passed) is not bool:
-            raise BadVerdict(f"passed must be True or False, got {shown(self.passed)}")
+            raise BadVerdict(f"passed must be True or False, got {short_repr(self.passed)}")
         if self.reason is not None and not isinstance(self.reason, str):
-            raise BadVerdict(f"reason must be a str or None, got {shown(self.reason)}")
+            raise BadVerdict(f"reason must be a str or None, got {short_repr(self.reason)}")
         if self.score is not None and not _is_score(self.score):
-            raise BadVerdict(f"score must be a finite number or None, got {shown(self.score)}")
+            raise BadVerdict(f"score must be a finite number or None, got {short_repr(self.score)}")
         if self.requirement is not None and not isinstance(self.requirement, Requirement):
             raise wrong_type("requirement", self.requirement, "a Requirement or None")
         if self.error is not None and not isinstance(self.error, Exception):
@@ -154,9 +154,9 @@ class Requirement:
                 passed, reason = cast("tuple[bool, str | None]", verdict)
                 return Validation(passed, reason, requirement=self)
             except (BadVerdict, ValueError) as error:
-                answer = shown(cast("object", verdict))
+                answer = short_repr(cast("object", verdict))
                 raise self.bad_verdict(f"the check returned {answer}: {error}") from None
-        raise self.bad_verdict(f"the check returned {shown(verdict)}")
+        raise self.bad_verdict(f"the check returned {short_repr(verdict)}")
 
     def bad_verdict(self, what: str) -> BadVerdict:
         """Build the error for an unusable return value. It names this requirement."""

@@ -6,13 +6,12 @@ from typing import Any
 
 from sampling._json import bounded as bounded_json
 
-__all__ = ["MAX_CHARS", "join_problems", "json_pointer", "read_json", "short_repr"]
+__all__ = ["MAX_CHARS", "join_problems", "json_pointer", "read_json"]
 
 MAX_CHARS = 1_000_000
 """The longest answer that is read as JSON."""
 
 _MAX_PROBLEMS = 5
-_MAX_REPR = 60
 
 _HOW_TO_FIX = "answer with one JSON value, and with nothing before or after it"
 
@@ -33,14 +32,8 @@ def json_pointer(path: Iterable[object]) -> str:
     return "/" + "/".join(steps) if steps else "the top level"
 
 
-def short_repr(value: object) -> str:
-    """Return a truncated repr for a message. The repr escapes control characters."""
-    text = repr(value)
-    return text if len(text) <= _MAX_REPR else f"{text[: _MAX_REPR - 1]}…"
-
-
 def join_problems(problems: Sequence[str]) -> str:
     """Join the first few problems into one sentence, with the number of the rest."""
-    shown = list(islice(problems, _MAX_PROBLEMS))
-    more = len(problems) - len(shown)
-    return "; ".join([*shown, f"and {more} more"] if more else shown)
+    first = list(islice(problems, _MAX_PROBLEMS))
+    more = len(problems) - len(first)
+    return "; ".join([*first, f"and {more} more"] if more else first)
