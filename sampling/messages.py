@@ -1,4 +1,4 @@
-"""Messages, conversations, requests and generations: the values that travel between a caller and a model."""
+"""Messages, contexts, actions, requests and generations."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import iscoroutinefunction
@@ -72,7 +72,11 @@ class Context:
 
     @classmethod
     def sent(cls, messages: tuple[Message, ...], chars: int, answer: str | None = None) -> "Context":
-        """Build the context of a sent request of `chars` characters, with its answer if there is one."""
+        """
+        Build the context of a sent request.
+
+        `chars` is the length of all messages together, without the answer.
+        """
         context = cls.__new__(cls)
         context._parent = None
         context._tail = messages
@@ -209,7 +213,7 @@ class Options:
 @attrs.frozen(init=False)
 class Action(Generic[T]):
     """
-    A prompt, and how to parse its answer into a `T`.
+    A prompt, with a parser for its answer.
 
     Without a parser, the value is the text of the answer. A parser is a function of that text,
     or a type to read from JSON: a pydantic model, an attrs class, a dataclass, a typed dict,
@@ -246,7 +250,11 @@ class Action(Generic[T]):
         return other
 
     def parse(self, text: str) -> T:
-        """Parse the text of an answer. Exceptions of the parser propagate."""
+        """
+        Parse the text of an answer.
+
+        Exceptions of the parser propagate.
+        """
         return cast("T", text) if self.parser is None else self.parser(text)
 
 
@@ -261,7 +269,7 @@ def _check_parser(parser: object) -> None:
 
 @attrs.frozen
 class Attempt(Generic[T]):
-    """The next attempt of a subsample, as returned by a strategy's `repair`."""
+    """The plan of an attempt, returned by a strategy's `repair`."""
 
     action: Action[T]
     context: Context
@@ -285,7 +293,7 @@ class Attempt(Generic[T]):
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The messages to send: the conversation, then the action as a user message."""
+        """The conversation, followed by the action as a user message."""
         messages = self._messages
         if messages is None:
             messages = self.context.messages_with(Message("user", self.action.text))
@@ -296,7 +304,7 @@ class Attempt(Generic[T]):
 
 @attrs.frozen
 class Request:
-    """One request to a backend, with the ids of its attempt."""
+    """A request to a backend, with the ids of its attempt."""
 
     messages: Sequence[Message]
     options: Options = Options()
@@ -366,7 +374,11 @@ class Generation:
 
 @attrs.frozen(kw_only=True)
 class Identity:
-    """The ids of the running call and attempt. Between attempts the last four fields are None."""
+    """
+    The ids of the running call and attempt.
+
+    Between attempts, the last four fields are None.
+    """
 
     sampling_id: str
     """The id of the call of `sample()`. Globally unique, and sorts by the time of the call."""
