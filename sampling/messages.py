@@ -218,7 +218,7 @@ class Action(Generic[T]):
     Without a parser, the value is the text of the answer. A parser is a function of that text,
     or a type to read from JSON: a pydantic model, an attrs class, a dataclass, a typed dict,
     or a container such as `list[Flight]`. The schema of a type is sent to backends that support constrained decoding.
-    The answer is parsed and checked in any case.
+    Answers are parsed and checked even if the backend constrains them.
     """
 
     text: str

@@ -105,7 +105,7 @@ class Progress(Generic[T]):
     """
 
     slices: Sequence[Slice[T]]
-    """The slices that `done` gets."""
+    """The attempts that were generated and validated, as passed to `done`."""
 
     attempts: Sequence[Slice[T]]
     """All attempts that have ended, including errored ones, in order of completion."""
@@ -140,7 +140,7 @@ class Stage(Generic[T]):
     """The `BaseSamplingStrategy` of the nested call, with its own budgets, requirements and hooks."""
 
     first: Attempt[T]
-    """Its first attempt."""
+    """The first attempt of the nested call."""
 
     backend: BackendLike | None = None
     """The backend of this stage. None means the backend of the outer call."""

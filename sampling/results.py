@@ -29,9 +29,15 @@ class Slice(Generic[T]):
     """The record of one attempt."""
 
     iteration: int
+    """`subsample * loop_budget + attempt + 1`, unique within the call."""
+
     iteration_id: str
     subsample: int
+    """The index of its subsample, from 0. A call has `concurrency_budget` subsamples at most."""
+
     attempt: int
+    """The index within its subsample, from 0. A subsample has `loop_budget` attempts at most."""
+
     outcome: Outcome
     action: Action[T]
     context: Context
@@ -57,7 +63,11 @@ class Slice(Generic[T]):
     """The number of requests sent, including judges and retries."""
 
     tokens_saved: int = 0
-    """An upper bound of the tokens saved by a partial check: up to max_tokens, else the longest answer so far."""
+    """
+    An upper bound of the tokens that a partial check saved.
+
+    It assumes that the answer would have reached `max_tokens`, or if that is not set, the longest answer so far.
+    """
 
     tried: Attempt[T] | None = None
     """The attempt as the strategy planned it: action, context before it, and its own options."""
