@@ -54,6 +54,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    # Only for annotations: these modules import this one.
     from sampling.fanout.items import ItemOutcome
     from sampling.results import SamplingResult, Slice
 

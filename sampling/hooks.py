@@ -147,6 +147,7 @@ class Hook:
     @property
     def name(self) -> str:
         """The qualified name of the function, for messages."""
+        # Callable objects and partials have no name of their own.
         function: Any = self.function
         module = getattr(function, "__module__", None)
         name = getattr(function, "__qualname__", None) or type(function).__qualname__

@@ -156,6 +156,7 @@ def _check_messages(messages: tuple[Any, ...]) -> tuple[Message, ...]:
 def _frozen_mapping(mapping: object) -> Mapping[str, Any]:
     if not isinstance(mapping, Mapping):
         raise wrong_type("extra", mapping, "a mapping of option names to values")
+    # A copy, so that later changes to the caller's dict have no effect.
     frozen = dict(cast("Mapping[str, Any]", mapping))
     for name in frozen:
         check_str("a name in extra", name, empty=False)
@@ -178,6 +179,7 @@ class Options:
     max_tokens: int | None = None
     seed: int | None = None
     stop: Sequence[str] = attrs.field(default=(), converter=_stop_words)
+    # hash=False here and below: dicts can't be hashed.
     schema: Any = attrs.field(default=None, hash=False)
     """A JSON schema or a model class for the answer, for backends that support constrained decoding."""
 
@@ -210,6 +212,7 @@ class Options:
         return attrs.evolve(self, **changes)
 
 
+# init=False: the overloads of __init__ infer `T` from the parser, which attrs can't do.
 @attrs.frozen(init=False)
 class Action(Generic[T]):
     """

@@ -253,6 +253,7 @@ def _describe(check: Any) -> str:
 @lru_cache(maxsize=1024)
 def _describe_lambda(code: CodeType) -> str:
     place = f"the check at {code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"
+    # linecache also knows the source of notebook cells, which are not files.
     source = "".join(linecache.getlines(code.co_filename))
     try:
         tree = ast.parse(source)
