@@ -1,31 +1,40 @@
-"""Checks of arguments. Each error names the argument, shows the value and says what is allowed."""
+"""
+Checks of arguments.
+
+Each error names the argument, shows the value and says what is allowed.
+"""
 
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_LONGEST_SHOWN = 80
+_MAX_REPR = 80
 
 MAX_ATTEMPTS = 1_000_000
 """The limit of `loop_budget * concurrency_budget`: every attempt is kept in memory, and more is probably a typo."""
 
 
-def shown(value: object) -> str:
-    """Return the repr of a value for an error message, truncated if long."""
+def short_repr(value: object) -> str:
+    """
+    Return a truncated repr for a message.
+
+    It is safe to print, because a repr escapes control characters.
+    """
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001 - a broken repr must not hide the error being built
         text = f"<{type(value).__name__} object that has no repr>"
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
+    return text if len(text) <= _MAX_REPR else f"{text[: _MAX_REPR - 1]}…"
 
 
 def wrong_type(name: str, value: object, allowed: str) -> TypeError:
     """Build the TypeError for an argument of the wrong type."""
-    return TypeError(f"{name} must be {allowed}, got {shown(value)} ({type(value).__name__})")
+    return TypeError(f"{name} must be {allowed}, got {short_repr(value)} ({type(value).__name__})")
 
 
 def check_int(name: str, value: object, *, least: int | None = None) -> int:
-    """Return value if it is an int (not a bool) of at least `least`."""
+    """Return value if it is an int >= `least`, and not a bool."""
+    # Not `isinstance`: a bool is an int.
     if type(value) is not int:
         raise wrong_type(name, value, "an int" if least is None else f"an int >= {least}")
     if least is not None and value < least:
@@ -48,7 +57,11 @@ def check_number(name: str, value: object, *, least: float | None = None, above:
 
 
 def check_str(name: str, value: object, *, empty: bool = True) -> str:
-    """Return value if it is a str. With `empty=False` it must not be blank."""
+    """
+    Return value if it is a str.
+
+    With `empty=False` it must not be blank.
+    """
     if not isinstance(value, str):
         raise wrong_type(name, value, "a str")
     if not empty and not value.strip():
@@ -70,14 +83,22 @@ def check_instance(name: str, value: object, types: type[Any] | tuple[type[Any],
 
 
 def check_items(name: str, value: object, allowed: str) -> tuple[Any, ...]:
-    """Return the items of an iterable. A str is refused: it nearly always lacks brackets around it."""
+    """
+    Return the items of an iterable that is not a str.
+
+    A str is probably a single item without brackets around it.
+    """
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise wrong_type(name, value, allowed)
     return tuple(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
 def check_budgets(loop_budget: object, concurrency_budget: object) -> tuple[int, int]:
-    """Return both budgets if each is an int >= 1 and their product is at most `MAX_ATTEMPTS`."""
+    """
+    Return both budgets if each is an int >= 1.
+
+    Their product must not exceed `MAX_ATTEMPTS`.
+    """
     depth = check_int("loop_budget", loop_budget, least=1)
     breadth = check_int("concurrency_budget", concurrency_budget, least=1)
     if depth * breadth > MAX_ATTEMPTS:
@@ -100,7 +121,11 @@ def unknown_keyword(cls: type[Any], given: str, synonyms: Mapping[str, str]) -> 
 
 
 def _keywords(cls: type[Any]) -> set[str]:
-    """Return the keywords of all constructors of a class, including those of an unpacked `TypedDict`."""
+    """
+    Return the keyword arguments of a class and its bases.
+
+    They include the keys of an unpacked `TypedDict`.
+    """
     # Imported here because only this error path needs it.
     from inspect import Parameter, signature  # noqa: PLC0415
     from typing import get_args  # noqa: PLC0415

@@ -1,4 +1,8 @@
-"""Properties of the running event loop, looked up once per call because each lookup detects the loop again."""
+"""
+Properties of the running event loop.
+
+Look them up once per call: each lookup detects the event loop again.
+"""
 
 from collections.abc import Callable
 
@@ -28,6 +32,6 @@ def running_loop() -> EventLoop:
 
 
 def running_loop_name() -> str:
-    """Return the name that `anyio.run` takes for the running event loop: "asyncio" or "trio"."""
+    """Return "asyncio" or "trio", for `anyio.run`."""
     # Taken from the module name, such as `anyio._backends._asyncio`: anyio has no public function for it.
     return current_token().backend_class.__module__.rpartition("._")[2]

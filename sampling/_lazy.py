@@ -1,4 +1,8 @@
-"""Import optional names of a package on first use (PEP 562), so that it works without their extras."""
+"""
+Import names of a package on first use (PEP 562).
+
+The package then works without the extras of these names.
+"""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -8,7 +12,11 @@ __all__ = ["lazy_attributes"]
 
 
 def lazy_attributes(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a module `__getattr__` that imports each name from its module on first use."""
+    """
+    Return a `__getattr__` that imports names on first use.
+
+    `homes` maps each name to the module that defines it.
+    """
 
     def __getattr__(name: str) -> Any:  # noqa: N807 - it becomes the package's own
         home = homes.get(name)

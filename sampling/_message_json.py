@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import attrs
 
-from sampling._arguments import shown
+from sampling._arguments import short_repr
 from sampling._openai_generation import OpenAIGeneration, ToolCall
 from sampling.messages import Generation, Options, Request
 from sampling.usage import Usage
@@ -47,7 +47,7 @@ def _plain(name: str, value: Any) -> Any:
     schema = getattr(value, "model_json_schema", None)
     if callable(schema):
         return _plain(name, schema())
-    raise TypeError(f"{name} must be made of JSON values to be compared with other requests, got {shown(value)}")
+    raise TypeError(f"{name} must be made of JSON values to be compared with other requests, got {short_repr(value)}")
 
 
 def canonical(value: object) -> str:

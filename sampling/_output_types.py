@@ -26,7 +26,8 @@ from typing import (
 
 import attrs
 
-from sampling._json.extraction import join_problems, json_pointer, read_json, short_repr
+from sampling._arguments import short_repr
+from sampling._json.extraction import join_problems, json_pointer, read_json
 from sampling._text import unfenced
 from sampling.errors import MissingExtra
 
@@ -36,7 +37,11 @@ T = TypeVar("T")
 
 
 class TypedReader(Generic[T]):
-    """A parser that reads a JSON answer, with or without a code fence, into a `T`."""
+    """
+    A parser that reads a JSON answer into a `T`.
+
+    The answer may be in a code fence.
+    """
 
     __slots__ = ("_adapter", "_shape", "schema")
 
@@ -58,7 +63,11 @@ class TypedReader(Generic[T]):
         return _name(self._shape)
 
     def read(self, text: str) -> T:
-        """Read JSON, or raise a ValueError that says where and what is wrong."""
+        """
+        Read JSON.
+
+        Raise a ValueError that says where and what is wrong.
+        """
         from pydantic import ValidationError  # noqa: PLC0415 - an extra, installed if a reader exists
 
         # pydantic's own parser accepts unlimited nesting and duplicate keys, so check those first.
@@ -85,9 +94,10 @@ def _problem(problem: Any) -> str:
 
 
 def is_output_type(parser: object) -> bool:
-    """Return True for a type to read from JSON, and False for a function of the text."""
+    """Return True for a type to read from JSON."""
     if get_origin(parser) is not None:
         return True
+    # Other classes, such as int or Decimal, are called with the text like any function.
     return isinstance(parser, type) and (_has_fields(parser) or _is_typed_dict(parser) or _is_pydantic(parser))
 
 
@@ -102,7 +112,11 @@ def _is_pydantic(shape: type) -> bool:
 
 
 def reader_for(shape: Any) -> TypedReader[Any]:
-    """Return the reader for a type. Cached: creating one takes longer than reading a hundred answers."""
+    """
+    Return the cached reader for a type.
+
+    Creating one takes longer than reading a hundred answers.
+    """
     return _cached_reader(shape) if _is_hashable(shape) else _new_reader(shape)
 
 
@@ -147,11 +161,16 @@ class _UnsupportedType(Exception):
 
 
 def _for_pydantic(shape: Any, inside: tuple[Any, ...]) -> Any:
-    """Return an equivalent type that pydantic supports, recursively. `inside` holds the enclosing types."""
+    """
+    Return an equivalent type that pydantic supports.
+
+    `inside` holds the enclosing types of a nested one.
+    """
     origin = get_origin(shape)
     if origin is Annotated:
         inner, *notes = get_args(shape)
         return Annotated[_for_pydantic(inner, inside), *notes]
+    # The arguments of a Literal are values, not types.
     if origin is not None and origin is not Literal:
         return _with_arguments(origin, tuple([_for_pydantic(argument, inside) for argument in get_args(shape)]))
     if isinstance(shape, type) and _has_fields(shape):
@@ -170,7 +189,11 @@ def _has_fields(shape: type[Any]) -> bool:
 
 
 def _with_fields(shape: Any, inside: tuple[Any, ...]) -> Any:
-    """Annotate a class so that pydantic validates a dict of its fields, then constructs it."""
+    """
+    Annotate a class with instructions for pydantic.
+
+    It then validates a dict of the fields, and constructs the class from it.
+    """
     from pydantic import ConfigDict, GetPydanticSchema, with_config  # noqa: PLC0415 - an extra
     from pydantic_core import core_schema  # noqa: PLC0415
     from typing_extensions import TypedDict  # noqa: PLC0415 - required by pydantic before 3.12

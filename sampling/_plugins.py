@@ -28,6 +28,7 @@ def installed_hooks() -> Hooks:
     # Imported here to keep `import sampling` fast: this takes longer than the rest of the library.
     from importlib.metadata import entry_points  # noqa: PLC0415
 
+    # Sorted, so that hooks run in the same order on every machine.
     for entry_point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda found: found.name):
         try:
             _register(entry_point.load(), hooks)

@@ -1,4 +1,8 @@
-"""Similarity of texts and vectors, from 0 (nothing in common) to 1 (the same)."""
+"""
+Similarity of texts and vectors.
+
+It ranges from 0 (nothing in common) to 1 (the same).
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -49,7 +53,11 @@ def _common_length(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the cosine of the angle between two vectors, or 0 for a zero vector."""
+    """
+    Return the cosine of the angle between two vectors.
+
+    For a zero vector, return 0.
+    """
     if len(one) != len(other):
         raise ValueError(f"both vectors must have the same length, got {len(one)} and {len(other)}")
     lengths = math.hypot(*one) * math.hypot(*other)

@@ -16,14 +16,23 @@ def estimate_tokens(chars: int) -> int:
 
 
 def quoted(text: str, limit: int) -> str:
-    """Quote untrusted text on one line, truncated at `limit`, with control characters escaped."""
+    """
+    Quote untrusted text on one line, truncated at `limit`.
+
+    Control characters are escaped, so that the text can't change the terminal or fake a log line.
+    """
+    # Cut first: escaping a long text would take time for nothing.
     cut = text if len(text) <= limit else f"{text[: limit - 1]}…"
     safe = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in cut)
     return f'"{safe}"'
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows as aligned lines: first column to the left, all others to the right."""
+    """
+    Format rows as lines of aligned columns.
+
+    The first column is aligned to the left, all others to the right.
+    """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
@@ -50,7 +59,11 @@ def unfenced(text: str) -> str:
 
 
 def _fence_of(line: str) -> str:
-    """Return the run of backticks or tildes at the start of a fence. Longer fences may contain shorter ones."""
+    """
+    Return the backticks or tildes that open a fence.
+
+    Their number matters: a longer fence may contain shorter ones.
+    """
     start = line.lstrip()
     return start[: len(start) - len(start.lstrip(start[0]))]
 

@@ -14,10 +14,10 @@ BLOCKED_S = 0.25
 
 def warn_if_blocked(started_s: float, by: str) -> None:
     """
-    Log a warning if the function named `by`, started at `started_s`, ran for too long.
+    Log a warning if a function ran for too long.
 
+    `by` is its name, and `started_s` the time of its start by `time.perf_counter`.
     A sync function can't be interrupted, and every task of the event loop waits while it runs.
-    The log line names the cause.
     """
     blocked_s = time.perf_counter() - started_s
     if blocked_s > BLOCKED_S:

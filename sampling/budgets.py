@@ -1,4 +1,4 @@
-"""Limits on the spending of one call, or of many calls together."""
+"""Limits on the spending of calls."""
 
 import math
 import threading
@@ -16,7 +16,7 @@ __all__ = ["Budget", "Reservation"]
 
 @attrs.frozen
 class Reservation:
-    """Room in a budget that is held for a request in flight."""
+    """A part of a budget, held for a request in flight."""
 
     attempts: int
     requests: int
@@ -93,7 +93,11 @@ class Budget:
         return self._reserved
 
     def deadline(self, clock: object, now: float) -> float:
-        """Return the deadline on the clock of an event loop. `clock` identifies the loop, `now` is its time."""
+        """
+        Return the deadline on the clock of an event loop.
+
+        `clock` identifies the loop, `now` is its time.
+        """
         if self.deadline_s is None:
             return math.inf
         with self._lock:
@@ -111,12 +115,17 @@ class Budget:
         with self._lock:
             answer_tokens = self._largest_answer if max_tokens is None else max_tokens
             tokens = estimate_tokens(prompt_chars) + answer_tokens
+            # At least one token: otherwise an empty prompt would fit into a used-up budget.
             wanted = Reservation(attempts, 1, max(tokens, 1), self._largest_cost)
             self._reserve(wanted)
             return wanted
 
     def hold(self, wanted: Reservation) -> None:
-        """Reserve room for a whole call in another process, or raise `BudgetExceeded`."""
+        """
+        Reserve room for a call in another process.
+
+        Raise `BudgetExceeded` if there is not enough.
+        """
         with self._lock:
             self._reserve(wanted)
 
@@ -128,7 +137,11 @@ class Budget:
         self._reserved = _add(self._reserved, wanted, 1)
 
     def settle_held(self, held: Reservation, spent: Reservation, usage: Usage) -> None:
-        """Replace the reservation of a call by what it was charged, and add the usage that its backend reported."""
+        """
+        Replace the reservation of a call in another process by its spending.
+
+        `spent` is charged, and `usage` is what its backend reported.
+        """
         with self._lock:
             self._reserved = _add(self._reserved, held, -1)
             self._spent = _add(self._spent, spent, 1)
@@ -142,7 +155,11 @@ class Budget:
             )
 
     def settle(self, reservation: Reservation, usage: Usage | None) -> None:
-        """Replace a reservation by the actual usage. None means unknown, and charges the estimate."""
+        """
+        Replace a reservation by the actual usage.
+
+        None means unknown, and charges the estimate.
+        """
         with self._lock:
             self._reserved = _add(self._reserved, reservation, -1)
             charged = reservation
@@ -154,20 +171,28 @@ class Budget:
             self._spent = _add(self._spent, charged, 1)
 
     def charge(self, usage: Usage, *, attempts: int = 0, requests: int = 0) -> None:
-        """Add what was spent in another process or before a resume, without checking the limits."""
+        """
+        Add spending without checking the limits.
+
+        For what another process spent, or this one before a resume.
+        """
         charged = Reservation(attempts, requests, usage.total_tokens, usage.cost)
         with self._lock:
             self._usage += usage
             self._spent = _add(self._spent, charged, 1)
 
     def count_request(self) -> None:
-        """Count one more request of an attempt that is already reserved, such as a retry."""
+        """Count a further request of a reserved attempt, such as a retry."""
         with self._lock:
             self._check_room("requests", self.requests, self._spent.requests, self._reserved.requests, 1)
             self._spent = attrs.evolve(self._spent, requests=self._spent.requests + 1)
 
     def release(self, reservation: Reservation) -> None:
-        """Return a reservation whose request was never sent. A started attempt still counts."""
+        """
+        Return a reservation whose request was never sent.
+
+        A started attempt still counts.
+        """
         with self._lock:
             self._reserved = _add(self._reserved, reservation, -1)
             self._spent = attrs.evolve(self._spent, attempts=self._spent.attempts + reservation.attempts)

@@ -54,6 +54,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    # Only for annotations: these modules import this one.
     from sampling.fanout.items import ItemOutcome
     from sampling.results import SamplingResult, Slice
 
@@ -99,6 +100,7 @@ __all__ = [
     "Timeout",
     "TransientError",
     "UnclearJudgement",
+    "WorkerFailed",
     "WorkerLost",
     "WrongThread",
 ]
@@ -118,6 +120,7 @@ class SamplingError(Exception):
         if hint is not None:
             self.hint = hint
         if self.hint:
+            # Tracebacks print notes, so the fix is next to the error.
             self.add_note(f"hint: {self.hint}")
 
 
@@ -135,7 +138,11 @@ class BackendError(SamplingError):
 
 
 class TransientError(BackendError):
-    """The backend gave no answer, but another try may succeed. It costs one attempt."""
+    """
+    The backend gave no answer, but another try may succeed.
+
+    It costs one attempt.
+    """
 
     retryable = True
     hint = "Another try may succeed: raise loop_budget, or wrap the backend in Retrying."
@@ -182,14 +189,18 @@ class ConnectFailed(TransientError):
 
 
 class ConnectionLost(TransientError):
-    """The connection broke after the request was sent. The server may charge for it."""
+    """
+    The connection broke after the request was sent.
+
+    The server may charge for it.
+    """
 
     hint = "Another try starts from the beginning, and is charged again: a broken answer can't be continued."
     maybe_billed = True
 
 
 class WorkerLost(TransientError):
-    """The worker that ran an item died, and so did the worker of the second try."""
+    """The worker of an item died, twice."""
 
     hint = "If it is always the same item, that item may crash the workers. Else check their memory and Ray's logs."
     maybe_billed = True
@@ -213,7 +224,11 @@ class MalformedResponse(TransientError):
 
 
 class FatalError(BackendError):
-    """The backend can't answer this request. The call ends at once, and all other subsamples with it."""
+    """
+    The backend can't answer this request.
+
+    The call ends at once, and all other subsamples with it.
+    """
 
 
 class AuthenticationFailed(FatalError):
@@ -241,7 +256,11 @@ class CassetteMiss(FatalError):
 
 
 class CertificateInvalid(FatalError):
-    """The certificate of the server is not valid for base_url. Nothing was sent."""
+    """
+    The certificate of the server is not valid for base_url.
+
+    Nothing was sent.
+    """
 
     hint = "For a private certificate authority, pass ssl_context=ssl.create_default_context(cafile=…)."
 
@@ -259,26 +278,42 @@ class QuotaExhausted(FatalError):
 
 
 class Redirected(FatalError):
-    """The server redirected the request. Redirects are not followed, because they would send the key along."""
+    """
+    The server redirected the request.
+
+    Redirects are not followed, because they would send the key along.
+    """
 
     hint = "If the new address is right, use it as base_url."
 
 
 class ResponseTooLarge(BackendError):
-    """The answer exceeded the size limit of the backend and was cut off."""
+    """
+    The answer exceeded the size limit and was cut off.
+
+    This ends only its subsample.
+    """
 
     hint = "Ask for fewer tokens, or raise the backend's max_response_bytes."
     maybe_billed = True
 
 
 class BudgetExceeded(SamplingError):
-    """The budget has no room for a request, so it was not sent."""
+    """
+    The budget has no room for a request.
+
+    The request was not sent.
+    """
 
     hint = "Raise the limit in the message, or send fewer or smaller requests."
 
 
 class NoValidAnswer(SamplingError):
-    """No answer met the requirements. See `.result` for the whole result."""
+    """
+    No answer met the requirements.
+
+    See `.result` for the whole result.
+    """
 
     hint = "Read result.explain(): it shows every attempt and which requirement failed."
 
@@ -288,7 +323,11 @@ class NoValidAnswer(SamplingError):
 
 
 class CheckTimeout(SamplingError):
-    """A check did not return in time. The attempt counts as invalid."""
+    """
+    A check did not return in time.
+
+    The attempt counts as invalid.
+    """
 
     hint = "Raise the requirement's timeout_s, or make the check faster."
 
@@ -303,7 +342,11 @@ class BadVerdict(SamplingError, TypeError):
 
 
 class UnclearJudgement(SamplingError):
-    """A judging model gave no readable verdict. The attempt counts as invalid."""
+    """
+    A judging model gave no readable verdict.
+
+    The attempt counts as invalid.
+    """
 
     hint = "Use a model that follows instructions, or word the requirement as a yes-or-no question."
 
@@ -321,7 +364,11 @@ class HookTimeout(SamplingError):
 
 
 class SelectionFailed(SamplingError):
-    """A strategy could not select the answer. The samples are in `.slices`."""
+    """
+    A strategy could not select the answer.
+
+    The samples are in `.slices`.
+    """
 
     hint = "select and select_from_failure must return one of the slices passed to them."
 
@@ -340,23 +387,35 @@ class ContextTooLarge(SamplingError):
 
 
 class FileRefused(SamplingError, ValueError):
-    """A file is damaged, of another version, or was not written by this library."""
+    """A file is damaged, foreign, or of another version."""
 
     hint = "Delete the file to have it written again, or restore it from a backup."
 
 
 class JournalError(SamplingError):
-    """The journal of a fan-out can't be used. Its contents were not changed."""
+    """
+    The journal of a fan-out can't be used.
+
+    Its contents were not changed.
+    """
 
 
 class JournalLocked(JournalError):
-    """Another run has locked the journal. The lock is released when its process ends, even by a crash."""
+    """
+    Another run has locked the journal.
+
+    The lock is released when its process ends, even by a crash.
+    """
 
     hint = "Wait for the other run, or stop it, or use another journal for this run."
 
 
 class JournalMismatch(JournalError, ValueError):
-    """The journal belongs to a call with other items, options, requirements or another strategy."""
+    """
+    The journal belongs to a different call.
+
+    That call has other items, options or requirements, or another strategy.
+    """
 
     hint = (
         "Restore the original call, or use another file for a new run. "
@@ -370,7 +429,11 @@ class JournalMismatch(JournalError, ValueError):
 
 
 class JournalDamaged(JournalError, ValueError):
-    """The file is corrupt or not a journal. It was not changed, and no request was sent."""
+    """
+    The file is corrupt or not a journal.
+
+    It was not changed, and no request was sent.
+    """
 
     hint = "Restore it from a backup, or start a new run in another file. sqlite3's .recover may rescue its contents."
 
@@ -400,7 +463,11 @@ class JournalWriteFailed(JournalError):
 
 
 class ErrorFromJournal(SamplingError):
-    """An error of an earlier process whose type is neither ours nor built in."""
+    """
+    A recorded error whose type can't be restored.
+
+    Only types of this library and built-in ones can.
+    """
 
     def __init__(self, message: str, type_name: str) -> None:
         super().__init__(f"{type_name}: {message}" if message else type_name)
@@ -415,13 +482,17 @@ class PluginFailed(SamplingError):
 
 
 class PreflightFailed(SamplingError):
-    """The test request before a load run failed, so the run was not started."""
+    """
+    The test request before a load run failed.
+
+    The run was not started.
+    """
 
     hint = "Send one request by hand: check the address, the key, the model and that the server is running."
 
 
 class NotSendable(SamplingError, TypeError):
-    """A value can't be sent to a worker of a cluster, or back."""
+    """A value can't be sent to or from a worker."""
 
     hint = "Use plain values, or functions and classes that the workers can import."
 
@@ -430,7 +501,11 @@ class NotSendable(SamplingError, TypeError):
 
 
 class WorkerFailed(SamplingError):
-    """A load worker process did not start, or died. Its requests are not known."""
+    """
+    A process that generates load did not start, or died.
+
+    Its requests are not known.
+    """
 
     hint = "Run with workers=1 to see the original error."
 
@@ -444,7 +519,7 @@ class MissingExtra(SamplingError, ImportError):
 
 
 class WrongThread(SamplingError, RuntimeError):
-    """A running call was used from a thread other than that of its event loop."""
+    """A running call was used from another thread."""
 
     hint = "Pass the value to the event loop with anyio.from_thread.run_sync."
 

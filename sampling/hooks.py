@@ -32,7 +32,11 @@ log = structlog.get_logger("sampling")
 
 @attrs.frozen(kw_only=True)
 class Event:
-    """The base of all events. A hook on `Event` receives every event."""
+    """
+    The base of all events.
+
+    A hook on `Event` receives every event.
+    """
 
     sampling_id: str
     """The id of the call of `sample()`."""
@@ -43,7 +47,11 @@ class Event:
 
 @attrs.frozen(kw_only=True)
 class LoopStarted(Event):
-    """A call is about to start. A hook may return a copy with another `loop_budget` or `concurrency_budget`."""
+    """
+    A call is about to start.
+
+    A hook may return a copy with another `loop_budget` or `concurrency_budget`.
+    """
 
     strategy: str
     """The name of the strategy's class."""
@@ -76,14 +84,22 @@ class IterationStarted(IterationEvent):
 
 @attrs.frozen(kw_only=True)
 class IterationFinished(IterationEvent):
-    """An attempt has ended. Exactly one follows every `IterationStarted`, whatever the outcome."""
+    """
+    An attempt has ended.
+
+    Exactly one follows every `IterationStarted`, whatever the outcome.
+    """
 
     slice: Slice[Any]
 
 
 @attrs.frozen(kw_only=True)
 class Repaired(IterationEvent):
-    """The strategy has planned the attempt after an invalid one. The ids are those of the invalid one."""
+    """
+    The strategy has planned the attempt after an invalid one.
+
+    The ids are those of the invalid one.
+    """
 
     failed: Slice[Any]
     next: Attempt[Any]
@@ -91,7 +107,11 @@ class Repaired(IterationEvent):
 
 @attrs.frozen(kw_only=True)
 class LoopFinished(Event):
-    """A call has ended. Sent exactly once, also after an error or a cancellation."""
+    """
+    A call has ended.
+
+    Sent exactly once, also after an error or a cancellation.
+    """
 
     success: bool
     iterations: int
@@ -127,6 +147,7 @@ class Hook:
     @property
     def name(self) -> str:
         """The qualified name of the function, for messages."""
+        # Callable objects and partials have no name of their own.
         function: Any = self.function
         module = getattr(function, "__module__", None)
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
@@ -194,7 +215,11 @@ def _check_events(events: Sequence[Any]) -> None:
 
 
 class CriticalHookError(Exception):
-    """Carries the exception of a critical hook through the engine. The caller gets `.error`."""
+    """
+    The exception of a critical hook, on its way through the engine.
+
+    The caller gets `.error`.
+    """
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -202,7 +227,7 @@ class CriticalHookError(Exception):
 
 
 class Emitter:
-    """Calls the hooks of one call, and records their failures."""
+    """Calls hooks, and records their failures."""
 
     def __init__(self, hooks: Iterable[Hook]) -> None:
         self._hooks = tuple(hooks)
@@ -212,7 +237,11 @@ class Emitter:
         self.failures: list[HookFailure] = []
 
     def hooks_for(self, event: type[Event]) -> tuple[Hook, ...]:
-        """Return the hooks for a type of event. The engine builds no event without hooks."""
+        """
+        Return the hooks for a type of event.
+
+        The engine builds no event without hooks.
+        """
         found = self._by_event.get(event)
         if found is None:
             found = tuple(hook for hook in self._hooks if issubclass(event, hook.event))
@@ -255,6 +284,7 @@ class Emitter:
             if isawaitable(answer):
                 answer = await _await_with_timeout(hook, event, answer)
         except (MemoryError, RecursionError):
+            # The interpreter is out of memory or stack, so these end the call.
             raise
         except Exception as error:  # noqa: BLE001 - user code, which must not end the call
             self._record_failure(hook, event, error)
@@ -277,6 +307,7 @@ SILENT = Emitter(())
 
 async def _await_with_timeout(hook: Hook, event: Event, answer: Awaitable[Any]) -> Any:
     result: Any = None
+    # Shielded, so that a cancelled call still reports the end of its attempts.
     with anyio.move_on_after(hook.timeout_s, shield=True) as scope:
         result = await answer
     if scope.cancelled_caught:
@@ -289,4 +320,5 @@ def _with_budgets_of(answer: LoopStarted, event: LoopStarted, hook: Hook) -> Loo
         depth, breadth = check_budgets(answer.loop_budget, answer.concurrency_budget)
     except (TypeError, ValueError) as error:
         raise ValueError(f"hook {hook.name!r} returned a bad LoopStarted: {error}") from None
+    # Take only the budgets: the ids, the action and the context are fixed when the call starts.
     return attrs.evolve(event, loop_budget=depth, concurrency_budget=breadth)

@@ -1,4 +1,4 @@
-"""Messages, conversations, requests and generations: the values that travel between a caller and a model."""
+"""Messages, contexts, actions, requests and generations."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import iscoroutinefunction
@@ -7,7 +7,7 @@ from typing import Any, Generic, Literal, TypeVar, cast, final, get_args, overlo
 
 import attrs
 
-from sampling._arguments import check_instance, check_int, check_items, check_number, check_str, shown, wrong_type
+from sampling._arguments import check_instance, check_int, check_items, check_number, check_str, short_repr, wrong_type
 from sampling._output_types import is_output_type, reader_for
 from sampling.usage import NO_USAGE, Usage
 
@@ -35,7 +35,7 @@ class Message:
             # Unhashable values, such as a list, can't be looked up in a set.
             known = False
         if not known:
-            raise ValueError(f"role must be one of {', '.join(sorted(_ROLES))}, got {shown(self.role)}")
+            raise ValueError(f"role must be one of {', '.join(sorted(_ROLES))}, got {short_repr(self.role)}")
         if not isinstance(self.content, str):
             raise wrong_type("content", self.content, "a str")
 
@@ -72,7 +72,11 @@ class Context:
 
     @classmethod
     def sent(cls, messages: tuple[Message, ...], chars: int, answer: str | None = None) -> "Context":
-        """Build the context of a sent request of `chars` characters, with its answer if there is one."""
+        """
+        Build the context of a sent request.
+
+        `chars` is the length of all messages together, without the answer.
+        """
         context = cls.__new__(cls)
         context._parent = None
         context._tail = messages
@@ -152,6 +156,7 @@ def _check_messages(messages: tuple[Any, ...]) -> tuple[Message, ...]:
 def _frozen_mapping(mapping: object) -> Mapping[str, Any]:
     if not isinstance(mapping, Mapping):
         raise wrong_type("extra", mapping, "a mapping of option names to values")
+    # A copy, so that later changes to the caller's dict have no effect.
     frozen = dict(cast("Mapping[str, Any]", mapping))
     for name in frozen:
         check_str("a name in extra", name, empty=False)
@@ -174,6 +179,7 @@ class Options:
     max_tokens: int | None = None
     seed: int | None = None
     stop: Sequence[str] = attrs.field(default=(), converter=_stop_words)
+    # hash=False here and below: dicts can't be hashed.
     schema: Any = attrs.field(default=None, hash=False)
     """A JSON schema or a model class for the answer, for backends that support constrained decoding."""
 
@@ -206,15 +212,16 @@ class Options:
         return attrs.evolve(self, **changes)
 
 
+# init=False: the overloads of __init__ infer `T` from the parser, which attrs can't do.
 @attrs.frozen(init=False)
 class Action(Generic[T]):
     """
-    A prompt, and how to parse its answer into a `T`.
+    A prompt, with a parser for its answer.
 
     Without a parser, the value is the text of the answer. A parser is a function of that text,
     or a type to read from JSON: a pydantic model, an attrs class, a dataclass, a typed dict,
     or a container such as `list[Flight]`. The schema of a type is sent to backends that support constrained decoding.
-    The answer is parsed and checked in any case.
+    Answers are parsed and checked even if the backend constrains them.
     """
 
     text: str
@@ -246,7 +253,11 @@ class Action(Generic[T]):
         return other
 
     def parse(self, text: str) -> T:
-        """Parse the text of an answer. Exceptions of the parser propagate."""
+        """
+        Parse the text of an answer.
+
+        Exceptions of the parser propagate.
+        """
         return cast("T", text) if self.parser is None else self.parser(text)
 
 
@@ -255,13 +266,13 @@ def _check_parser(parser: object) -> None:
         raise wrong_type("parser", parser, "a function of the answer's text, a type to read from JSON, or None")
     if iscoroutinefunction(parser) or iscoroutinefunction(getattr(parser, "__call__", None)):  # noqa: B004
         raise TypeError(
-            f"parser must be a plain function, got the async {shown(parser)}. Move what it awaits into a check."
+            f"parser must be a plain function, got the async {short_repr(parser)}. Move what it awaits into a check."
         )
 
 
 @attrs.frozen
 class Attempt(Generic[T]):
-    """The next attempt of a subsample, as returned by a strategy's `repair`."""
+    """The plan of an attempt, returned by a strategy's `repair`."""
 
     action: Action[T]
     context: Context
@@ -285,7 +296,7 @@ class Attempt(Generic[T]):
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The messages to send: the conversation, then the action as a user message."""
+        """The conversation, followed by the action as a user message."""
         messages = self._messages
         if messages is None:
             messages = self.context.messages_with(Message("user", self.action.text))
@@ -296,7 +307,7 @@ class Attempt(Generic[T]):
 
 @attrs.frozen
 class Request:
-    """One request to a backend, with the ids of its attempt."""
+    """A request to a backend, with the ids of its attempt."""
 
     messages: Sequence[Message]
     options: Options = Options()
@@ -366,7 +377,11 @@ class Generation:
 
 @attrs.frozen(kw_only=True)
 class Identity:
-    """The ids of the running call and attempt. Between attempts the last four fields are None."""
+    """
+    The ids of the running call and attempt.
+
+    Between attempts, the last four fields are None.
+    """
 
     sampling_id: str
     """The id of the call of `sample()`. Globally unique, and sorts by the time of the call."""

@@ -1,4 +1,4 @@
-"""The interfaces of the library: backends, and the decisions of a strategy."""
+"""Interfaces of backends and strategies."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
@@ -63,7 +63,11 @@ BackendLike: TypeAlias = Backend | BackendFunction
 
 
 def generate_of(backend: object) -> Callable[[Request], Awaitable[Generation | str]]:
-    """Return the `generate` method of a backend, or the backend itself if it is a function."""
+    """
+    Return the function that answers requests.
+
+    This is the `generate` method of a backend, or the backend itself if it is a function.
+    """
     if isinstance(backend, type):
         raise TypeError(f"backend must be an instance, got the class {backend.__name__}. Create an instance first.")
     generate = getattr(backend, "generate", backend)
@@ -94,10 +98,14 @@ class Running:
 
 @attrs.frozen(kw_only=True)
 class Progress(Generic[T]):
-    """The state of a running call, for decisions that need more than its slices."""
+    """
+    The state of a running call.
+
+    For decisions that need more than its slices.
+    """
 
     slices: Sequence[Slice[T]]
-    """The slices that `done` gets."""
+    """The attempts that were generated and validated, as passed to `done`."""
 
     attempts: Sequence[Slice[T]]
     """All attempts that have ended, including errored ones, in order of completion."""
@@ -127,11 +135,12 @@ Variation: TypeAlias = Callable[[Attempt[Any], int, int], Attempt[Any]]
 class Stage(Generic[T]):
     """A nested call, as returned by a strategy's `next_stage`."""
 
+    # Any, because BaseSamplingStrategy is defined in a layer above this one.
     strategy: Any
     """The `BaseSamplingStrategy` of the nested call, with its own budgets, requirements and hooks."""
 
     first: Attempt[T]
-    """Its first attempt."""
+    """The first attempt of the nested call."""
 
     backend: BackendLike | None = None
     """The backend of this stage. None means the backend of the outer call."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import attrs
 
-from sampling._arguments import check_bool, check_number, check_str, shown, wrong_type
+from sampling._arguments import check_bool, check_number, check_str, short_repr, wrong_type
 from sampling.errors import BadVerdict
 from sampling.messages import Context, Generation, Message, Options
 
@@ -28,7 +28,7 @@ class Validation:
 
     passed: bool
     reason: str | None = None
-    """The reason, in words that a model can act on. Repairs send the reason of a failed check to the model."""
+    """The reason, in words that a model can act on. Repairs send it to the model if the check failed."""
 
     score: float | None = None
     """A grade, higher is better. It ranks answers that failed."""
@@ -41,11 +41,11 @@ class Validation:
 
     def __attrs_post_init__(self) -> None:
         if type(self.passed) is not bool:
-            raise BadVerdict(f"passed must be True or False, got {shown(self.passed)}")
+            raise BadVerdict(f"passed must be True or False, got {short_repr(self.passed)}")
         if self.reason is not None and not isinstance(self.reason, str):
-            raise BadVerdict(f"reason must be a str or None, got {shown(self.reason)}")
+            raise BadVerdict(f"reason must be a str or None, got {short_repr(self.reason)}")
         if self.score is not None and not _is_score(self.score):
-            raise BadVerdict(f"score must be a finite number or None, got {shown(self.score)}")
+            raise BadVerdict(f"score must be a finite number or None, got {short_repr(self.score)}")
         if self.requirement is not None and not isinstance(self.requirement, Requirement):
             raise wrong_type("requirement", self.requirement, "a Requirement or None")
         if self.error is not None and not isinstance(self.error, Exception):
@@ -53,7 +53,11 @@ class Validation:
 
     @property
     def complaint(self) -> str:
-        """The text for the model after a failure: the reason, else the description of the requirement."""
+        """
+        The reason, else the description of the requirement.
+
+        Repairs send it to the model after a failure.
+        """
         if self.reason:
             return self.reason
         return self.requirement.description if self.requirement is not None else "a requirement was not met"
@@ -68,18 +72,22 @@ Verdict: TypeAlias = bool | Validation | tuple[bool, str | None]
 
 
 class Ask(Protocol):
-    """A function with which a check sends a request to a model."""
+    """A function that sends a request to a model."""
 
     def __call__(
         self, messages: Sequence[Message], *, backend: "BackendLike | None" = None, options: Options | None = None
     ) -> Awaitable[Generation]:
-        """Send messages to `backend`, by default that of the call. The usage counts against the budget."""
+        """
+        Send messages, by default to the backend of the call.
+
+        The usage counts against the budget of the call.
+        """
         ...
 
 
 @attrs.frozen
 class View:
-    """Further facts about an answer, passed to checks that take a second argument."""
+    """Facts about an answer, for checks with a second argument."""
 
     value: Any
     """The parsed answer, or its text if the action has no parser."""
@@ -97,25 +105,32 @@ Check: TypeAlias = Callable[[str], Verdict | Awaitable[Verdict]] | Callable[[str
 """A check: `check(text)` or `check(text, view)`, sync or async."""
 
 
+# eq=False: compared and hashed by identity, because functions can't be compared in any other way.
 @attrs.frozen(eq=False)
 class Requirement:
     """
     Something that must be true of an answer.
 
-    Without a check, a model judges whether the description is true of the answer.
-    A `partial` check is called with the text so far while a backend streams, and returns whether it can still pass.
-    If not, the generation is stopped at once.
-    Set `blocking=True` for a check that blocks (files, subprocesses, heavy computation). It then runs in a thread.
-    Set `judged=True` for a check that calls a model. It then runs only after all other checks have passed.
+    A requirement without a check is a sentence: a model judges if it is true of the answer.
     """
 
     description: str
+    """The requirement in words. A judge reads it, and so does the model if the check gives no reason."""
+
     check: Check | None = None
+    """A function of the text, or of the text and a `View`. None lets a model judge."""
+
     partial: Callable[[str], Verdict] | None = attrs.field(default=None, kw_only=True)
+    """A check of the text so far, called while it streams. If it fails, the generation is stopped at once."""
+
     blocking: bool = attrs.field(default=False, kw_only=True)
+    """Run the check in a thread. For checks that use files, subprocesses or much computation."""
+
     timeout_s: float | None = attrs.field(default=None, kw_only=True)
+    """The time limit of the check, in seconds. An attempt that exceeds it is invalid."""
+
     judged: bool = attrs.field(default=False, kw_only=True)
-    """True if the check calls a model. Judges cost money, so they run after all other checks have passed."""
+    """True if the check calls a model. Models cost money, so it runs after all other checks have passed."""
 
     takes_view: bool = attrs.field(init=False, repr=False)
     """True if the check takes a `View` as its second argument."""
@@ -136,12 +151,17 @@ class Requirement:
         check_bool("blocking", self.blocking)
         check_bool("judged", self.judged)
         if self.check is None:
+            # The default check lets a model judge.
             object.__setattr__(self, "judged", True)
         if self.timeout_s is not None:
             check_number("timeout_s", self.timeout_s, above=0)
 
     def read_verdict(self, verdict: Any) -> Validation:
-        """Convert the return value of the check to a Validation, or raise `BadVerdict`."""
+        """
+        Convert the return value of the check to a Validation.
+
+        Raise `BadVerdict` for anything that is not a verdict.
+        """
         if type(verdict) is bool:
             plain = self._plain.get(verdict)
             if plain is None:
@@ -151,15 +171,16 @@ class Requirement:
             return attrs.evolve(verdict, requirement=self)
         if isinstance(verdict, tuple):
             try:
+                # Unpacking raises ValueError if there are not two items.
                 passed, reason = cast("tuple[bool, str | None]", verdict)
                 return Validation(passed, reason, requirement=self)
             except (BadVerdict, ValueError) as error:
-                answer = shown(cast("object", verdict))
+                answer = short_repr(cast("object", verdict))
                 raise self.bad_verdict(f"the check returned {answer}: {error}") from None
-        raise self.bad_verdict(f"the check returned {shown(verdict)}")
+        raise self.bad_verdict(f"the check returned {short_repr(verdict)}")
 
     def bad_verdict(self, what: str) -> BadVerdict:
-        """Build the error for an unusable return value. It names this requirement."""
+        """Build the error for an unusable return value."""
         return BadVerdict(f"requirement {self.description!r}: {what}")
 
 
@@ -177,12 +198,13 @@ def as_requirements(name: str, requirements: Iterable[RequirementLike] | None) -
 
 
 def _is_ordered(requirements: object) -> bool:
-    """Return True for an iterable with a stable order that is not a string or a mapping."""
+    """Return True for an iterable with a stable order."""
+    # A str or a mapping is probably a mistake. A set would check the requirements in a random order.
     return isinstance(requirements, Iterable) and not isinstance(requirements, str | bytes | Mapping | AbstractSet)
 
 
 def as_requirement(name: str, requirement: RequirementLike) -> Requirement:
-    """Convert a requirement, a callable or a sentence to a requirement."""
+    """Convert a callable or a sentence to a requirement."""
     if isinstance(requirement, Requirement):
         return requirement
     if isinstance(requirement, str):
@@ -193,7 +215,11 @@ def as_requirement(name: str, requirement: RequirementLike) -> Requirement:
 
 
 def _takes_view(check: Check) -> bool:
-    """Return True if the second positional parameter is required, or is named `view`."""
+    """
+    Return True if the check takes a `View`.
+
+    It does if its second positional parameter is required, or is named `view`.
+    """
     # inspect.signature is slow, and lambdas are often made anew for each call.
     if type(check) is FunctionType and not hasattr(check, "__wrapped__"):
         code = check.__code__
@@ -209,7 +235,11 @@ def _takes_view(check: Check) -> bool:
 
 
 def _describe(check: Any) -> str:
-    """Describe a bare callable by its docstring, the source of its lambda, or its name."""
+    """
+    Describe a callable by its docstring, source or name.
+
+    The source is used for a lambda.
+    """
     function = check.__func__ if isinstance(check, MethodType) else check
     code = getattr(function, "__code__", None)
     if isinstance(code, CodeType) and code.co_name == "<lambda>":
@@ -223,6 +253,7 @@ def _describe(check: Any) -> str:
 @lru_cache(maxsize=1024)
 def _describe_lambda(code: CodeType) -> str:
     place = f"the check at {code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"
+    # linecache also knows the source of notebook cells, which are not files.
     source = "".join(linecache.getlines(code.co_filename))
     try:
         tree = ast.parse(source)

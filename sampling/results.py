@@ -23,14 +23,21 @@ StopReason: TypeAlias = Literal["validated", "exhausted", "budget", "deadline", 
 """The reason why a call ended."""
 
 
+# slots=False: attrs creates frozen objects with a __dict__ faster, and every attempt has a slice.
 @attrs.frozen(slots=False)
 class Slice(Generic[T]):
     """The record of one attempt."""
 
     iteration: int
+    """`subsample * loop_budget + attempt + 1`, unique within the call."""
+
     iteration_id: str
     subsample: int
+    """The index of its subsample, from 0. A call has `concurrency_budget` subsamples at most."""
+
     attempt: int
+    """The index within its subsample, from 0. A subsample has `loop_budget` attempts at most."""
+
     outcome: Outcome
     action: Action[T]
     context: Context
@@ -56,7 +63,11 @@ class Slice(Generic[T]):
     """The number of requests sent, including judges and retries."""
 
     tokens_saved: int = 0
-    """An upper bound of the tokens saved by a partial check: up to max_tokens, else the longest answer so far."""
+    """
+    An upper bound of the tokens that a partial check saved.
+
+    It assumes that the answer would have reached `max_tokens`, or if that is not set, the longest answer so far.
+    """
 
     tried: Attempt[T] | None = None
     """The attempt as the strategy planned it: action, context before it, and its own options."""
@@ -74,6 +85,7 @@ class Slice(Generic[T]):
     @property
     def passed(self) -> int:
         """The number of requirements that were met."""
+        # A plain loop is faster than sum() over a generator, and selection reads this for every slice.
         passed = 0
         for validation in self.validations:
             passed += validation.passed
@@ -90,7 +102,11 @@ class Slice(Generic[T]):
 
     @property
     def complaints(self) -> tuple[str, ...]:
-        """The reason of each failed requirement, for the model. Errors of the backend are not included."""
+        """
+        The reason of each failed requirement, for the model.
+
+        Errors of the backend are not included.
+        """
         return tuple([validation.complaint for validation in self.validations if not validation.passed])
 
     @property
@@ -101,7 +117,11 @@ class Slice(Generic[T]):
 
 @attrs.frozen
 class HookFailure:
-    """The failure of a hook that is not critical. The call continued."""
+    """
+    The failure of a hook that is not critical.
+
+    The call continued.
+    """
 
     hook: str
     event: str
@@ -111,7 +131,7 @@ class HookFailure:
 
 @attrs.frozen(kw_only=True, repr=False, slots=False)
 class SamplingResult(Generic[T]):
-    """The result of one call of `sample()`, with a record of every attempt."""
+    """The result of `sample()`, with a record of every attempt."""
 
     success: bool
     """True if `best` met every requirement."""
@@ -145,7 +165,11 @@ class SamplingResult(Generic[T]):
 
     @property
     def value(self) -> T | None:
-        """The parsed answer of `best`. Check `success` first, or use `unwrap()`."""
+        """
+        The parsed answer of `best`, also if it is invalid.
+
+        Check `success` first, or use `unwrap()`.
+        """
         return None if self.best is None else self.best.value
 
     @property
@@ -159,7 +183,7 @@ class SamplingResult(Generic[T]):
         return sum(attempt.tokens_saved for attempt in self.attempts)
 
     def unwrap(self) -> T:
-        """Return the value, or raise `NoValidAnswer` if the call was not a success."""
+        """Return the value of a success, or raise `NoValidAnswer`."""
         if not self.success or self.best is None:
             raise NoValidAnswer(self)
         return cast("T", self.best.value)
@@ -193,7 +217,7 @@ class SamplingResult(Generic[T]):
         )
 
     def explain(self) -> str:
-        """Describe every attempt: its prompt, its answer, and which requirements failed and why."""
+        """Describe every attempt: its prompt, answer and failed requirements."""
         lines = [str(self)]
         if self.stop_detail is not None:
             lines.append(f"stopped by the {self.stop_detail}")
@@ -241,9 +265,15 @@ def _tally(names: Iterable[str]) -> str:
 def first_tried(history: Sequence[Slice[T]]) -> Attempt[T]:
     """Return the attempt that the first slice made."""
     first = history[0]
+    # Slices made by hand, such as in tests, may have no plan.
     return first.tried or Attempt(first.action, Context())
 
 
 def by_merit(slices: Sequence[Slice[T]]) -> Slice[T]:
-    """Return the best failure: most requirements passed, then higher score, then first."""
+    """
+    Return the best failure.
+
+    The order is: most requirements passed, then highest score, then first.
+    """
+    # Of equal slices, max() returns the first.
     return max(slices, key=lambda candidate: (candidate.passed, candidate.score))

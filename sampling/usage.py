@@ -11,7 +11,11 @@ __all__ = ["NO_USAGE", "Price", "Usage"]
 
 @attrs.frozen
 class Usage:
-    """Tokens used and money spent. Adds up with `+` and `sum()`."""
+    """
+    Tokens used and money spent.
+
+    Adds up with `+` and `sum()`.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -39,6 +43,7 @@ class Usage:
     @classmethod
     def total(cls, parts: "Iterable[Usage]") -> "Usage":
         """Return the sum of many usages."""
+        # Not sum(), which would create and check one Usage per part.
         parts = tuple(parts)
         if len(parts) < 2:
             return parts[0] if parts else NO_USAGE

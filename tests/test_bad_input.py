@@ -88,7 +88,7 @@ class NotInstantiated:
 
 @attrs.frozen
 class Case:
-    """One thing that must be refused."""
+    """A call that must be refused, and its error."""
 
     call: Callable[[], Any]
     error: type[Exception]
@@ -102,7 +102,7 @@ class Case:
 
 
 def table(**groups: list[tuple[Any, ...]]) -> list[Any]:
-    """Make pytest's parameters of named groups of (call, error, *what the message says)."""
+    """Build pytest parameters from named groups of (call, error, *parts of the message)."""
     return [
         pytest.param(Case(call, error, says), id=f"{group}-{says[0]}-{says[1]}".replace(" ", "_"))
         for group, rows in groups.items()
@@ -116,7 +116,7 @@ def making(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[[
 
 
 def budgets(strategy: type[BaseSamplingStrategy]) -> list[tuple[Any, ...]]:
-    """What every strategy refuses in its two budgets, and in all else that it takes."""
+    """The budgets that every strategy refuses."""
     make = functools.partial(making, strategy)
     wrong_types = [
         (make(**{name: value}), TypeError, f"{name} must be", f"got {value!r} ({type(value).__name__})", "an int >= 1")
@@ -138,7 +138,7 @@ def budgets(strategy: type[BaseSamplingStrategy]) -> list[tuple[Any, ...]]:
 
 
 def settings(strategy: type[BaseSamplingStrategy]) -> list[tuple[Any, ...]]:
-    """What every strategy refuses besides its budgets."""
+    """The other settings that every strategy refuses."""
     make = functools.partial(making, strategy)
     return [
         (make(requirements="is polite"), TypeError, "requirements must be", "'is polite' (str)", "a list"),
@@ -168,7 +168,7 @@ def settings(strategy: type[BaseSamplingStrategy]) -> list[tuple[Any, ...]]:
 
 
 def subclass(base: type[BaseSamplingStrategy] = BaseSamplingStrategy, **attributes: Any) -> Callable[[], Any]:
-    """Make a strategy whose class says so, and an object of it."""
+    """Return a function that creates a strategy with these class attributes."""
 
     def make() -> BaseSamplingStrategy:
         mine = type("Mine", (base,), attributes)
@@ -586,7 +586,7 @@ async def call_sample(given: dict[str, Any], strategy: BaseSamplingStrategy) -> 
 
 
 class TestSample:
-    """`sample()` and `sample_sync()` check what they are given before anything is asked."""
+    """`sample()` and `sample_sync()` check their arguments before they send a request."""
 
     @pytest.mark.parametrize("case", table(sample=SAMPLE))
     def test_sample_refuses_what_it_cannot_use(self, run, case):
@@ -597,14 +597,14 @@ class TestSample:
 
     @pytest.mark.parametrize("case", table(sample_sync=SAMPLE))
     def test_sample_sync_refuses_the_same(self, case):
-        """With the same words."""
+        """`sample_sync` raises the same messages."""
         with pytest.raises(case.error) as caught:
             RejectionSamplingStrategy().sample_sync(**{"action": "hi", "ctx": None, "backend": answer, **case.call})
         case.check(caught.value)
 
     @pytest.mark.parametrize("case", table(changed_later=CHANGED_LATER))
     def test_a_strategy_that_was_changed_is_checked_again(self, run, case):
-        """A strategy is an ordinary object: what is set on it later is seen at the next call."""
+        """Attributes that are set after construction are checked at the next call."""
         strategy = RejectionSamplingStrategy()
         for name, value in case.call.items():
             setattr(strategy, name, value)
@@ -614,7 +614,7 @@ class TestSample:
 
     @pytest.mark.parametrize("given", [row[0] for row in SAMPLE if "backend" not in row[0]], ids="_".join)
     def test_the_backend_is_not_asked(self, run, given):
-        """A refused call has no side effects."""
+        """A refused call sends no request."""
         backend = ScriptedBackend(lambda request: "hi")
         with pytest.raises((TypeError, ValueError)):
             run(call_sample, {"backend": backend, **given}, RejectionSamplingStrategy())
@@ -624,7 +624,7 @@ class TestSample:
         ("name", "value"), [("loop_budget", 0), ("concurrency_budget", 10**9), ("loop_budget", "2")]
     )
     def test_a_hook_that_sets_a_bad_budget_is_named(self, run, name, value):
-        """Row 34: a ValueError at entry, with the hook's name, the budget's and its value."""
+        """Row 34: the ValueError names the hook and the budget, and shows the value."""
         hooks = Hooks()
 
         @hooks.on(LoopStarted)
@@ -641,7 +641,7 @@ class TestSample:
         [(None, "None (NoneType)"), (5, "5 (int)"), (b"hi", "b'hi' (bytes)"), (["hi"], "['hi'] (list)")],
     )
     def test_a_backend_that_answers_with_something_else_is_named(self, run, reply, shown):
-        """What is neither a Generation nor a str is a TypeError."""
+        """A backend that returns neither a Generation nor a str raises a TypeError."""
 
         async def backend(request):
             return reply
@@ -664,7 +664,7 @@ class TestSample:
 
 class TestSampleSync:
     async def test_inside_an_event_loop_it_says_what_to_write_instead(self):
-        """On both loops; nothing is blocked, and nothing is asked."""
+        """The loop is not blocked and no request is sent, on both event loops."""
         backend = ScriptedBackend(["hi"])
         with pytest.raises(InsideEventLoop, match="would block the event loop") as caught:
             RejectionSamplingStrategy().sample_sync("hi", None, backend)
@@ -673,13 +673,13 @@ class TestSampleSync:
         assert backend.requests == []
 
     async def test_in_a_thread_of_its_own_it_works(self):
-        """What counts is whether this thread has a loop."""
+        """`sample_sync` works in a thread without an event loop."""
         call = functools.partial(RejectionSamplingStrategy().sample_sync, "hi", None, ScriptedBackend(["yes"]))
         assert (await anyio.to_thread.run_sync(call)).text == "yes"
 
 
 def test_good_input_is_not_refused():
-    """The counterpart of the tables: values on the edge of what is allowed."""
+    """Values at the limits of the allowed range are accepted."""
     RejectionSamplingStrategy(loop_budget=1_000, concurrency_budget=1_000, requirements=(), check_timeout_s=1e-9)
     RejectionSamplingStrategy(requirements=iter([POLITE, bool, "is polite"]))
     Budget(attempts=0, requests=0, tokens=0, cost=0, deadline_s=1e-9)
@@ -694,7 +694,7 @@ def test_good_input_is_not_refused():
 
 
 def test_no_check_is_an_assert():
-    """Under `python -O` the same things are refused."""
+    """The same values are refused under `python -O`."""
     program = (
         "from sampling import *\n"
         "for make in (lambda: RejectionSamplingStrategy(loop_budget=0), lambda: Usage(-1), lambda: Message('x', 'y'),\n"
@@ -720,17 +720,17 @@ def test_no_check_is_an_assert():
     ],
 )
 def test_the_kit_for_tests_is_strict_too(make, message):
-    """A test that was set up wrongly must not pass."""
+    """A test with a wrong setup must not pass."""
     with pytest.raises((TypeError, ValueError), match=message):
         make()
 
 
 async def call_nothing(world):
-    """A scenario without anything in it."""
+    """An empty scenario."""
 
 
 def test_a_parser_that_returns_a_coroutine_says_so():
-    """It would be taken for an answer, and never awaited."""
+    """Otherwise the coroutine would be the answer, and never be awaited."""
 
     async def parse(text):
         return text

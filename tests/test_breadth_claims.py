@@ -1,4 +1,4 @@
-"""What the benchmark `breadth` shows over 10,000 calls, on fewer: virtual time makes it the same in every run."""
+"""The claims of the benchmark `breadth`, checked with fewer calls in virtual time."""
 
 import pytest
 
@@ -12,7 +12,7 @@ LOOP = "trio"
 
 @pytest.mark.parametrize("passing", breadth.TARGETS)
 def test_breadth_is_nearly_free_and_hedging_saves_requests(passing):
-    """Breadth 4 is 4 times faster at p95 for 1.1 times the tokens; losers that run on cost; hedges save requests."""
+    """Breadth 4 is 4 times faster at p95 for 1.1 times the tokens if losers stop, and hedging saves requests."""
     found = {
         name: breadth.measure(breadth.plain(wide), passing, CALLS, stops=stops, loop=LOOP)
         for name, wide, stops in ((breadth.ONE, 1, True), ("breadth 4", 4, True), (breadth.RUN_ON, 4, False))
@@ -25,6 +25,6 @@ def test_breadth_is_nearly_free_and_hedging_saves_requests(passing):
 
 
 def test_both_event_loops_give_the_same_numbers():
-    """Virtual time: what is measured on one loop holds on the other, to the last digit."""
+    """In virtual time, both event loops give exactly the same results."""
     on = [breadth.measure(HedgedSamplingStrategy(), 0.9, 20, loop=loop) for loop in ("asyncio", "trio")]
     assert on[0] == on[1]

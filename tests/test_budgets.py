@@ -1,4 +1,4 @@
-"""Budgets: reserved before, settled after, shared between calls."""
+"""Budgets: reserved before a request, settled after it, shared between calls."""
 
 import threading
 from contextlib import suppress
@@ -33,7 +33,7 @@ async def sample(strategy, backend, budget, reqs=(lambda text: text == "yes",), 
 
 
 def test_attempts_are_limited_across_subsamples(run):
-    """I10: and the best so far is returned."""
+    """I10: the call stops at the limit and returns the best answer so far."""
     budget = Budget(attempts=5)
     result = run(sample, RejectionSamplingStrategy(loop_budget=4, concurrency_budget=3), costing(1), budget)
     assert 5 == len(result.attempts) == budget.attempts_made
@@ -44,7 +44,7 @@ def test_attempts_are_limited_across_subsamples(run):
 
 
 def test_tokens_are_limited(run):
-    """I10: never more than the limit, once the size of an answer is known."""
+    """I10: the limit is not exceeded once the size of an answer is known."""
     budget = Budget(tokens=1000)
     result = run(sample, RejectionSamplingStrategy(loop_budget=50), costing(300), budget)
     assert "budget" == result.stop_reason
@@ -53,7 +53,7 @@ def test_tokens_are_limited(run):
 
 
 def test_max_tokens_is_reserved_where_it_is_known(run):
-    """I10: so even the first attempts in flight can't pass the limit."""
+    """I10: then even the first requests in flight can't exceed the limit."""
     budget = Budget(tokens=1000)
     strategy = RejectionSamplingStrategy(concurrency_budget=8)
     result = run(sample, strategy, costing(300), budget, options=Options(max_tokens=300))
@@ -62,7 +62,7 @@ def test_max_tokens_is_reserved_where_it_is_known(run):
 
 
 def test_what_is_in_flight_may_pass_the_limit_by_the_declared_rule(run):
-    """I10: spent <= limit + what those in flight use beyond their estimates."""
+    """I10: spent <= limit + what requests in flight use beyond their estimates."""
     budget = Budget(tokens=100)
     result = run(sample, RejectionSamplingStrategy(loop_budget=9, concurrency_budget=4), costing(300), budget)
     assert 4 == len(result.attempts)
@@ -70,7 +70,7 @@ def test_what_is_in_flight_may_pass_the_limit_by_the_declared_rule(run):
 
 
 def test_cost_is_limited(run):
-    """I10: in money."""
+    """I10: the same holds for the cost."""
     budget = Budget(cost=1.0)
     result = run(sample, RejectionSamplingStrategy(loop_budget=50), costing(1, cost=0.3), budget)
     assert 3 == len(result.attempts)
@@ -78,7 +78,7 @@ def test_cost_is_limited(run):
 
 
 def test_a_deadline_returns_the_best_so_far(run):
-    """I12: exactly at the deadline, in virtual time."""
+    """I12: the call returns exactly at the deadline, in virtual time."""
     budget = Budget(deadline_s=2.5)
     result = run(sample, RejectionSamplingStrategy(loop_budget=9, concurrency_budget=2), costing(1), budget)
     assert "deadline" == result.stop_reason
@@ -89,7 +89,7 @@ def test_a_deadline_returns_the_best_so_far(run):
 
 @pytest.mark.parametrize("breadth", [1, 3])
 def test_a_deadline_with_nothing_to_show_returns_too(run, breadth):
-    """I12: a backend that hangs: no answer, no error, all attempts accounted for."""
+    """I12: with a backend that hangs, the result has no answer and no error, and all attempts."""
     result = run(
         sample, RejectionSamplingStrategy(concurrency_budget=breadth), costing(1, delay_s=99.0), Budget(deadline_s=1.0)
     )
@@ -99,7 +99,7 @@ def test_a_deadline_with_nothing_to_show_returns_too(run, breadth):
 
 
 def test_a_budget_that_is_used_up_sends_nothing(run):
-    """Row 79: enforced before sending."""
+    """Row 79: a limit is enforced before a request is sent."""
     backend = costing(1)
     result = run(sample, RejectionSamplingStrategy(), backend, Budget(requests=0))
     assert not backend.requests
@@ -108,7 +108,7 @@ def test_a_budget_that_is_used_up_sends_nothing(run):
 
 
 def test_a_budget_is_shared_between_calls(run):
-    """One budget for many calls, one after the other and at once."""
+    """One budget limits several calls, sequential and concurrent."""
     budget = Budget(attempts=7)
     strategy = RejectionSamplingStrategy(loop_budget=2)
 
@@ -122,7 +122,7 @@ def test_a_budget_is_shared_between_calls(run):
 
 
 def test_the_deadline_of_a_shared_budget_starts_at_its_first_use(run):
-    """A later call has what is left of it."""
+    """A later call has only the remaining time."""
 
     async def main():
         budget = Budget(deadline_s=5.0)
@@ -136,7 +136,7 @@ def test_the_deadline_of_a_shared_budget_starts_at_its_first_use(run):
 
 
 def test_the_deadline_is_carried_over_to_another_event_loop(monkeypatch):
-    """Every event loop has a clock of its own, and sample_sync makes a new loop for each call."""
+    """Every event loop has its own clock, and `sample_sync` creates a new loop for each call."""
     budget = Budget(deadline_s=5.0)
     now = 1000.0
     monkeypatch.setattr("sampling.budgets.time.monotonic", lambda: now)
@@ -147,7 +147,7 @@ def test_the_deadline_is_carried_over_to_another_event_loop(monkeypatch):
 
 
 def test_judges_repairs_and_losers_are_covered(run):
-    """Semantics 9: everything that asks the backend counts."""
+    """Semantics 9: every request to the backend counts."""
 
     def reply(request):
         if request.messages[0].role == "system":
@@ -165,14 +165,14 @@ def test_judges_repairs_and_losers_are_covered(run):
 
 
 def test_a_judge_that_the_budget_does_not_allow_fails_the_attempt(run):
-    """Semantics 9: it can't be taken for valid."""
+    """Semantics 9: an answer that was not judged is not valid."""
     result = run(sample, RejectionSamplingStrategy(), ScriptedBackend(["text"]), Budget(requests=1), ["is polite"])
     assert "budget" == result.stop_reason
     assert isinstance(result.slices[0].validations[0].error, BudgetExceeded)
 
 
 def test_a_check_that_asks_with_what_is_no_message_holds_nothing_of_the_budget(run):
-    """What was never sent is not held for ever."""
+    """A request that could not be built leaves no reservation behind."""
 
     async def asks(text, view):
         return (await view.ask([SimpleNamespace(role="user", content="good?")])).text == "yes"
@@ -185,7 +185,7 @@ def test_a_check_that_asks_with_what_is_no_message_holds_nothing_of_the_budget(r
 
 
 def test_what_a_cancelled_loser_had_used_is_on_the_result(run):
-    """Semantics 2: a backend that reports as it goes is accounted for when it is cancelled or fails."""
+    """Semantics 2: usage reported before a cancellation or an error is on the result."""
 
     async def backend(request):
         for tokens in range(1, 5):
@@ -205,7 +205,7 @@ def test_what_a_cancelled_loser_had_used_is_on_the_result(run):
 
 
 def test_a_backend_that_reports_nothing_is_charged_the_estimate(run):
-    """Row 21: usage absent: the budget uses the reserved estimate."""
+    """Row 21: without a reported usage, the budget charges the estimate."""
     budget = Budget(tokens=100)
     result = run(
         sample,
@@ -220,19 +220,19 @@ def test_a_backend_that_reports_nothing_is_charged_the_estimate(run):
 
 
 def test_report_usage_outside_of_a_call_does_nothing():
-    """A backend can be used by itself."""
+    """A backend that reports usage can be used without a strategy."""
     report_usage(Usage(1, 1))
 
 
 def test_a_message_says_which_limit_it_was():
-    """Names the limit, what is spent and what was needed."""
+    """The message names the limit, what is spent and what was needed."""
     budget = Budget(tokens=10)
     with pytest.raises(BudgetExceeded, match=r"budget of 10 tokens: 0 spent, 0 reserved, 25 more needed"):
         budget.reserve(prompt_chars=100)
 
 
 def test_several_threads_can_share_a_budget():
-    """No update is lost."""
+    """Concurrent updates from several threads are not lost."""
     budget = Budget()
 
     def work():
@@ -249,7 +249,7 @@ def test_several_threads_can_share_a_budget():
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.sampled_from(["settle", "release", "unknown"]))))
 def test_a_budget_agrees_with_its_model(operations):
-    """S4 of the harness: reserved returns to nothing, and a limit is never passed by a reservation."""
+    """S4 of the harness: reservations return to zero, and never exceed a limit."""
     budget = Budget(requests=10, tokens=200)
     held, charged = [], 0
     for prompt_tokens, used, operation in operations:
@@ -271,14 +271,14 @@ def test_a_budget_agrees_with_its_model(operations):
 
 
 def test_the_repr_is_worth_reading():
-    """What it allows, and what is used."""
+    """The repr shows the limits and what is used."""
     assert "Budget(attempts=3, deadline_s=2.0) with 0 requests and 0 tokens used" == repr(
         Budget(attempts=3, deadline_s=2.0)
     )
 
 
 def test_virtual_time_is_what_a_deadline_runs_on():
-    """A day-long deadline does not take a day."""
+    """In virtual time, a deadline of a day passes at once."""
     result = run_virtual(
         sample, RejectionSamplingStrategy(), costing(1, delay_s=200_000.0), Budget(deadline_s=86_400.0)
     )
@@ -286,7 +286,7 @@ def test_virtual_time_is_what_a_deadline_runs_on():
 
 
 def test_a_layer_that_may_not_ask_again_ends_with_the_best_so_far(run):
-    """Semantics 9: a retry that the budget has no room for stops the call as the budget does."""
+    """Semantics 9: a retry that does not fit the budget ends the call like any other request."""
     replies = iter(["no", TransientError("hiccup"), "never sent"])
     backend = Retrying(ScriptedBackend(lambda _: next(replies)), attempts=5, backoff_s=0.0)
     result = run(sample, RejectionSamplingStrategy(loop_budget=5), backend, Budget(requests=2))

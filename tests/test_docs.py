@@ -1,4 +1,4 @@
-"""The documentation is true: its code runs, prints what the page shows, its links lead somewhere, its examples work."""
+"""The documentation is correct: code blocks run and print what the page shows, links resolve, examples work."""
 
 import ast
 import contextlib
@@ -35,7 +35,7 @@ HEADING = re.compile(r"^#+ +(?P<title>.+?) *$", re.MULTILINE)
 
 
 def script(name: str) -> SimpleNamespace:
-    """Return what a script of the build defines."""
+    """Return the namespace of a build script."""
     return SimpleNamespace(**run_path(str(ROOT / ".ci" / f"{name}.py")))
 
 
@@ -69,7 +69,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 class PageRun:
-    """Runs the python blocks of one page, in order, in one namespace; what awaits runs in virtual time."""
+    """Runs the python blocks of one page in one namespace, in virtual time."""
 
     def __init__(self, page: Path, loop: str) -> None:
         self.filename = name_of(page)
@@ -78,7 +78,7 @@ class PageRun:
         self._lines: list[str] = []
 
     def run(self, block: Block) -> str:
-        """Run one block, and the tests that it defines; return what it printed."""
+        """Run one block and the tests that it defines, and return its output."""
         source = self._at_its_line(block)
         known = set(self._namespace)
         printed = io.StringIO()
@@ -95,7 +95,7 @@ class PageRun:
         return printed.getvalue()
 
     def _at_its_line(self, block: Block) -> str:
-        """Pad the source so that tracebacks name the page's lines, and let it be found where tools look for source."""
+        """Pad the source so that tracebacks show the lines of the page, and register it in `linecache`."""
         source = "\n" * (block.line - 1) + block.body
         self._lines += [""] * (block.line - 1 - len(self._lines)) + block.body.splitlines()
         lines = [f"{line}\n" for line in self._lines]
@@ -114,14 +114,14 @@ class PageRun:
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Tell whether what was printed is what the page shows; `...` there stands for anything."""
+    """Return True if the output is what the page shows, where `...` matches anything."""
     pattern = ".*?".join(re.escape(part) for part in shown.strip().split("..."))
     return re.fullmatch(pattern, printed.strip(), re.DOTALL) is not None
 
 
 @pytest.fixture(autouse=True)
 def _default_logging() -> Iterator[None]:
-    """A page may configure structlog; the next one must not notice."""
+    """Undo the structlog configuration of a page."""
     yield
     structlog.reset_defaults()
 
@@ -129,7 +129,7 @@ def _default_logging() -> Iterator[None]:
 @pytest.mark.parametrize("loop", BOTH_LOOPS)
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_python_block_runs_and_prints_what_the_page_shows(page: Path, loop: str):
-    """A text block shows what the python block before it prints, all of it, on both event loops."""
+    """A text block is the complete output of the python block before it, on both event loops."""
     run = PageRun(page, loop)
     for block, following in pairwise([*blocks_of(page), NO_BLOCK]):
         if block.kind != "python":
@@ -144,7 +144,7 @@ def test_every_python_block_runs_and_prints_what_the_page_shows(page: Path, loop
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_text_block_is_the_output_of_a_python_block(page: Path):
-    """Output that no code produced can't be checked, so there is none; other listings are of another kind."""
+    """Other listings have another kind, so that every output on a page is checked."""
     pairs = list(pairwise([NO_BLOCK, *blocks_of(page)]))
     assert not [after.line for before, after in pairs if after.kind == "text" and before.kind != "python"]
     assert not [after.line for _, after in pairs if not after.kind], "say what kind it is: python, text, console, …"
@@ -159,7 +159,7 @@ def anchors_of(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_link_between_pages_leads_somewhere(page: Path):
-    """A link names a file that is there, and a heading that is in it; nothing points outside of the repository."""
+    """Every link points to an existing file and heading, inside the repository."""
     for found in LINK.finditer(FENCE.sub("", page.read_text("utf-8"))):
         target, _, anchor = found["target"].partition("#")
         assert "://" not in target, f"{target}: these pages are read offline too"
@@ -176,7 +176,7 @@ def test_every_guarantee_has_a_test_and_every_number_in_a_test_a_guarantee():
 
 
 def test_the_picture_of_the_storeys_is_that_of_the_import_contract():
-    """`python .ci/draw_storeys.py` draws it again."""
+    """`python .ci/draw_storeys.py` updates the picture."""
     picture = (DOCS / "explanation" / "storeys.svg").read_text("utf-8")
     assert draw_storeys.draw() == picture
     named = re.findall(r"<tspan[^>]*>([^<]+)</tspan>", picture)
@@ -184,7 +184,7 @@ def test_the_picture_of_the_storeys_is_that_of_the_import_contract():
 
 
 def test_the_map_has_every_folder_and_module():
-    """CONTRIBUTING.md has one line for each entry of `sampling/`, and none for what is gone."""
+    """CONTRIBUTING.md has exactly one line for each entry of `sampling/`."""
     rows = re.findall(r"^\| `(\w+(?:\.py|/))` \|", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE)
     folder = ROOT / "sampling"
     packages = {f"{path.parent.name}/" for path in folder.glob("*/__init__.py")}
@@ -192,14 +192,14 @@ def test_the_map_has_every_folder_and_module():
 
 
 def test_every_page_is_in_the_navigation():
-    """A page that nobody can find is no page; the generated ones are added by the build."""
+    """The navigation lists every page except the generated ones, which the build adds."""
     listed = set(re.findall(r"[\w/.-]+\.md", (ROOT / "mkdocs.yml").read_text("utf-8")))
     assert {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} == listed
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
 def test_every_example_runs_by_itself(example: Path, tmp_path: Path):
-    """No key, no network, no warning: a fresh process, somewhere else, says something and ends well."""
+    """Each example runs in a new process in another directory, without keys, network or warnings."""
     env = {name: value for name, value in os.environ.items() if "KEY" not in name and "TOKEN" not in name}
     # Not -X dev: there asyncio reports steps that are slow, which a busy machine makes them.
     command = [sys.executable, "-W", "error", str(example)]

@@ -1,4 +1,4 @@
-"""The front door: `sampling` exports what the documentation lists and what was promised, by name."""
+"""The front door: `sampling` exports the documented and promised names."""
 
 import re
 from importlib import import_module
@@ -38,24 +38,24 @@ IMPORT = re.compile(r"^\s*from (sampling[\w.]*) import \(?([^)\n#]+|[^)]+)\)?", 
 
 
 def reference() -> dict[str, str]:
-    """The pages of the reference, by name."""
+    """Return the pages of the reference by name."""
     return {page.name: page.read_text(encoding="utf-8") for page in sorted(REFERENCE.rglob("*.md"))}
 
 
 def test_there_are_at_most_75_names_and_each_once():
-    """More than that is a warehouse, and not a front door."""
+    """A longer list would be hard to read."""
     assert len(set(sampling.__all__)) == len(sampling.__all__) <= 75
 
 
 def test_every_exported_name_can_be_imported():
-    """`from sampling import *` works, and gives none of the modules."""
+    """`from sampling import *` imports exactly these names, and no modules."""
     namespace: dict[str, object] = {}
     exec("from sampling import *", namespace)  # noqa: S102 - this is what a user writes
     assert set(sampling.__all__) == set(namespace) - {"__builtins__"}
 
 
 def test_everything_public_that_is_there_is_exported():
-    """No name is at the front door by accident, but the modules behind it."""
+    """Every public name in the namespace is a module or in `__all__`."""
     there = {name for name in vars(sampling) if not name.startswith("_")}
     modules = {name for name in there if type(vars(sampling)[name]) is type(sampling)}
     accidental = there - modules - set(sampling.__all__) - {"TYPE_CHECKING", "Any", "lazy_attributes"}
@@ -63,23 +63,23 @@ def test_everything_public_that_is_there_is_exported():
 
 
 def test_editors_see_every_name():
-    """`dir(sampling)`, which completion uses, has the names that are imported on first use, too."""
+    """`dir(sampling)`, used for completion, includes the names that are imported on first use."""
     assert {*sampling.__all__, "__version__"} <= set(dir(sampling))
 
 
 def test_the_version_is_that_of_the_distribution():
-    """`sampling.__version__`."""
+    """`sampling.__version__` is the version of the installed distribution."""
     assert version("sampling") == sampling.__version__
 
 
 def test_a_name_that_does_not_exist_is_an_attribute_error():
-    """And not an import error of some module behind the door."""
+    """The error names the package, not a module that it imports from."""
     with pytest.raises(AttributeError, match="module 'sampling' has no attribute 'OpenAiBackend'"):
         sampling.OpenAiBackend  # noqa: B018 - it is looked up
 
 
 def test_no_function_shadows_a_module():
-    """A name that a package exports is not also the name of a module in it: which one you got depended on imports."""
+    """No exported name is also the name of a module, because the import order would decide which one you get."""
     for found in [sampling, *(import_module(name) for name in public_packages())]:
         modules = {module.name for module in iter_modules(found.__path__)}
         assert set() == modules & set(getattr(found, "__all__", ())), found.__name__
@@ -103,13 +103,13 @@ def test_every_promised_name_is_exported(name):
 
 @pytest.mark.parametrize("name", sampling.__all__)
 def test_every_exported_name_has_a_docstring(name):
-    """What is public is explained where it is defined."""
+    """Every public name is documented where it is defined."""
     assert getattr(sampling, name).__doc__
 
 
 @pytest.mark.parametrize("name", public_modules())
 def test_every_public_name_has_a_place_in_the_reference(name):
-    """The list that the pages are generated from has each name in the `__all__` of each public module."""
+    """The generated reference has each name in the `__all__` of each public module."""
     listed = GENERATED.get(name, {})
     module = import_module(name)
     assert set(getattr(module, "__all__", ())) == set(listed)
@@ -119,7 +119,7 @@ def test_every_public_name_has_a_place_in_the_reference(name):
 
 
 def test_what_the_reference_imports_is_there():
-    """Every `from sampling… import …` on its pages works."""
+    """Every `from sampling… import …` in the reference works."""
     imports = [
         (page, module, name)
         for page, text in reference().items()

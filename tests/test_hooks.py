@@ -1,4 +1,4 @@
-"""Hooks: what they see, what they may change, and what they may not break."""
+"""Hooks: the events they receive, the changes they may make, and how their failures are handled."""
 
 from contextlib import suppress
 
@@ -59,7 +59,7 @@ def test_all_five_events_come_in_order(run):
 
 
 def test_hooks_of_the_strategy_come_before_those_of_the_call(run):
-    """On a strategy and on a call, in that order, each in the order of registration."""
+    """Within each group, hooks are called in the order of registration."""
     order = []
     own, given = Hooks(), Hooks()
     for hooks, names in ((own, "ab"), (given, "cd")):
@@ -70,7 +70,7 @@ def test_hooks_of_the_strategy_come_before_those_of_the_call(run):
 
 
 def test_a_hook_on_event_gets_them_all(run):
-    """Event is the base of all five."""
+    """Event is the base class of all five events."""
     seen = []
     hooks = Hooks()
     hooks.on(Event)(lambda event: seen.append(type(event)))
@@ -81,7 +81,7 @@ def test_a_hook_on_event_gets_them_all(run):
 @pytest.mark.parametrize("event_type", ALL_EVENTS)
 @pytest.mark.parametrize("is_async", [False, True])
 def test_an_observer_that_raises_changes_nothing(run, event_type, is_async):
-    """Row 46: recorded on the result, logged, and the run goes on."""
+    """Row 46: the failure is logged and on the result, and the call continues."""
     hooks = Hooks()
 
     def raises(event):
@@ -104,7 +104,7 @@ def test_an_observer_that_raises_changes_nothing(run, event_type, is_async):
 @pytest.mark.parametrize("event_type", ALL_EVENTS)
 @pytest.mark.parametrize("breadth", [1, 3])
 def test_a_critical_hooks_exception_ends_the_call(run, event_type, breadth):
-    """Row 46: with its own type and a note that names the hook; LoopFinished still comes once."""
+    """Row 46: the exception keeps its type, a note names the hook, and LoopFinished is sent once."""
     hooks, captured = Hooks(), CapturedEvents()
 
     class Veto(Exception):
@@ -129,7 +129,7 @@ def test_a_critical_hooks_exception_ends_the_call(run, event_type, breadth):
 
 @pytest.mark.parametrize("event_type", ALL_EVENTS)
 def test_a_hook_that_hangs_is_cut_off(run, event_type):
-    """Row 47: after its timeout it is cut off and recorded; the call goes on."""
+    """Row 47: a hook is cancelled and recorded after its timeout, and the call continues."""
     hooks = Hooks(timeout_s=2.0)
     hooks.on(event_type)(lambda event: anyio.sleep_forever())
     result = run(sample, MultiTurnStrategy(loop_budget=2, hooks=hooks), two_turns())
@@ -139,7 +139,7 @@ def test_a_hook_that_hangs_is_cut_off(run, event_type):
 
 
 def test_a_hanging_hook_does_not_hold_up_a_sibling(run):
-    """Row 47: other producers are unaffected."""
+    """Row 47: other subsamples are not affected."""
     hooks = Hooks()
     hooks.on(IterationStarted, timeout_s=100.0)(lambda event: anyio.sleep_forever() if event.subsample == 0 else None)
     captured = CapturedEvents()
@@ -151,7 +151,7 @@ def test_a_hanging_hook_does_not_hold_up_a_sibling(run):
 
 
 def test_events_are_frozen(run):
-    """Row 48: a hook can't change what others see."""
+    """Row 48: a hook can't change the event that other hooks receive."""
     hooks, captured = Hooks(), CapturedEvents()
 
     @hooks.on(IterationFinished)
@@ -164,7 +164,7 @@ def test_events_are_frozen(run):
 
 
 def test_a_hook_that_swallows_a_cancellation_does_not_keep_the_call_alive(run):
-    """Row 48: the cancellation is noticed after the hook."""
+    """Row 48: the cancellation takes effect after the hook."""
     backend = ScriptedBackend(lambda _: After(1.0, "no"))
 
     async def main():
@@ -184,7 +184,7 @@ def test_a_hook_that_swallows_a_cancellation_does_not_keep_the_call_alive(run):
 
 
 def test_a_hook_that_starts_tasks_of_its_own_is_left_alone(run):
-    """Row 48: a task group inside a hook is the hook's own business."""
+    """Row 48: a hook may use its own task group."""
     ran = []
 
     async def main():
@@ -203,7 +203,7 @@ def test_a_hook_that_starts_tasks_of_its_own_is_left_alone(run):
 
 
 def test_a_wrong_answer_of_an_observer_is_recorded(run):
-    """What LoopStarted's hooks return is a LoopStarted or None."""
+    """A hook on LoopStarted that returns anything but a LoopStarted or None has failed."""
     hooks = Hooks()
     hooks.on(LoopStarted)(lambda event: 3)
     result = run(sample, RejectionSamplingStrategy(hooks=hooks), ScriptedBackend(["yes"]))
@@ -211,7 +211,7 @@ def test_a_wrong_answer_of_an_observer_is_recorded(run):
 
 
 def test_only_the_budgets_of_a_changed_event_are_read(run):
-    """A hook can't change whose event it is."""
+    """A hook can't change the ids of an event."""
     hooks, captured = Hooks(), CapturedEvents()
     hooks.on(LoopStarted)(lambda event: attrs.evolve(event, sampling_id="mine", loop_budget=1))
     result = run(sample, RejectionSamplingStrategy(loop_budget=3), ScriptedBackend(["no"]), hooks=hooks)
@@ -221,7 +221,7 @@ def test_only_the_budgets_of_a_changed_event_are_read(run):
 
 
 def test_hooks_can_be_put_together():
-    """include() takes over what is registered by then."""
+    """include() copies the hooks that are registered at that moment."""
     a, b = Hooks(), Hooks()
     a.on(LoopStarted)(print)
     b.on(LoopFinished)(print)

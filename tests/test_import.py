@@ -1,4 +1,4 @@
-"""What `import sampling` brings along: the four core packages, what these import themselves, and nothing more."""
+"""`import sampling` imports the four core packages, their own dependencies, and nothing else."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ OPTIONAL = ("httpcore2", "httpx2", "matplotlib", "pydantic", "ray", "rich", "tri
 
 
 def modules_after(statements: str) -> set[str]:
-    """Every module that a fresh interpreter has loaded after these statements."""
+    """Return all modules that a new interpreter has loaded after these statements."""
     program = f"{statements}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
     # -P: what lies in the working directory is not what is installed.
     command = [sys.executable, "-P", "-W", "error", "-c", program]
@@ -31,23 +31,23 @@ def theirs() -> set[str]:
 
 
 def packages(modules: set[str]) -> set[str]:
-    """The top-level names that are not of the standard library."""
+    """Return the top-level names that are not in the standard library."""
     return {module.partition(".")[0] for module in modules} - sys.stdlib_module_names
 
 
 def test_it_imports_no_package_but_the_core_ones(ours, theirs):
-    """Nothing that the four do not import themselves, but `sampling`."""
+    """Only `sampling` itself is added to what the four core packages import."""
     assert packages(ours) - packages(theirs) == {"sampling"}
 
 
 @pytest.mark.parametrize("package", OPTIONAL)
 def test_it_imports_no_optional_package(ours, theirs, package):
-    """Not even when it is installed, as most are where the tests run. (structlog itself takes rich if it is there.)"""
+    """Not even if it is installed. The exception is rich, which structlog imports itself."""
     assert package not in packages(ours) - packages(theirs)
 
 
 def test_a_call_runs_where_no_optional_package_is_installed():
-    """The core, its doubles for tests and its log hooks need nothing but the four."""
+    """The core, the test doubles and the logging hooks need only the four core packages."""
     modules = modules_after(f"""
 import sys
 from importlib.machinery import PathFinder
@@ -69,19 +69,19 @@ assert strategy.sample_sync("hi", None, ScriptedBackend(["yes"])).success
 
 
 def test_it_does_not_look_for_plugins_yet(ours, theirs):
-    """importlib.metadata takes longer than the library itself: it is for the first call, unless the four need it."""
+    """importlib.metadata takes longer to import than the library, so the first call does it."""
     assert "importlib.metadata" not in ours - theirs
 
 
 def test_it_does_not_import_an_event_loop(ours, theirs):
-    """The loop is found when something runs: on trio, asyncio is not needed, and the other way round."""
+    """The event loop is detected when a call runs: trio users don't need asyncio, nor the reverse."""
     assert "anyio._backends._asyncio" not in ours
     assert "anyio._backends._trio" not in ours
     assert "asyncio" not in ours - theirs
 
 
 def test_it_leaves_out_what_only_some_need(ours):
-    """Doubles for tests, telemetry, backends, load and the command line are imported by those who use them."""
+    """Testing, telemetry, backends, load and the command line are imported on first use."""
     parts = {module.removeprefix("sampling.").partition(".")[0] for module in ours if module.startswith("sampling.")}
     assert not parts & {"cli", "load", "telemetry", "testing"}
     backends = {module.removeprefix("sampling.backends.") for module in ours if module.startswith("sampling.backends.")}
@@ -91,6 +91,6 @@ def test_it_leaves_out_what_only_some_need(ours):
 
 @pytest.mark.parametrize("module", ["sampling.testing", "sampling.telemetry"])
 def test_the_doubles_and_the_log_hooks_need_no_extra(module, theirs):
-    """`sampling.testing` takes trio where there is one, with what that imports; nothing else."""
+    """`sampling.testing` imports trio if it is installed, and no other extra."""
     with_trio = modules_after("import trio.testing")
     assert packages(modules_after(f"import {module}")) - packages(theirs | with_trio) == {"sampling"}

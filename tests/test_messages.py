@@ -11,7 +11,7 @@ def turns(count):
 
 class TestContext:
     def test_add_returns_a_new_one(self):
-        """Immutable: the old one stays as it was."""
+        """The original context is not changed."""
         a, b = turns(2)
         empty = Context()
         one, two = empty.add(a), empty.add(b)
@@ -19,7 +19,7 @@ class TestContext:
         assert (a, b) == one.add(b).messages == Context([a, b]).messages
 
     def test_a_thousand_turns_are_put_together_once(self):
-        """Reading a grown context goes up only to the last one that was read."""
+        """Reading a context goes back only to the last ancestor that was read."""
         context = Context()
         for message in turns(1000):
             context = context.add(message)
@@ -28,14 +28,14 @@ class TestContext:
         assert 1000 == len(context)
 
     def test_a_thousand_turns_that_nobody_read(self):
-        """Without recursion."""
+        """Reading a long chain does not recurse."""
         context = Context(turns(3))
         for message in turns(5000):
             context = context.add(message)
         assert 5003 == len(context) == len(context.messages) == len(list(context))
 
     def test_an_answered_question_is_a_context(self):
-        """As an attempt makes it: all that was sent, and the answer."""
+        """An attempt's context has all sent messages and the answer."""
         plan = Attempt(Action("q"), Context(turns(2)))
         context = Context.sent(plan.messages, plan.chars, "a")
         assert (*turns(2), Message("user", "q"), Message("assistant", "a")) == context.messages
@@ -44,7 +44,7 @@ class TestContext:
         assert (*context.messages, Message("user", "more")) == context.add(Message("user", "more")).messages
 
     def test_equality_is_by_messages(self):
-        """However they were put together."""
+        """Contexts with the same messages are equal, however they were built."""
         by_hand = Context(turns(4))
         grown = Context(turns(2)).add(*turns(4)[2:])
         assert by_hand == grown
@@ -53,36 +53,36 @@ class TestContext:
         assert by_hand != turns(4)
 
     def test_an_empty_one_is_true(self):
-        """`ctx or Context()` must not swap it."""
+        """`ctx or Context()` must not replace an empty context."""
         assert Context()
 
     def test_chars_are_counted(self):
-        """In O(1) for every context."""
+        """Every context knows its number of characters in O(1)."""
         assert 10 == Context([Message("user", "12345")]).add(Message("assistant", "67890")).chars
         assert "Context(1 messages, 5 characters)" == repr(Context([Message("user", "12345")]))
 
 
 class TestAction:
     def test_with_text_keeps_the_parser(self):
-        """A repair asks something else and reads the answer in the same way."""
+        """A repair changes the prompt, not the parser."""
         assert 3 == Action("a", int).with_text("b").parse("3")
         assert "3" == Action("a").with_text("b").parse("3")
 
 
 class TestOptions:
     def test_overlaying_nothing_changes_nothing(self):
-        """None and empty options leave all as it is."""
+        """None and empty options change nothing."""
         options = Options(model="m", temperature=0.0, max_tokens=3, seed=0, stop=["x"], extra={"a": 1})
         assert options is options.overlaid(None)
         assert options == options.overlaid(Options())
 
     def test_zero_is_a_value(self):
-        """Temperature 0 is not unset."""
+        """Temperature 0 overrides, because it is not unset."""
         assert 0.0 == Options(temperature=1.0).overlaid(Options(temperature=0.0)).temperature
         assert 0 == Options(seed=1).overlaid(Options(seed=0)).seed
 
     def test_extra_can_not_be_changed(self):
-        """Nor does it change with the caller's dict."""
+        """`extra` is a read-only copy of the caller's dict."""
         given = {"a": 1}
         options = Options(extra=given)
         given["a"] = 2
@@ -92,5 +92,5 @@ class TestOptions:
 
 
 def test_a_request_takes_any_sequence_of_messages():
-    """For those who test a backend by hand."""
+    """This is convenient in tests of backends."""
     assert tuple(turns(2)) == Request(turns(2)).messages

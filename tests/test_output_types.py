@@ -1,4 +1,4 @@
-"""Typed output: an answer's JSON becomes a value of a class, and the class's schema goes to the backend."""
+"""Typed output: the JSON of an answer becomes an object, and the schema of its class goes to the backend."""
 
 import copy
 import dataclasses
@@ -69,7 +69,7 @@ class DictFlight(TypedDict):
 
 @attrs.frozen
 class Trip:
-    """Attrs in attrs, in containers, and beside a dataclass."""
+    """Nested attrs classes in containers, beside a dataclass."""
 
     flights: list[AttrsFlight]
     back: DataFlight | None = None
@@ -90,7 +90,7 @@ class Node:
 
 
 class Unknown:
-    """Nothing that JSON could hold."""
+    """A type without a JSON representation."""
 
 
 @attrs.frozen
@@ -107,17 +107,17 @@ every_class = pytest.mark.parametrize("shape", CLASSES, ids=lambda shape: shape.
 class TestReading:
     @every_class
     def test_a_class_is_made_of_json(self, shape):
-        """With dates and enums, as the annotations say."""
+        """Annotations such as dates and enums are converted."""
         assert shape(number="LH400", day=date(2031, 5, 1), seat=Seat.WINDOW) == Action("q", shape).parse(ANSWER)
 
     def test_a_typed_dict_is_one_too(self):
-        """And stays a dict."""
+        """The value of a typed dict is a dict."""
         assert {"number": "a", "day": date(2031, 5, 1)} == Action("q", DictFlight).parse(
             '{"number": "a", "day": "2031-05-01"}'
         )
 
     def test_containers_and_nested_classes(self):
-        """All the way down."""
+        """Nested classes are constructed at every level."""
         text = f'{{"flights": [{ANSWER}], "back": {ANSWER}, "notes": {{"a": [1, 2]}}, "kind": "work", "people": 2}}'
         expected = Trip(
             [AttrsFlight("LH400", date(2031, 5, 1), Seat.WINDOW)],
@@ -131,13 +131,13 @@ class TestReading:
         assert {"x": expected, "y": None} == Action("q", dict[str, Trip | None]).parse(f'{{"x": {text}, "y": null}}')
 
     def test_defaults_and_private_names_are_those_of_the_constructor(self):
-        """What has a default may be left out; `_internal` is called `internal`, as attrs calls it."""
+        """Fields with a default are optional, and `_internal` is `internal`, as in attrs."""
         flight = Action("q", AttrsFlight).parse('{"number": "a", "day": "2031-05-01", "internal": 3}')
         assert AttrsFlight("a", date(2031, 5, 1), None, 3) == flight
 
     @every_class
     def test_what_there_is_no_field_for_is_ignored(self, shape):
-        """A model that says too much has still said what was asked."""
+        """Additional keys do not make an answer invalid."""
         assert shape(number="a", day=date(2031, 5, 1)) == Action("q", shape).parse(
             '{"number": "a", "day": "2031-05-01", "note": "!"}'
         )
@@ -152,18 +152,18 @@ class TestReading:
         ],
     )
     def test_a_fence_does_no_harm(self, text):
-        """Models like them, closed or not, and like to talk around them."""
+        """Code fences, closed or not, and the text around them are removed."""
         assert "LH400" == Action("q", ModelFlight).parse(text).number
 
     def test_a_function_gets_the_text(self):
-        """As before: only classes with fields, and containers, are read as JSON."""
+        """Only classes with fields, and containers, are read as JSON."""
         assert 3 == Action("q", int).parse("3")
         assert Seat.AISLE is Action("q", Seat).parse("aisle")
         assert "x" == Action("q", checks.unfenced).parse("```\nx\n```")
         assert Action("q", int).schema is None
 
     def test_a_reader_is_made_once(self):
-        """Making one takes longer than reading a hundred answers."""
+        """Creating one takes longer than reading a hundred answers."""
         assert reader_for(Trip) is reader_for(Trip)
         assert Action("q", Trip) == Action("q", Trip)
         assert hash(Action("q", Trip)) == hash(Action("q", Trip))
@@ -174,7 +174,7 @@ class TestReading:
 class TestWhatIsTold:
     @every_class
     def test_each_problem_is_told_with_its_place(self, shape):
-        """S17: where, what, and what is allowed there; all of them at once."""
+        """S17: the reason lists all problems, with their place and what is allowed."""
         with pytest.raises(ValueError, match="day") as caught:
             Action("q", shape).parse('{"day": "2031-05-32", "seat": "middle"}')
         message = str(caught.value)
@@ -183,7 +183,7 @@ class TestWhatIsTold:
         assert "at /seat: input should be 'window' or 'aisle', got 'middle'" in message
 
     def test_nested_places_are_pointers(self):
-        """With what a name may have in it escaped."""
+        """Special characters in names are escaped as in JSON pointers."""
         with pytest.raises(ValueError, match=r"at /flights/0/number: input should be a valid string, got 7") as caught:
             Action("q", Trip).parse(
                 '{"flights": [{"number": 7, "day": "2031-05-01"}], "notes": {"a/b~c": ["x"]}, "people": 10}'
@@ -199,7 +199,7 @@ class TestWhatIsTold:
         ],
     )
     def test_what_a_validator_of_attrs_refuses_is_told(self, shape, text, words):
-        """Whatever it raises."""
+        """The reason includes the message of a ValueError or TypeError."""
         with pytest.raises(ValueError, match="at the top level: value error") as caught:
             Action("q", shape).parse(text)
         assert words in str(caught.value)
@@ -208,12 +208,12 @@ class TestWhatIsTold:
         "text", ["Sure!", "", '{"number": "a"', '{"a": 1, "a": 2}', "[" * 100_000, '{"number": NaN}', "9" * 5_000]
     )
     def test_what_is_not_json_is_told_how_to_answer(self, text):
-        """Row 78: nothing that is too deep or ambiguous reaches the parser."""
+        """Row 78: JSON that is too deep or ambiguous does not reach pydantic."""
         with pytest.raises(ValueError, match=r"it is not JSON .*: answer with one JSON value"):
             Action("q", ModelFlight).parse(text)
 
     def test_a_long_value_is_cut(self):
-        """A repair is no place for it."""
+        """Long values are truncated in the reason."""
         with pytest.raises(ValueError, match="number") as caught:
             Action("q", ModelFlight).parse(f'{{"number": {[1] * 10_000}, "day": "2031-05-01"}}')
         assert len(str(caught.value)) < 200
@@ -223,12 +223,12 @@ class TestWhatIsTold:
         [(Node, "Node is recursive. Make it a pydantic model"), (HoldsUnknown, "HoldsUnknown: Unable to generate")],
     )
     def test_a_class_that_json_can_not_hold_is_refused(self, shape, words):
-        """Where the action is made."""
+        """The error is raised when the action is created."""
         with pytest.raises(TypeError, match=words):
             Action("q", shape)
 
     def test_the_extra_is_named_where_it_is_missing(self, monkeypatch):
-        """With the command that installs it."""
+        """The error has the command that installs it."""
         monkeypatch.setitem(sys.modules, "pydantic", None)
         with pytest.raises(
             MissingExtra, match=r'list\[int\] needs the package \'pydantic\': pip install "sampling\[pydantic\]"'
@@ -243,7 +243,7 @@ async def sample(action, backend, strategy=None, reqs=(), **arguments):
 class TestInACall:
     @every_class
     def test_the_value_of_the_result_is_of_the_class(self, run, shape):
-        """And checks see it."""
+        """Checks see the object, too."""
         seen = []
 
         def after_2030(text, view):
@@ -255,7 +255,7 @@ class TestInACall:
 
     @pytest.mark.parametrize("strategy", [MultiTurnStrategy, RepairTemplateStrategy])
     def test_a_repair_tells_what_was_wrong_and_parses_in_the_same_way(self, run, strategy):
-        """S13, S14, S17: and the schema goes with it, too."""
+        """S13, S14, S17: the repair also sends the schema."""
         backend = ScriptedBackend(['{"number": "a"}', ANSWER])
         result = run(sample, Action("q", DataFlight), backend, strategy(loop_budget=2))
         assert DataFlight("LH400", date(2031, 5, 1), Seat.WINDOW) == result.unwrap()
@@ -263,7 +263,7 @@ class TestInACall:
         assert [Action("q", DataFlight).schema] * 2 == [request.options.schema for request in backend.requests]
 
     def test_the_schema_of_the_class_goes_to_the_backend(self, run):
-        """Closed, so that a backend may be strict about it; a pydantic model goes as it is."""
+        """The schema allows no additional properties, and a pydantic model is passed unchanged."""
         backend = ScriptedBackend([ANSWER, ANSWER])
         run(sample, Action("q", DataFlight), backend)
         run(sample, Action("q", ModelFlight), backend)
@@ -277,7 +277,7 @@ class TestInACall:
         assert {"format": "date", "title": "Day", "type": "string"} == schema["properties"]["day"]
 
     def test_the_callers_options_win(self, run):
-        """A schema that was asked for is not replaced; and other options stay."""
+        """The schema and the other options of the caller are kept."""
         backend = ScriptedBackend([ANSWER, ANSWER])
         own = {"type": "object"}
         run(sample, Action("q", DataFlight), backend, options=Options(schema=own, temperature=0.5))
@@ -286,7 +286,7 @@ class TestInACall:
         assert [0.5, 0.5] == [request.options.temperature for request in backend.requests]
 
     def test_a_function_may_come_with_a_schema(self, run):
-        """And a class without one."""
+        """A function can have a schema, and a class can do without."""
         backend = ScriptedBackend(["3", ANSWER])
         number = {"type": "integer"}
         run(sample, Action("q", int, schema=number), backend)
@@ -297,7 +297,7 @@ class TestInACall:
 @pytest.mark.anyio
 @pytest.mark.parametrize("shape", [ModelFlight, AttrsFlight, DataFlight], ids=lambda shape: shape.__name__)
 async def test_a_server_is_asked_for_json_of_that_shape(shape):
-    """On the wire, as `response_format`."""
+    """The schema is sent as `response_format`."""
     async with OpenAIServer(Reply([ANSWER])) as server, OpenAIBackend(server.url, model="m") as backend:
         result = await RejectionSamplingStrategy().sample(Action("Which flight?", shape), None, backend)
     sent = server.requests[0].json()["response_format"]
@@ -308,7 +308,7 @@ async def test_a_server_is_asked_for_json_of_that_shape(shape):
 
 
 def test_a_requirement_for_those_who_want_the_text():
-    """`checks.model` checks, and leaves the value alone."""
+    """`checks.model` checks the answer, and leaves the value as text."""
     requirement = checks.model(AttrsFlight)
     assert requirement.read_verdict(requirement.check(ANSWER)).passed
     failed = requirement.read_verdict(requirement.check('{"day": "2031-05-01"}'))

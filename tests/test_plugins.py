@@ -1,4 +1,4 @@
-"""Plugins: hooks that come with installed distributions, real ones, each built and installed for these tests."""
+"""Plugins: hooks of installed distributions, which these tests build and install."""
 
 import json
 import os
@@ -83,7 +83,7 @@ SILENT = ["strategy", "call"] * 2
 
 
 def installer() -> list[str]:
-    """The command that installs a distribution: uv's if it is there, for it is faster, else pip's."""
+    """Return the command that installs a distribution: uv if available, because it is faster, else pip."""
     uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
     if uv is not None:
         return [uv, "pip", "install", "--python", sys.executable, "--offline"]
@@ -98,7 +98,7 @@ def run(command: list[str], **kwargs) -> str:
 
 @pytest.fixture(scope="module")
 def install(tmp_path_factory):
-    """`install(distribution, module, code, entry_points)`: build it, install it somewhere, and say where."""
+    """Return a function that installs a distribution into a folder and returns it."""
 
     def install_it(distribution: str, module: str, code: str, **entry_points: str) -> Path:
         folder = tmp_path_factory.mktemp(module)
@@ -116,7 +116,7 @@ def install(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def witness(install) -> Path:
-    """A plugin that works: one entry point is a `Hooks`, the other a function that takes one."""
+    """A working plugin, with a `Hooks` object and a function as entry points."""
     return install(
         "sampling-witness", "witness", WITNESS, ready_made="witness:ready_made", by_function="witness:register"
     )
@@ -124,12 +124,12 @@ def witness(install) -> Path:
 
 @pytest.fixture(scope="module")
 def broken(install) -> Path:
-    """A plugin that is installed but can't be loaded; each test breaks it in another way."""
+    """A plugin that can't be loaded, for a different reason in each test."""
     return install("sampling-broken", "broken", "register = None", cracked="broken:register")
 
 
 def sample_with(*installed: Path, plugins: str | None = None) -> dict:
-    """Make a call on each loop, in a process that has these distributions; say what was seen and what failed."""
+    """Make a call on each loop in a process with these distributions, and return its output."""
     environment = {name: value for name, value in os.environ.items() if name != "SAMPLING_PLUGINS"}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, installed))
     if plugins is not None:
@@ -138,18 +138,18 @@ def sample_with(*installed: Path, plugins: str | None = None) -> dict:
 
 
 def test_a_plugin_fires_before_the_hooks_of_the_strategy_and_of_the_call(witness):
-    """Both kinds of entry point are found and get their events, on asyncio and on trio."""
+    """Both kinds of entry point receive their events, on asyncio and trio."""
     assert sample_with(witness) == {"seen": FIRED * 2, "failures": []}
 
 
 def test_plugins_can_be_left_out(witness):
-    """SAMPLING_PLUGINS=off leaves them all out; the other hooks stay."""
+    """SAMPLING_PLUGINS=off disables all plugins, and no other hooks."""
     assert sample_with(witness, plugins="off") == {"seen": SILENT * 2, "failures": []}
 
 
 @pytest.fixture
 def found(monkeypatch, witness):
-    """`found(value)`: how many hooks this very process finds when SAMPLING_PLUGINS is `value`."""
+    """`found(value)` returns the number of plugin hooks when SAMPLING_PLUGINS is `value`."""
     monkeypatch.syspath_prepend(str(witness))
 
     def find(value: str) -> int:
@@ -181,7 +181,7 @@ def test_only_a_clear_no_leaves_them_out(found, value, hooks):
     ids=["does not import", "raises", "is of another type", "is not there"],
 )
 def test_a_broken_plugin_is_named_with_its_distribution(broken, witness, code, cause, says):
-    """Every call fails, not only the first, and the error says what to fix, and how to go on without it."""
+    """Every call fails with the same error, which says how to fix or disable the plugin."""
     (broken / "broken.py").write_text(code, encoding="utf-8")
     told = sample_with(witness, broken)
     assert told["seen"] == []
@@ -194,5 +194,5 @@ def test_a_broken_plugin_is_named_with_its_distribution(broken, witness, code, c
 
 
 def test_a_broken_plugin_can_be_left_out(broken):
-    """What the error's hint says, helps."""
+    """The hint of the error works."""
     assert sample_with(broken, plugins="off") == {"seen": SILENT * 2, "failures": []}

@@ -1,4 +1,4 @@
-"""Requirements: what may stand for one, and what it is called."""
+"""Requirements: accepted types, descriptions and verdicts."""
 
 import functools
 
@@ -44,18 +44,18 @@ class Checker:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_callable_is_described_by_what_it_says_of_itself(check, description):
-    """A model can act on a name, a docstring or the source of a lambda."""
+    """The description is the docstring, the source of a lambda, or the name."""
     assert description == as_requirement("reqs", check).description
 
 
 def test_two_lambdas_on_one_line_are_told_apart():
-    """By the columns of their code."""
+    """The columns of their code identify them."""
     one, two = [lambda text: "a" in text, lambda text: "b" in text]
     assert ["'a' in text", "'b' in text"] == [as_requirement("reqs", check).description for check in (one, two)]
 
 
 def test_a_lambda_without_source_is_named_by_its_place():
-    """Nothing fails because a file can't be read."""
+    """A file that can't be read is not an error."""
     check = eval("lambda text: True")  # noqa: S307 - the way to a lambda without a file
     assert "the check at <string>:1" == as_requirement("reqs", check).description
 
@@ -86,12 +86,12 @@ def takes_everything(*args): ...
     ],
 )
 def test_the_view_is_given_to_those_who_take_it(check, expected):
-    """A second argument that must be there, or is called view; a default of the user's own is left alone."""
+    """A check gets the view if its second parameter is required or named `view`."""
     assert expected is Requirement("x", check=check).takes_view
 
 
 def test_the_view_shows_value_context_and_generation(run):
-    """check(text, view)."""
+    """A check is called as `check(text, view)`."""
     seen = []
 
     def check(text, view):
@@ -106,7 +106,7 @@ def test_the_view_shows_value_context_and_generation(run):
 
 
 def test_a_verdict_carries_its_requirement():
-    """So that a validation says what it is about."""
+    """Every validation has its requirement."""
     requirement = Requirement("is short", check=len)
     for verdict in (True, (True, "fine"), Validation(True, "fine", 0.5)):
         assert requirement is requirement.read_verdict(verdict).requirement

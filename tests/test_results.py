@@ -1,4 +1,4 @@
-"""What a result shows."""
+"""Results: summary, explanation, errors and copies."""
 
 import copy
 import pickle  # noqa: TID251 - that it can be done, for those who send results between processes
@@ -27,7 +27,7 @@ async def sample(strategy, backend, reqs=(lambda text: text == "yes",), action="
 
 
 def test_print_is_worth_reading(run):
-    """One line: how it ended, what it took, what it cost, what came."""
+    """The line has the outcome, the time, the attempts, the cost and the answer."""
 
     def reply(request):
         return After(1.25 if request.subsample == 1 else 2.0, Generation("yes", Usage(100, 12)))
@@ -38,7 +38,7 @@ def test_print_is_worth_reading(run):
 
 
 def test_a_failure_says_why_it_stopped(run):
-    """And which errors there were."""
+    """The line has the stop reason and the errors."""
     backend = ScriptedBackend([RateLimited(), RateLimited(), "no"])
     result = run(sample, RejectionSamplingStrategy(loop_budget=3), backend)
     assert (
@@ -48,7 +48,7 @@ def test_a_failure_says_why_it_stopped(run):
 
 
 def test_explain_shows_every_attempt(run):
-    """What was asked, what came back, which requirement failed and why."""
+    """The explanation has each prompt, answer, and failed requirement with its reason."""
     reqs = [
         Requirement("is short", check=lambda text: len(text) < 20),
         Requirement("has a number", check=lambda text: Validation(text.isdigit(), "there is no digit", score=0.5)),
@@ -81,13 +81,13 @@ def test_model_text_can_not_steer_a_terminal(run):
 
 
 def test_long_text_is_cut(run):
-    """A line stays a line."""
+    """Long answers are truncated."""
     result = run(sample, RejectionSamplingStrategy(), ScriptedBackend(["x" * 10_000]))
     assert len(str(result)) < 200
 
 
 def test_unwrap_gives_the_value_or_raises(run):
-    """For those who want an exception."""
+    """unwrap() raises `NoValidAnswer` if there is no valid answer."""
     assert 42 == run(sample, RejectionSamplingStrategy(), ScriptedBackend(["42"]), [], Action("n", int)).unwrap()
     result = run(sample, RejectionSamplingStrategy(), ScriptedBackend(["no"]))
     with pytest.raises(NoValidAnswer, match="no valid answer") as caught:
@@ -96,7 +96,7 @@ def test_unwrap_gives_the_value_or_raises(run):
 
 
 def test_a_fatal_error_ends_the_call_with_what_there_is(run):
-    """Semantics 5: siblings are cancelled; slices that survive are returned with the error."""
+    """Semantics 5: siblings are cancelled, and existing slices are returned with the error."""
 
     def reply(request):
         if request.iteration == 2:
@@ -110,7 +110,7 @@ def test_a_fatal_error_ends_the_call_with_what_there_is(run):
 
 
 def test_a_fatal_error_with_nothing_to_show_is_raised_at_once(run):
-    """Semantics 4 and 5: with its own type, though transient ones came first; all of them in the group."""
+    """Semantics 4 and 5: it is raised with its own type, from a group with all errors."""
 
     def reply(request):
         if request.subsample == 1:
@@ -125,7 +125,7 @@ def test_a_fatal_error_with_nothing_to_show_is_raised_at_once(run):
 
 
 def test_the_cause_of_a_failure_stays_in_the_chain(run):
-    """Semantics 4: `raise X from Y` in a backend is still to be seen."""
+    """Semantics 4: the cause of `raise X from Y` in a backend is kept."""
 
     async def backend(request):
         try:
@@ -140,14 +140,14 @@ def test_the_cause_of_a_failure_stays_in_the_chain(run):
 
 
 def test_a_single_failure_has_no_group(run):
-    """Semantics 4: only several failures need one."""
+    """Semantics 4: only several failures are grouped."""
     with pytest.raises(RateLimited) as caught:
         run(sample, RejectionSamplingStrategy(), ScriptedBackend([RateLimited()]))
     assert caught.value.__cause__ is None
 
 
 def test_a_result_survives_copying_and_pickling(run):
-    """A long conversation is deeper than the stack, and must not be copied link by link."""
+    """A long conversation is copied without recursion."""
     strategy = MultiTurnStrategy(loop_budget=2_000)
     reqs = [Requirement("never", check=str.isdigit)]
     result = run(sample, strategy, ScriptedBackend(lambda _: "no"), reqs)
@@ -157,7 +157,7 @@ def test_a_result_survives_copying_and_pickling(run):
 
 
 def test_usage_adds_up():
-    """With + and with sum()."""
+    """Usages can be added with + and sum()."""
     assert Usage(3, 5, 0.5) == Usage(1, 2, 0.25) + Usage(2, 3, 0.25) == sum([Usage(1, 2, 0.25), Usage(2, 3, 0.25)])
     assert Usage() == Usage.total([])
     assert 8 == Usage(3, 5).total_tokens
@@ -166,6 +166,6 @@ def test_usage_adds_up():
 
 
 def test_a_stop_detail_is_explained(run):
-    """Which limit it was."""
+    """The explanation names the limit that was reached."""
     result = run(sample, RejectionSamplingStrategy(loop_budget=5), ScriptedBackend(["no"]), budget=Budget(attempts=1))
     assert "budget of 1 attempts: 1 spent" in result.explain()

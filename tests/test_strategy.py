@@ -1,4 +1,4 @@
-"""Strategies: deterministic choice, subclassing, sync calls, and what a call leaves behind."""
+"""Strategies: deterministic selection, subclassing, sync calls and judges."""
 
 import anyio
 import anyio.lowlevel
@@ -47,7 +47,7 @@ class TestDeterministic:
         assert 3 == run(sample, RejectionSamplingStrategy(concurrency_budget=4), backend).best.subsample
 
     def test_what_can_not_win_any_more_is_cancelled_at_once(self, run):
-        """Semantics 8: the call waits for what could still beat it, and for nothing else."""
+        """Semantics 8: the call waits only for attempts that could still win."""
         captured = CapturedEvents()
         backend = ScriptedBackend(lambda request: After({0: 9.0, 1: 1.0, 2: 99.0}[request.subsample], "yes"))
         strategy = RejectionSamplingStrategy(concurrency_budget=3, deterministic=True)
@@ -83,7 +83,7 @@ class TestDeterministic:
         )
 
     def test_a_deadline_takes_what_is_there(self, run):
-        """Semantics 8 and 9: a valid answer that was held back is better than none."""
+        """Semantics 8 and 9: at the deadline, a valid answer that was held back is returned."""
         backend = ScriptedBackend(lambda request: After(99.0 if request.subsample == 0 else 1.0, "yes"))
         strategy = RejectionSamplingStrategy(concurrency_budget=2, deterministic=True)
         result = run(sample, strategy, backend, budget=sampling.Budget(deadline_s=5.0))
@@ -94,7 +94,7 @@ class TestDeterministic:
 
 class TestSubclassing:
     def test_a_strategy_of_ones_own_gets_everything(self, run):
-        """Hooks, ids, budgets and cancellation, without doing anything."""
+        """A subclass gets hooks, ids, budgets and cancellation for free."""
 
         class Insist(BaseSamplingStrategy):
             loop_budget = 4
@@ -112,7 +112,7 @@ class TestSubclassing:
 
     @pytest.mark.parametrize("where", ["instance", RejectionSamplingStrategy, BaseSamplingStrategy])
     def test_a_decision_that_was_replaced_is_asked(self, run, monkeypatch, where):
-        """Wherever it was replaced: what the engine does not ask for is only the default itself."""
+        """Overrides on a class, a base class or an instance are called. Only the defaults are skipped."""
         strategy = RejectionSamplingStrategy(loop_budget=3)
         own = () if where == "instance" else (strategy,)
         asked = []
@@ -132,7 +132,7 @@ class TestSubclassing:
         assert ([1], ["q", "again 1"]) == (asked, [one.action.text for one in result.slices])
 
     def test_options_of_an_attempt_go_over_those_of_the_call(self, run):
-        """And are gone with it."""
+        """They apply to that attempt only."""
 
         class Warmer(BaseSamplingStrategy):
             def repair(self, history):
@@ -150,12 +150,12 @@ class TestSubclassing:
 
     @pytest.mark.parametrize("name", ["sample", "sample_sync"])
     def test_the_call_itself_is_final(self, name):
-        """`sample` is never overridden: telemetry tied to it would be lost."""
+        """`sample` can't be overridden, because hooks and accounting depend on it."""
         with pytest.raises(TypeError, match=rf"overrides {name}\(\), which is final"):
             type("Mine", (RejectionSamplingStrategy,), {name: lambda self: None})
 
     def test_an_init_of_ones_own_need_not_call_ours(self, run):
-        """The defaults are there all the same."""
+        """The class attributes provide the defaults."""
 
         class Own(RejectionSamplingStrategy):
             def __init__(self, words):
@@ -178,7 +178,7 @@ class TestSubclassing:
             Bad()
 
     def test_a_template_can_be_given(self, run):
-        """For both strategies that have one."""
+        """Both strategies with a template accept another one."""
         backend = ScriptedBackend(["no", "no"])
         reqs = [lambda text: (False, "wrong")]
         run(sample, RepairTemplateStrategy(loop_budget=2, template="{reasons} | {action}"), backend, reqs)
@@ -188,7 +188,7 @@ class TestSubclassing:
         assert "No: - wrong!" == backend.requests[1].messages[-1].content
 
     def test_the_repr_is_worth_reading(self):
-        """What it is and what it may do."""
+        """The repr shows the class and its settings."""
         strategy = MultiTurnStrategy(loop_budget=3, concurrency_budget=2, deterministic=True)
         assert "MultiTurnStrategy(loop_budget=3, concurrency_budget=2, deterministic=True)" == repr(strategy)
 
@@ -216,7 +216,7 @@ class TestSubclassing:
 
 class TestSync:
     def test_without_a_loop(self):
-        """For people without an event loop."""
+        """sample_sync works in code without an event loop."""
 
         async def ask(request):
             await anyio.lowlevel.checkpoint()
@@ -227,13 +227,13 @@ class TestSync:
 
     @pytest.mark.anyio
     async def test_inside_a_loop_it_says_what_to_write(self):
-        """A clear error: it would block the loop."""
+        """sample_sync raises an error, because it would block the event loop."""
         with pytest.raises(InsideEventLoop, match="would block the event loop") as caught:
             RejectionSamplingStrategy().sample_sync("q", None, ScriptedBackend(["x"]))
         assert any("await strategy.sample" in note for note in caught.value.__notes__)
 
     def test_all_arguments_are_passed_on(self):
-        """The same as sample()."""
+        """sample_sync takes the same arguments as sample."""
         captured = CapturedEvents()
         budget = sampling.Budget(attempts=1)
         seen = []
@@ -256,7 +256,7 @@ class TestSync:
 
 class TestJudge:
     def test_a_sentence_is_judged_by_the_backend(self, run):
-        """Semantics 6: after the code checks passed, and only then; a no fails the attempt with its reason."""
+        """Semantics 6: the judge runs only after the code checks passed, and a no fails the attempt with its reason."""
         replies = iter(["rude", "No.\nIt calls the reader a fool.", "polite", "Yes"])
         backend = ScriptedBackend(lambda _: next(replies))
         result = run(sample, MultiTurnStrategy(loop_budget=2), backend, [lambda text: text.islower(), "is polite"])
@@ -269,7 +269,7 @@ class TestJudge:
         assert "rude" in question[1].content
 
     def test_a_judge_is_not_asked_about_what_a_check_refused(self, run):
-        """Semantics 6: cheap first."""
+        """Semantics 6: cheap checks run first."""
         backend = ScriptedBackend(["NO"])
         result = run(sample, RejectionSamplingStrategy(), backend, ["is polite", lambda text: text.islower()])
         assert 1 == len(backend.requests)
@@ -277,12 +277,12 @@ class TestJudge:
 
     @pytest.mark.parametrize("verdict", ["maybe", "", "I would say yes", "nope", "yesterday", "It is no yes"])
     def test_what_is_not_clearly_yes_fails(self, run, verdict):
-        """It fails closed."""
+        """An unclear judgement is a failure."""
         assert not run(sample, RejectionSamplingStrategy(), ScriptedBackend(["x", verdict]), ["is polite"]).success
 
     @pytest.mark.parametrize("verdict", ["yes", "Yes.", " YES\nbecause", "**Yes** indeed", '"yes"'])
     def test_a_clear_yes_passes(self, run, verdict):
-        """In whatever dress."""
+        """Case and punctuation do not matter."""
         assert run(sample, RejectionSamplingStrategy(), ScriptedBackend(["x", verdict]), ["is polite"]).success
 
     def test_an_answer_can_not_close_its_own_quotation(self, run):
@@ -317,14 +317,14 @@ class TestJudge:
         ]
 
     def test_a_judge_that_fails_for_now_makes_the_attempt_invalid(self, run):
-        """Semantics 6: an error, never a pass."""
+        """Semantics 6: a judge's transient error is recorded, and never a pass."""
         backend = ScriptedBackend(["text", sampling.RateLimited()])
         result = run(sample, RejectionSamplingStrategy(), backend, ["is polite"])
         assert ["invalid"] == [one.outcome for one in result.attempts]
         assert [sampling.RateLimited] == [type(error) for error in result.errors]
 
     def test_a_judge_that_fails_for_good_ends_the_call(self, run):
-        """Semantics 5: a bad key is a bad key, whoever uses it."""
+        """Semantics 5: a fatal error of a judge ends the call like one of the backend."""
         backend = ScriptedBackend(["text", sampling.AuthenticationFailed("bad key")])
         with pytest.raises(sampling.AuthenticationFailed):
             run(sample, RejectionSamplingStrategy(loop_budget=5), backend, ["is polite"])

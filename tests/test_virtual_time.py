@@ -1,4 +1,4 @@
-"""Virtual time: exact, the same on both loops, in seeded order, and never without an end."""
+"""Virtual time: exact, the same on both loops, in seeded order, and always ending."""
 
 import asyncio  # noqa: TID251 - what asyncio alone has is tested here too
 import contextlib
@@ -112,7 +112,7 @@ class TestTime:
 
     @both_loops
     def test_a_socket_that_is_ready_needs_no_timer(self, loop: LoopName) -> None:
-        """What came in before nothing else could run is taken before time moves."""
+        """Received data is handled before time moves."""
 
         async def reads() -> float:
             with anyio.move_on_after(5):
@@ -138,7 +138,7 @@ class TestResult:
     @both_loops
     @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
     def test_an_exception_comes_out_bare(self, loop: LoopName, kind: type[BaseException]) -> None:
-        """What the function raises is raised as it is, in no group."""
+        """An exception of the function is raised as it is, not in a group."""
         error = kind("as it is")
 
         async def fails() -> None:
@@ -199,7 +199,7 @@ class TestResult:
             run_virtual(anyio.sleep, 1, **options)
 
     def test_without_trio_its_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Asyncio works without trio; asking for trio says what to install."""
+        """asyncio works without trio, and the error for trio says what to install."""
         monkeypatch.setattr(virtual, "_HAS_TRIO", False)
         run_virtual(anyio.sleep, 1)
         with pytest.raises(ModuleNotFoundError, match=r"sampling\[trio\]"):
@@ -268,7 +268,7 @@ class TestDeadlock:
     @both_loops
     @pytest.mark.parametrize("hang_s", [float("inf"), 1e9])
     def test_cleanup_still_runs(self, loop: LoopName, hang_s: float) -> None:
-        """What hangs is cancelled, with as much time again to clean up."""
+        """A function that hangs is cancelled, and has as much time again to clean up."""
         cleaned: list[bool] = []
 
         async def hangs() -> None:
@@ -324,7 +324,7 @@ class TestDeadlock:
                 run_virtual(function, loop=loop)
 
     def test_a_lost_task_adds_nothing_to_it(self, caplog: pytest.LogCaptureFixture) -> None:
-        """What a task raises that asyncio cancels at the end of a failed run is not logged: the verdict is the news."""
+        """Exceptions of tasks that asyncio cancels after a failed run are not logged: they would hide the failure."""
         kept: list[object] = []
 
         async def fails_when_cancelled() -> None:
@@ -397,7 +397,7 @@ class TestDeadlock:
 class TestSpinning:
     @both_loops
     def test_a_busy_wait_is_found(self, loop: LoopName) -> None:
-        """I18: too many steps at one instant end the run; the message says when and where."""
+        """I18: too many steps at one instant end the run, and the message says when and where."""
 
         async def polls() -> None:
             await anyio.sleep(2)
@@ -422,7 +422,7 @@ class TestSpinning:
 
     @both_loops
     def test_swallowed_cancellations_are_found(self, loop: LoopName, caplog: pytest.LogCaptureFixture) -> None:
-        """A task that ignores every cancellation can't even be cancelled; the run is abandoned, and silently so."""
+        """A run whose task ignores every cancellation is abandoned, without log lines."""
 
         async def swallows() -> None:
             while True:
@@ -461,7 +461,7 @@ class TestSpinning:
 class TestOrder:
     @both_loops
     def test_every_order_of_tasks_is_tried(self, loop: LoopName) -> None:
-        """Seeds shuffle; they don't just reverse, as seeding trio's scheduler alone would."""
+        """Seeds shuffle the tasks. Seeding trio's scheduler alone would only reverse them."""
         orders = {run_virtual(trace_of_steps, 3, 1, loop=loop, seed=seed) for seed in range(200)}
         expected = {tuple((name, 0) for name in order) for order in itertools.permutations(range(3))}
         assert expected == orders
@@ -475,7 +475,7 @@ class TestOrder:
 
     @both_loops
     def test_the_order_of_a_cancellation_repeats(self, loop: LoopName) -> None:
-        """Tasks that are cancelled together come out of a set; where they lie in memory must not matter."""
+        """Tasks that are cancelled together are kept in a set, and their memory addresses must not matter."""
 
         async def cancel_many() -> tuple[int, ...]:
             ended: list[int] = []
@@ -587,7 +587,7 @@ class TestOrder:
 
 
 class TestCorrectCodeStaysCorrect:
-    """What anyio promises holds under every order that we produce: no false findings."""
+    """The guarantees of anyio hold under every order of tasks, so there are no false findings."""
 
     @staticmethod
     def holds(loop: LoopName, scenario: Callable[[], object]) -> None:
@@ -596,7 +596,7 @@ class TestCorrectCodeStaysCorrect:
 
     @both_loops
     def test_memory_streams(self, loop: LoopName) -> None:
-        """Items of one sender arrive in order, none twice, none lost; the end comes when the last clone is closed."""
+        """Items of one sender arrive in order and exactly once, and the stream ends when the last clone is closed."""
 
         async def scenario() -> None:
             sender, receiver = anyio.create_memory_object_stream[tuple[int, int]](2)
@@ -619,7 +619,7 @@ class TestCorrectCodeStaysCorrect:
 
     @both_loops
     def test_events(self, loop: LoopName) -> None:
-        """Nobody passes an event before it is set, and everybody after."""
+        """No task passes an event before it is set, and every task does after."""
 
         async def scenario() -> None:
             event, passed = anyio.Event(), []
@@ -641,7 +641,7 @@ class TestCorrectCodeStaysCorrect:
 
     @both_loops
     def test_task_groups(self, loop: LoopName) -> None:
-        """A group ends after all of its tasks; `start` returns what the task reported; one error cancels the rest."""
+        """A group ends after all of its tasks, `start` returns the reported value, and one error cancels the rest."""
 
         async def scenario() -> None:
             ended: list[str] = []
@@ -745,7 +745,7 @@ class TestOnStep:
     @both_loops
     @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
     def test_what_it_raises_ends_the_run(self, loop: LoopName, kind: type[BaseException]) -> None:
-        """The function is cancelled and can clean up, without being asked again; the exception comes out bare."""
+        """The function is cancelled and can clean up, and the exception is raised without a group."""
         calls: list[str] = []
 
         def on_step() -> None:

@@ -1,4 +1,4 @@
-"""Whoever blocks the event loop is named in the log."""
+"""The watchdog logs which function blocked the event loop."""
 
 import time
 
@@ -12,7 +12,7 @@ from sampling.testing import ScriptedBackend
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    """A twentieth of a second is enough to see."""
+    """Lower the threshold to a twentieth of a second."""
     monkeypatch.setattr(sampling._watchdog, "BLOCKED_S", 0.05)
 
 
@@ -28,7 +28,7 @@ def test_a_check_that_blocks_is_named(run):
 
 
 def test_a_hook_that_blocks_is_named(run):
-    """Row 49: a sync hook can't be cut off, but it is found."""
+    """Row 49: a blocking sync hook can't be interrupted, but is logged."""
     hooks = Hooks()
 
     @hooks.on(IterationFinished)
@@ -43,7 +43,7 @@ def test_a_hook_that_blocks_is_named(run):
 
 
 def test_nobody_else_is(run):
-    """What is fast enough is not worth a line."""
+    """Functions below the threshold are not logged."""
     sampling._watchdog.BLOCKED_S = 60.0
     with capture_logs() as logs:
         run(sample, RejectionSamplingStrategy(), lambda text: True)

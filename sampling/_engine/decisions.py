@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from sampling._arguments import shown, wrong_type
+from sampling._arguments import short_repr, wrong_type
 from sampling.errors import ContextTooLarge, SelectionFailed
 from sampling.messages import Attempt
 from sampling.protocols import Decisions, Progress, Stage, Variation
@@ -63,7 +63,9 @@ def wait_for_next_s(strategy: Decisions[T], progress: Progress[T]) -> float:
     decide = strategy.next_subsample_in_s
     wait_s = _decision(decide, progress.slices, progress)
     if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or math.isnan(wait_s):
-        raise SelectionFailed(f"{_name_of(decide)} returned {shown(wait_s)}, not a number of seconds", progress.slices)
+        raise SelectionFailed(
+            f"{_name_of(decide)} returned {short_repr(wait_s)}, not a number of seconds", progress.slices
+        )
     return wait_s
 
 
@@ -73,7 +75,9 @@ def next_stage(
     """Return the next stage of the strategy, or None after the last one."""
     stage = _decision(strategy.next_stage, slices, first, results)
     if stage is not None and not isinstance(stage, Stage):
-        raise SelectionFailed(f"{_name_of(strategy.next_stage)} returned {shown(stage)}, not a Stage or None", slices)
+        raise SelectionFailed(
+            f"{_name_of(strategy.next_stage)} returned {short_repr(stage)}, not a Stage or None", slices
+        )
     return stage  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -83,7 +87,9 @@ def select(decide: Callable[[Sequence[Slice[T]]], Slice[T]], slices: Sequence[Sl
     for candidate in slices:
         if candidate is chosen:
             return candidate
-    raise SelectionFailed(f"{_name_of(decide)} returned {shown(chosen)}, not one of the slices it was given", slices)
+    raise SelectionFailed(
+        f"{_name_of(decide)} returned {short_repr(chosen)}, not one of the slices it was given", slices
+    )
 
 
 def failure_of(errors: Sequence[tuple[str, Exception]], fatal: Exception | None) -> Exception:
@@ -105,7 +111,7 @@ def failure_of(errors: Sequence[tuple[str, Exception]], fatal: Exception | None)
 
 def _yes_or_no(decide: Callable[..., Any], answer: object, slices: Sequence[Slice[Any]]) -> bool:
     if type(answer) is not bool:
-        raise SelectionFailed(f"{_name_of(decide)} returned {shown(answer)}, not True or False", slices)
+        raise SelectionFailed(f"{_name_of(decide)} returned {short_repr(answer)}, not True or False", slices)
     return answer
 
 

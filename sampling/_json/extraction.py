@@ -1,4 +1,4 @@
-"""Read JSON answers, and describe their problems so that a model can fix them."""
+"""Read JSON answers, and describe their problems for a model."""
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -6,19 +6,22 @@ from typing import Any
 
 from sampling._json import bounded as bounded_json
 
-__all__ = ["MAX_CHARS", "join_problems", "json_pointer", "read_json", "short_repr"]
+__all__ = ["MAX_CHARS", "join_problems", "json_pointer", "read_json"]
 
 MAX_CHARS = 1_000_000
 """The longest answer that is read as JSON."""
 
 _MAX_PROBLEMS = 5
-_MAX_REPR = 60
 
 _HOW_TO_FIX = "answer with one JSON value, and with nothing before or after it"
 
 
 def read_json(text: str) -> Any:
-    """Parse an answer, or raise a ValueError with the position and how to fix it."""
+    """
+    Parse an answer as JSON.
+
+    Raise a ValueError with the position of the problem and how to fix it.
+    """
     if len(text) > MAX_CHARS:
         raise ValueError(f"it is longer than {MAX_CHARS:,} characters: {_HOW_TO_FIX}")
     try:
@@ -28,19 +31,17 @@ def read_json(text: str) -> Any:
 
 
 def json_pointer(path: Iterable[object]) -> str:
-    """Return a JSON pointer such as `/flights/0/day`, or "the top level" for an empty path."""
+    """
+    Return a JSON pointer such as `/flights/0/day`.
+
+    For an empty path, return "the top level".
+    """
     steps = [str(step).replace("~", "~0").replace("/", "~1") for step in path]
     return "/" + "/".join(steps) if steps else "the top level"
 
 
-def short_repr(value: object) -> str:
-    """Return a truncated repr for a message. The repr escapes control characters."""
-    text = repr(value)
-    return text if len(text) <= _MAX_REPR else f"{text[: _MAX_REPR - 1]}…"
-
-
 def join_problems(problems: Sequence[str]) -> str:
-    """Join the first few problems into one sentence, with the number of the rest."""
-    shown = list(islice(problems, _MAX_PROBLEMS))
-    more = len(problems) - len(shown)
-    return "; ".join([*shown, f"and {more} more"] if more else shown)
+    """Join the first few problems, and count the rest."""
+    first = list(islice(problems, _MAX_PROBLEMS))
+    more = len(problems) - len(first)
+    return "; ".join([*first, f"and {more} more"] if more else first)

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import anyio
 import attrs
 
-from sampling._arguments import check_int, check_number, check_str, shown
+from sampling._arguments import check_int, check_number, check_str, short_repr
 from sampling._engine.scope import report_usage
 from sampling._text import estimate_tokens
 from sampling.backends._limits import LoopBinding, SlotPool, TokenBucket
@@ -275,7 +275,7 @@ class SimulatedBackend:
         if name is None and len(self.pass_probability) == 1:
             (name,) = self.pass_probability
         if name is None or name not in self.pass_probability:
-            raise ValueError(f"name must be one of {', '.join(self.pass_probability)}, got {shown(name)}")
+            raise ValueError(f"name must be one of {', '.join(self.pass_probability)}, got {short_repr(name)}")
         mark = _failure_mark(name)
 
         def passes(text: str) -> bool:
@@ -446,6 +446,8 @@ def _checked_names(probabilities: float | Mapping[Any, Any]) -> Mapping[str, flo
         return MappingProxyType({"valid": _checked_probability("pass_probability", probabilities)})
     for name, probability in probabilities.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise ValueError(f"names in pass_probability must be made of letters, digits, _ . and -, got {shown(name)}")
+            raise ValueError(
+                f"names in pass_probability must be made of letters, digits, _ . and -, got {short_repr(name)}"
+            )
         _checked_probability(f"pass_probability[{name!r}]", probability)
     return MappingProxyType(dict(probabilities))

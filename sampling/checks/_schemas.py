@@ -4,7 +4,8 @@ import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
-from sampling._json.extraction import json_pointer, short_repr
+from sampling._arguments import short_repr
+from sampling._json.extraction import json_pointer
 from sampling.checks.patterns import compiled
 from sampling.errors import MissingExtra
 

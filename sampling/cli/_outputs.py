@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sampling._arguments import shown
+from sampling._arguments import short_repr
 from sampling.cli._status import print_status
 from sampling.load.report._files import Report, format_of, write_report
 
@@ -34,11 +34,13 @@ def check_outputs(
     for path in found:
         ending = format_of(path)
         if endings and ending not in endings:
-            raise ValueError(f"--out: this report is written as {' or '.join(endings)}, got {shown(str(path))}")
+            raise ValueError(f"--out: this report is written as {' or '.join(endings)}, got {short_repr(str(path))}")
         if not path.parent.is_dir():
-            raise ValueError(f"--out: there is no directory {shown(str(path.parent))} to write {shown(path.name)} to")
+            raise ValueError(
+                f"--out: there is no directory {short_repr(str(path.parent))} to write {short_repr(path.name)} to"
+            )
         if path.is_dir():
-            raise ValueError(f"--out: {shown(str(path))} is a directory: give a file name")
+            raise ValueError(f"--out: {short_repr(str(path))} is a directory: give a file name")
     if samples and not any(path.suffix.lower() == ".json" for path in found):
         raise ValueError("--samples needs a .json to write them to: add --out report.json")
     return found

@@ -14,7 +14,7 @@ from typing import TypeAlias, cast
 import attrs
 
 from sampling import checks
-from sampling._arguments import shown
+from sampling._arguments import short_repr
 from sampling.backends.llama.models.arithmetic import Question
 from sampling.backends.simulated import SimulatedBackend
 from sampling.errors import MissingExtra
@@ -60,7 +60,7 @@ def parse_backend(spec: str, *, send_env_key: bool = False) -> Backend:
         return _openai(rest, send_env_key=send_env_key)
     if kind == "simulated":
         return SimulatedBackend(pass_probability=_probability(rest) if rest else 1.0)
-    raise ValueError(f"--backend must be {BACKENDS}, got {shown(spec)}")
+    raise ValueError(f"--backend must be {BACKENDS}, got {short_repr(spec)}")
 
 
 def open_backend(backend: Backend) -> AbstractAsyncContextManager[object]:
@@ -93,7 +93,7 @@ def _probability(text: str) -> float:
         return float(text)
     except ValueError:
         raise ValueError(
-            f"--backend simulated:PASS_PROBABILITY needs a number from 0 to 1, got {shown(text)}"
+            f"--backend simulated:PASS_PROBABILITY needs a number from 0 to 1, got {short_repr(text)}"
         ) from None
 
 
@@ -137,7 +137,7 @@ STRATEGIES: Mapping[str, _Strategy] = MappingProxyType(
 def parse_strategy(name: str, *, depth: int = 1, breadth: int = 1) -> BaseSamplingStrategy:
     """Return the named strategy with this depth and breadth."""
     if name not in STRATEGIES:
-        raise ValueError(f"--strategy must be one of {', '.join(STRATEGIES)}, got {shown(name)}")
+        raise ValueError(f"--strategy must be one of {', '.join(STRATEGIES)}, got {short_repr(name)}")
     return STRATEGIES[name].build(depth, breadth)
 
 
@@ -155,7 +155,7 @@ class _Requirement:
 def _range(text: str) -> tuple[str, str]:
     low, dots, high = text.partition("..")
     if not dots or not (low or high):
-        raise ValueError(f"give it as LEAST..MOST, either may be left out, got {shown(text)}")
+        raise ValueError(f"give it as LEAST..MOST, either may be left out, got {short_repr(text)}")
     return low, high
 
 
@@ -173,7 +173,7 @@ def _schema(path: str, _question: str) -> Requirement:
     try:
         schema = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"can't read {shown(path)}: {error.strerror}") from None
+        raise ValueError(f"can't read {short_repr(path)}: {error.strerror}") from None
     return checks.json_schema(schema)
 
 
@@ -212,4 +212,4 @@ def _parse_requirement(spec: str, question: str) -> Requirement:
     if " " in spec.strip():
         return Requirement(spec)
     choices = "; ".join(one.usage for one in REQUIREMENTS.values())
-    raise ValueError(f"--require must be {choices}; or a sentence for the model to judge, got {shown(spec)}")
+    raise ValueError(f"--require must be {choices}; or a sentence for the model to judge, got {short_repr(spec)}")

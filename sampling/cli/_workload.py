@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import attrs
 import typer
 
-from sampling._arguments import shown
+from sampling._arguments import short_repr
 from sampling.backends.simulated import SimulatedBackend
 from sampling.cli._specs import open_backend, parse_backend, parse_requirements, parse_strategy
 from sampling.load import Arrival, ImportedWorkload, StrategyWorkload, strategy_workload
@@ -143,10 +143,10 @@ def _read_questions(given: Iterable[str] | None, file: Path | None) -> tuple[str
     try:
         lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
     except OSError as error:
-        raise ValueError(f"--questions: can't read {shown(str(file))}: {error.strerror}") from None
+        raise ValueError(f"--questions: can't read {short_repr(str(file))}: {error.strerror}") from None
     found = tuple(line for line in lines if line)
     if not found:
-        raise ValueError(f"--questions: {shown(str(file))} has no questions: write one per line")
+        raise ValueError(f"--questions: {short_repr(str(file))} has no questions: write one per line")
     return found
 
 

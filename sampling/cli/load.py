@@ -11,7 +11,7 @@ import anyio
 import attrs
 import typer
 
-from sampling._arguments import shown
+from sampling._arguments import short_repr
 from sampling._virtual_time import run_virtual
 from sampling.cli import _flags as flags
 from sampling.cli import _workload as workload_flags
@@ -131,7 +131,7 @@ def _trace(path: Path) -> tuple[float, ...]:
     try:
         return read_trace(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"--trace: can't read {shown(str(path))}: {error.strerror}") from None
+        raise ValueError(f"--trace: can't read {short_repr(str(path))}: {error.strerror}") from None
 
 
 @attrs.frozen(kw_only=True)

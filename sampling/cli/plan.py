@@ -8,7 +8,7 @@ from typing import Annotated
 import attrs
 import typer
 
-from sampling._arguments import shown
+from sampling._arguments import short_repr
 from sampling.cli._flags import PriceFlag, parse_price, usage_errors
 from sampling.cli._outputs import Out, check_outputs, write_outputs
 from sampling.cli._status import print_status
@@ -84,7 +84,7 @@ class _ServerFlags:
     def _pass_rate(self) -> float:
         share = parse_share("--pass-rate", self.pass_rate or "")
         if share > 1:
-            raise ValueError(f"--pass-rate is a share such as 60% or 0.6, got {shown(self.pass_rate)}")
+            raise ValueError(f"--pass-rate is a share such as 60% or 0.6, got {short_repr(self.pass_rate)}")
         return share
 
 
@@ -105,7 +105,7 @@ def _parse_numbers(flag: str, text: str) -> tuple[int, ...]:
     except ValueError:
         numbers = ()
     if not numbers or min(numbers) < 1 or max(numbers) > 64:
-        raise ValueError(f"{flag} must be numbers from 1 to 64, as 1..4 or 1,2,8, got {shown(text)}")
+        raise ValueError(f"{flag} must be numbers from 1 to 64, as 1..4 or 1,2,8, got {short_repr(text)}")
     return numbers
 
 

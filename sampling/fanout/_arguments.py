@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import attrs
 
-from sampling._arguments import check_bool, check_instance, check_int, shown, wrong_type
+from sampling._arguments import check_bool, check_instance, check_int, short_repr, wrong_type
 from sampling.budgets import Budget
 from sampling.fanout.engines import FanOutEngine, LocalEngine
 from sampling.fanout.items import FanOutEvent
@@ -136,7 +136,7 @@ def _check_optional(name: str, value: object, kind: type[Any], allowed: str) -> 
 
 def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {shown(value)}")
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {short_repr(value)}")
 
 
 def _check_items_argument(items: object) -> None:
@@ -197,7 +197,7 @@ def checked_concurrency(given: object) -> int:
     number = _as_whole_number(given)
     if number is None:
         warnings.warn(
-            f"max_concurrency must be a whole number, got {shown(given)}: the items run one after another",
+            f"max_concurrency must be a whole number, got {short_repr(given)}: the items run one after another",
             stacklevel=3,
         )
         return 1

@@ -5,7 +5,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, final
 
 import attrs
 
-from sampling._arguments import shown, wrong_type
+from sampling._arguments import short_repr, wrong_type
 from sampling.hooks import Event
 from sampling.messages import Action
 from sampling.results import HookFailure, SamplingResult
@@ -67,7 +67,7 @@ def as_item(given: object, index: int, run_id: str) -> Item[Any]:
         raise wrong_type(f"item {index}", action, "an action, a text, or a pair (key, action)")
     name = str(key)
     if not name.isascii() and not _is_text(name):
-        raise ValueError(f"the key of item {index} must be text that can be encoded, got {shown(key)}")
+        raise ValueError(f"the key of item {index} must be text that can be encoded, got {short_repr(key)}")
     return Item(index, name, cast("Action[Any]", action), f"{run_id}:{name}:{index}")
 
 

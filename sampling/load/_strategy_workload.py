@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
-from sampling._arguments import check_bool, check_instance, shown
+from sampling._arguments import check_bool, check_instance, short_repr
 from sampling.load.model._workload import Answered, Arrival, Send, first_token
 from sampling.messages import Action, Context, Generation, Options, Request
 from sampling.protocols import BackendLike, StreamingBackend
@@ -120,8 +120,8 @@ def _action_source(actions: Actions) -> Callable[[Arrival], Action[Any] | str | 
     if isinstance(actions, Iterator):
         return lambda _: next(actions, None)
     raise TypeError(
-        f"actions must be a list of actions, an iterator of them, or a function of an arrival, got {shown(actions)} "
-        f"({type(actions).__name__})"
+        f"actions must be a list of actions, an iterator of them, or a function of an arrival, "
+        f"got {short_repr(actions)} ({type(actions).__name__})"
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from sampling._arguments import check_str, shown
+from sampling._arguments import check_str, short_repr
 from sampling.results import Slice
 
 __all__ = ["check_template", "fill", "fill_fields"]
@@ -18,7 +18,7 @@ def check_template(template: object, *fields: str) -> str:
     text = check_str("template", template, empty=False)
     for field in fields:
         if field not in text:
-            raise ValueError(f"template must contain {field}, got {shown(text)}")
+            raise ValueError(f"template must contain {field}, got {short_repr(text)}")
     return text
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, Unpack
 
-from sampling._arguments import check_number, shown, wrong_type
+from sampling._arguments import check_number, short_repr, wrong_type
 from sampling._similarity import Similarity, rouge_l
 from sampling.protocols import Progress
 from sampling.results import Slice
@@ -143,7 +143,7 @@ class _TotalSimilarity:
 
 def _checked(similarity: object) -> float:
     if isinstance(similarity, bool) or not isinstance(similarity, int | float) or not math.isfinite(similarity):
-        raise TypeError(f"similarity must return a finite number, got {shown(similarity)}")
+        raise TypeError(f"similarity must return a finite number, got {short_repr(similarity)}")
     return similarity
 
 

@@ -6,7 +6,7 @@ from typing import TypeVar, Unpack
 
 import structlog
 
-from sampling._arguments import check_bool, check_number, shown, wrong_type
+from sampling._arguments import check_bool, check_number, short_repr, wrong_type
 from sampling.protocols import Progress
 from sampling.results import Slice
 from sampling.strategies._draws import OpenDraws
@@ -139,7 +139,7 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
                 log.warning("vote_not_counted", iteration_id=one.iteration_id, error_type=type(error).__name__)
             return None
         if not isinstance(key, Hashable):
-            raise TypeError(f"key must return something hashable, or None to abstain, got {shown(key)}")
+            raise TypeError(f"key must return something hashable, or None to abstain, got {short_repr(key)}")
         return key
 
     def _key_or_warn(self, one: Slice[T]) -> Hashable | None:

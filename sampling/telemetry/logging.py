@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import structlog
 
-from sampling._arguments import check_bool, shown, wrong_type
+from sampling._arguments import check_bool, short_repr, wrong_type
 from sampling._text import quoted
 from sampling.hooks import (
     Event,
@@ -67,7 +67,7 @@ def logging_hooks(logger: Any = None, *, level: Level = "info", content: bool = 
 
 def _check_logger(logger: Any, level: object) -> None:
     if level not in _LEVELS:
-        raise ValueError(f"level must be one of {', '.join(_LEVELS)}, got {shown(level)}")
+        raise ValueError(f"level must be one of {', '.join(_LEVELS)}, got {short_repr(level)}")
     if isinstance(logger, _STANDARD_LOGGERS):
         raise wrong_type("logger", logger, "a structlog logger (structlog.stdlib.get_logger() wraps the standard one)")
     if isinstance(logger, type) or not callable(getattr(logger, str(level), None)):

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import anyio
 import attrs
 
-from sampling._arguments import check_number, shown
+from sampling._arguments import check_number, short_repr
 from sampling.errors import BackendError
 from sampling.hooks import Hooks, IterationFinished
 from sampling.messages import Generation, Message, Options, Request
@@ -99,7 +99,7 @@ def _request(text: str, **options: Any) -> Request:
 def _check_claims(claims: Collection[Claim]) -> frozenset[Claim]:
     unknown = sorted(set(claims) - _ALL_CLAIMS)
     if unknown:
-        raise ValueError(f"claims must be some of {', '.join(sorted(_ALL_CLAIMS))}, got {shown(unknown[0])}")
+        raise ValueError(f"claims must be some of {', '.join(sorted(_ALL_CLAIMS))}, got {short_repr(unknown[0])}")
     return frozenset(claims)
 
 
@@ -132,7 +132,7 @@ async def _check(rule: _Rule, case: _Case, factory: BackendFactory) -> None:
     made = factory()
     async with made if isinstance(made, AbstractAsyncContextManager) else nullcontext(made) as backend:
         if not isinstance(backend, Backend):
-            raise RuleBroken("has a method `async def generate(request)`", f"{shown(backend)} has none")
+            raise RuleBroken("has a method `async def generate(request)`", f"{short_repr(backend)} has none")
         try:
             await rule.check(backend, case)
         except _Violation as violation:
@@ -165,17 +165,17 @@ def _check_call(request: Request) -> Generator[None]:
     except _Violation:
         raise
     except Exception as error:
-        raise _Violation(f"it raised {error!r} for {shown(request.messages)}") from error
+        raise _Violation(f"it raised {error!r} for {short_repr(request.messages)}") from error
     if repr(request) != before:
-        raise _Violation(f"it changed the request, which is not its own, to {shown(request)}")
+        raise _Violation(f"it changed the request, which is not its own, to {short_repr(request)}")
 
 
 def _check_answer(answer: Any) -> Generation:
     if not isinstance(answer, Generation):
-        raise _Violation(f"it returned {shown(answer)} ({type(answer).__name__}), which is not a Generation")
+        raise _Violation(f"it returned {short_repr(answer)} ({type(answer).__name__}), which is not a Generation")
     reason: Any = answer.finish_reason
     if not isinstance(reason, str) or not reason:
-        raise _Violation(f"it returned a Generation with the finish_reason {shown(reason)}, which is not a word")
+        raise _Violation(f"it returned a Generation with the finish_reason {short_repr(reason)}, which is not a word")
     return answer
 
 
@@ -262,10 +262,10 @@ async def _streams(backend: Backend, case: _Case) -> None:
 def _check_pieces(pieces: list[Any], answer: Generation) -> None:
     odd = [piece for piece in pieces if not isinstance(piece, str)]
     if odd:
-        raise _Violation(f"a piece of its stream is {shown(odd[0])}, which is not a str")
+        raise _Violation(f"a piece of its stream is {short_repr(odd[0])}, which is not a str")
     text = "".join(pieces)
     if text != answer.text:
-        raise _Violation(f"the pieces of its stream are {shown(text)}, and its text is {shown(answer.text)}")
+        raise _Violation(f"the pieces of its stream are {short_repr(text)}, and its text is {short_repr(answer.text)}")
 
 
 class _ReceiverError(Exception):
@@ -289,7 +289,7 @@ async def _stops_when_the_receiver_raises(backend: Backend, case: _Case) -> None
     except Exception as error:
         raise _Violation(f"the receiver raised _ReceiverError, but it raised {error!r}") from error
     else:
-        raise _Violation(f"the receiver raised, but it went on and returned {shown(answer)}")
+        raise _Violation(f"the receiver raised, but it went on and returned {short_repr(answer)}")
     if len(pieces) > 1:
         raise _Violation(f"it gave {len(pieces)} pieces to a receiver that raised at the first")
     await _check_no_task_is_left(before, case, "the receiver raised")
@@ -343,7 +343,7 @@ async def _refuses_with_typed_errors(backend: Backend, case: _Case) -> None:
     except Exception as error:
         raise _Violation(f"it raised {error!r}, which is not a BackendError") from error
     if case.bad_request is not None:
-        raise _Violation(f"it answered the bad request with {shown(answer)}")
+        raise _Violation(f"it answered the bad request with {short_repr(answer)}")
 
 
 async def _stops_when_cancelled(backend: Backend, case: _Case) -> None:
@@ -377,9 +377,11 @@ async def _cancel_after(wait_s: float, backend: Backend, case: _Case) -> None:
             cancelled_s = anyio.current_time()
             group.cancel_scope.cancel()
     if cancelled_s is None:
-        raise _Violation(f"its long_request ended within {wait_s:g} s, too soon to be cancelled: {shown(outcomes[0])}")
+        raise _Violation(
+            f"its long_request ended within {wait_s:g} s, too soon to be cancelled: {short_repr(outcomes[0])}"
+        )
     if outcomes:
-        raise _Violation(f"it was cancelled after {wait_s:g} s, but it still ended with {shown(outcomes[0])}")
+        raise _Violation(f"it was cancelled after {wait_s:g} s, but it still ended with {short_repr(outcomes[0])}")
     took_s = anyio.current_time() - cancelled_s
     if took_s > case.grace_s:
         raise _Violation(f"it took {took_s:.2f} s to stop when it was cancelled, and {case.grace_s:g} s are allowed")

@@ -8,7 +8,7 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint
 
-from sampling._arguments import check_bool, check_int, check_number, shown
+from sampling._arguments import check_bool, check_int, check_number, short_repr
 from sampling._text import estimate_tokens
 from sampling.backends._limits import AdaptiveLimit, LoopBinding, SlotPool, TokenBucket
 from sampling.backends.layers._layer import Layer, Receive, call_backend
@@ -274,5 +274,5 @@ _limiters: WeakValueDictionary[Hashable, _Limiter] = WeakValueDictionary()
 def _shared_limiter(key: Hashable, settings: _Settings) -> _Limiter:
     limiter = _limiters.setdefault(key, _Limiter(settings))
     if limiter.settings != settings:
-        raise ValueError(f"key {shown(key)} is in use with other limits: {limiter.settings.given()}")
+        raise ValueError(f"key {short_repr(key)} is in use with other limits: {limiter.settings.given()}")
     return limiter

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from sampling._arguments import shown
+from sampling._arguments import short_repr
 from sampling._json import bounded as bounded_json
 from sampling.errors import JournalDamaged, MissingExtra
 from sampling.fanout.journal._store import OutcomeRow, all_outcomes, connect_to_read
@@ -104,7 +104,7 @@ def _writer_for(target: Path, given: str | None) -> Callable[[Path, Iterator[dic
     chosen = target.suffix.removeprefix(".").lower() if given is None else given
     if chosen not in writers:
         allowed = ", ".join(f".{name}" for name in writers)
-        got = shown(target.name if given is None else given)
+        got = short_repr(target.name if given is None else given)
         raise ValueError(f"an export must have a name or a format that is one of {allowed}, got {got}")
     return writers[chosen]
 

@@ -13,7 +13,7 @@ import anyio.to_thread
 import attrs
 import structlog
 
-from sampling._arguments import shown, wrong_type
+from sampling._arguments import short_repr, wrong_type
 from sampling.budgets import Budget
 from sampling.errors import JournalDamaged, JournalMismatch
 from sampling.fanout.items import Item, ItemOutcome, as_item
@@ -95,7 +95,7 @@ class Journal:
         if not isinstance(path, str | PathLike):
             raise wrong_type("path", path, "the path of a file")
         if on_change not in get_args(OnChange):
-            raise ValueError(f"on_change must be one of 'refuse', 'continue', got {shown(on_change)}")
+            raise ValueError(f"on_change must be one of 'refuse', 'continue', got {short_repr(on_change)}")
         self.path = Path(path)
         self.on_change: OnChange = on_change
 
@@ -377,4 +377,4 @@ NOT_OPENED = JournalState(run_id="", recorded=0, last_item=-1, interrupted={}, s
 
 def _changed_item(given: object, index: int) -> str:
     item = as_item(given, index, "")
-    return f"item {item.index} ({item.key!r}): differs from the recorded item, is now {shown(item.action.text)}"
+    return f"item {item.index} ({item.key!r}): differs from the recorded item, is now {short_repr(item.action.text)}"

@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from sampling._arguments import shown
+from sampling._arguments import short_repr
 from sampling.budgets import Budget
 from sampling.errors import MissingExtra, NotSendable, SamplingError
 from sampling.fanout.engines import Work
@@ -153,7 +153,7 @@ def _not_sendable(parts: Mapping[str, Any], error: Exception) -> NotSendable:
             pack(part)
         except Exception as cause:  # noqa: BLE001 - pickling user objects may raise anything
             hint = _BACKEND_HINT if name == "backend" else None
-            return NotSendable(f"the {name} {shown(part)}", cause, hint=hint)
+            return NotSendable(f"the {name} {short_repr(part)}", cause, hint=hint)
     return NotSendable("the shared arguments", error)
 
 

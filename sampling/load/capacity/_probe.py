@@ -6,7 +6,7 @@ from typing import TypeAlias
 import anyio
 import structlog
 
-from sampling._arguments import check_number, shown
+from sampling._arguments import check_number, short_repr
 from sampling.load.capacity._verdict import Backlog
 from sampling.load.model._series import slope
 
@@ -56,7 +56,7 @@ class BacklogMonitor:
                     waiting = await self._probe()
                 self._record(waiting, anyio.current_time() - start)
             except Exception as error:  # noqa: BLE001 - a probe is not what is measured: it must not end the run
-                problem = f"{type(error).__name__}: {shown(str(error))}"
+                problem = f"{type(error).__name__}: {short_repr(str(error))}"
                 await anyio.sleep(0.1)
             else:
                 return True

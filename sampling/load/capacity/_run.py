@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import anyio
 import attrs
 
-from sampling._arguments import check_bool, check_instance, check_int, check_number, shown
+from sampling._arguments import check_bool, check_instance, check_int, check_number, short_repr
 from sampling.errors import PreflightFailed
 from sampling.load.capacity._answer import Axis, CapacityAnswer, Step
 from sampling.load.capacity._probe import BacklogMonitor, BacklogProbe
@@ -102,7 +102,7 @@ class CapacitySettings:
 
     def _check_axis(self) -> None:
         if self.axis not in get_args(Axis):
-            raise ValueError(f"axis must be 'rate' or 'users', got {shown(self.axis)}")
+            raise ValueError(f"axis must be 'rate' or 'users', got {short_repr(self.axis)}")
         if self.axis == "users" and (self.arrivals != "constant" or self.shape is not None):
             raise ValueError("with axis='users' arrivals follow from the answers: omit arrivals and shape")
         if self.axis == "rate" and (self.think_time_s or self.activate_per_s is not None):

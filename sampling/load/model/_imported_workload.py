@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import attrs
 
-from sampling._arguments import check_instance, check_str, shown
+from sampling._arguments import check_instance, check_str, short_repr
 from sampling.load.model._workload import Draw, Workload, draw_function
 
 __all__ = ["ImportedWorkload", "as_imported_workload", "open_workload"]
@@ -32,7 +32,7 @@ class ImportedWorkload:
     def __attrs_post_init__(self) -> None:
         module, colon, name = check_str("target", self.target).partition(":")
         if not (module and colon and name):
-            raise ValueError(f"target must be 'package.module:name', got {shown(self.target)}")
+            raise ValueError(f"target must be 'package.module:name', got {short_repr(self.target)}")
         if self.arguments is not None:
             check_instance("arguments", self.arguments, Mapping, "a mapping of names to JSON values, or None")
 
@@ -70,7 +70,7 @@ def as_imported_workload(workload: object) -> ImportedWorkload:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module == "__main__" or "<" in name:
         raise ValueError(
-            f"workload can't be imported in another process, got {shown(workload)}: with several workers, pass an "
+            f"workload can't be imported in another process, got {short_repr(workload)}: with several workers, pass an "
             "async function at the top level of an importable module, or an ImportedWorkload"
         )
     return ImportedWorkload(f"{module}:{name}")

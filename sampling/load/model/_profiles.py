@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import attrs
 
-from sampling._arguments import check_int, check_items, check_number, shown, wrong_type
+from sampling._arguments import check_int, check_items, check_number, short_repr, wrong_type
 
 __all__ = ["ArrivalModel", "ClosedLoop", "OpenLoop", "Profile", "Shape", "profile_from_dict"]
 
@@ -89,7 +89,9 @@ class OpenLoop:
         # A rate of 0 or infinity would schedule all arrivals at the same time.
         check_number("rate", self.rate, above=0)
         if self.arrivals not in get_args(ArrivalModel):
-            raise ValueError(f"arrivals must be one of {', '.join(get_args(ArrivalModel))}, got {shown(self.arrivals)}")
+            raise ValueError(
+                f"arrivals must be one of {', '.join(get_args(ArrivalModel))}, got {short_repr(self.arrivals)}"
+            )
         check_int("burst", self.burst, least=1)
         if self.duration_s is None and self.requests is None:
             raise ValueError("an OpenLoop needs an end: set duration_s, or requests, or both")
@@ -182,7 +184,7 @@ class ClosedLoop:
         check_number("think_time_s", self.think_time_s, least=0)
         check_number("warmup_s", self.warmup_s, least=0)
         if self.on_error not in ("continue", "cancel"):
-            raise ValueError(f"on_error must be 'continue' or 'cancel', got {shown(self.on_error)}")
+            raise ValueError(f"on_error must be 'continue' or 'cancel', got {short_repr(self.on_error)}")
         if self.activate_per_s is not None:
             check_number("activate_per_s", self.activate_per_s, above=0)
         if self.drain_s is not None:
@@ -222,7 +224,7 @@ def profile_from_dict(settings: Mapping[str, Any]) -> Profile:
     kinds: dict[str, type[OpenLoop | ClosedLoop]] = {"open": OpenLoop, "closed": ClosedLoop}
     model = settings.get("model")
     if model not in kinds:
-        raise ValueError(f"model must be 'open' or 'closed', got {shown(model)}")
+        raise ValueError(f"model must be 'open' or 'closed', got {short_repr(model)}")
     kind = kinds[model]
     known = {field.name for field in attrs.fields(kind)}
     given = {name: value for name, value in settings.items() if name in known and name != "shape"}

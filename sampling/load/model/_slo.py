@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import attrs
 
-from sampling._arguments import check_number, check_str, shown, wrong_type
+from sampling._arguments import check_number, check_str, short_repr, wrong_type
 from sampling.load.model._units import format_seconds, format_share, parse_count, parse_duration, parse_share
 
 __all__ = ["LatencyLimit", "Slo"]
@@ -207,4 +207,4 @@ def _field_and_parser(metric: str) -> tuple[str, Callable[[str, str], float]]:
         "backlog",
         "backlog_slope",
     ]
-    raise ValueError(f"no such SLO metric: {shown(metric)}; there are {', '.join(known)}")
+    raise ValueError(f"no such SLO metric: {short_repr(metric)}; there are {', '.join(known)}")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from sampling._arguments import shown
+from sampling._arguments import short_repr
 from sampling._json.bounded import loads
 from sampling.load.capacity._answer import CapacityAnswer, Step, csv_text
 from sampling.load.capacity._verdict import judge
@@ -86,7 +86,7 @@ def format_of(path: str | Path) -> str:
     """
     ending = Path(path).suffix.lower()
     if ending not in FORMATS:
-        raise ValueError(f"a report is written as {', '.join(FORMATS)}, got the file name {shown(str(path))}")
+        raise ValueError(f"a report is written as {', '.join(FORMATS)}, got the file name {short_repr(str(path))}")
     return ending
 
 
@@ -141,7 +141,9 @@ def _kind_of(found: Any, name: str) -> type[LoadReport] | type[CapacityAnswer] |
     parts = _SCHEMA.fullmatch(schema) if isinstance(schema, str) else None
     if parts is None or parts["kind"] not in _KINDS:
         known = ", ".join(kind.schema for kind in _KINDS.values())
-        raise ValueError(f"{name} is no report of sampling: its schema must be one of {known}, got {shown(schema)}")
+        raise ValueError(
+            f"{name} is no report of sampling: its schema must be one of {known}, got {short_repr(schema)}"
+        )
     kind = _KINDS[parts["kind"]]
     ours, theirs = int(kind.schema.partition("/")[2]), int(parts["version"])
     if theirs > ours:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import anyio
 from anyio.abc import ByteStream
 
-from sampling._arguments import check_bool, check_instance, check_number, check_str, shown
+from sampling._arguments import check_bool, check_instance, check_number, check_str, short_repr
 from sampling.errors import ConnectFailed, ConnectionLost, MalformedResponse, ServerError, Timeout
 from sampling.load.model._workload import Answered, Arrival
 from sampling.load.traffic._raw_socket import RawSocketStream, SocketAddress
@@ -68,7 +68,7 @@ class HttpWorkload:
         """
         parts = urlsplit(check_str("url", url, empty=False))
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url must begin with http:// or https:// and name a host, got {shown(url)}")
+            raise ValueError(f"url must begin with http:// or https:// and name a host, got {short_repr(url)}")
         if parts.username is not None or parts.password is not None:
             raise ValueError("url must not hold a user or a password: send them in a header")
         check_instance("body", body, bytes, "bytes")
@@ -255,7 +255,7 @@ def _head(target: str, host: str, headers: Mapping[str, str], length: int) -> by
     for name, value in headers.items():
         # The value may be a key, so the message does not show it.
         if not name or not set(name) <= _TOKENS or not value.isascii() or not value.isprintable():
-            raise ValueError(f"header {shown(name)} must have a plain name and a value of printable ASCII")
+            raise ValueError(f"header {short_repr(name)} must have a plain name and a value of printable ASCII")
         fields[name.lower()] = value
     lines = [f"POST {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     return "\r\n".join([*lines, f"content-length: {length}", "", ""]).encode("ascii")

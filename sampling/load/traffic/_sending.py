@@ -5,7 +5,7 @@ from typing import NamedTuple
 import anyio
 import attrs
 
-from sampling._arguments import shown
+from sampling._arguments import short_repr
 from sampling._event_loop import running_loop
 from sampling.load.model._recording import Outcome, Recording, Tally
 from sampling.load.model._workload import Answered, Arrival, Send, enter_arrival, leave_arrival
@@ -103,7 +103,7 @@ class Sender:
     def _count_error(self, arrival: Arrival, error: Exception) -> None:
         # The report covers the measurement, not the warm-up.
         if arrival.intended_s >= self._warmup_s:
-            self.recording.count_error(error, shown(str(error)))
+            self.recording.count_error(error, short_repr(str(error)))
 
     def _write(self, arrival: Arrival, outcome: Outcome, sent_s: float, done_s: float, answer: Answered) -> None:
         recording = self.recording

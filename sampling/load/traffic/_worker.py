@@ -10,7 +10,7 @@ from typing import Any, cast
 import anyio
 import attrs
 
-from sampling._arguments import shown
+from sampling._arguments import short_repr
 from sampling.load.model._imported_workload import ImportedWorkload, open_workload
 from sampling.load.model._profiles import profile_from_dict
 from sampling.load.traffic._generator import Generator
@@ -91,7 +91,7 @@ async def main(channel: ParentChannel, order: dict[str, Any]) -> None:
     try:
         await work(channel, order)
     except Exception as error:
-        channel.send(error=f"{type(error).__name__}: {shown(str(error))}")
+        channel.send(error=f"{type(error).__name__}: {short_repr(str(error))}")
         raise
 
 

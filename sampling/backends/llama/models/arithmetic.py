@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias, cast, get_args
 
 import attrs
 
-from sampling._arguments import check_int, check_str, shown
+from sampling._arguments import check_int, check_str, short_repr
 from sampling.requirements import Requirement, Validation
 
 __all__ = ["Question", "draw_question", "final_number", "held_out"]
@@ -46,14 +46,14 @@ class Question:
         check_int("left", self.left, least=0)
         check_int("right", self.right, least=0)
         if self.operator not in _OPERATORS:
-            raise ValueError(f"operator must be one of {', '.join(_OPERATORS)}, got {shown(self.operator)}")
+            raise ValueError(f"operator must be one of {', '.join(_OPERATORS)}, got {short_repr(self.operator)}")
 
     @classmethod
     def parse(cls, text: str) -> "Question":
         """Parse the text of a question."""
         match = _QUESTION.fullmatch(check_str("text", text).strip())
         if match is None:
-            raise ValueError(f"text must be a question such as 'What is 47 + 38?', got {shown(text)}")
+            raise ValueError(f"text must be a question such as 'What is 47 + 38?', got {short_repr(text)}")
         left, operator, right = match.groups()
         return cls(int(left), cast("Operator", operator), int(right))
 
