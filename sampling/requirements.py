@@ -94,7 +94,11 @@ class View:
 
 
 Check: TypeAlias = Callable[[str], Verdict | Awaitable[Verdict]] | Callable[[str, View], Verdict | Awaitable[Verdict]]
-"""A check: `check(text)` or `check(text, view)`, sync or async."""
+"""
+A check: `check(text)` or `check(text, view)`, sync or async.
+
+It gets the view if its second parameter is required, or is named `view`.
+"""
 
 
 @attrs.frozen(eq=False)
