@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "reference/api"
 POINT = re.compile(r"^- \*\*([SFOCRI]\d+)\*\* ", re.MULTILINE)
+MODULE_LINK = re.compile(r"\(api/([\w.]+)\.md\)")
 NUMBERS = re.compile(r"(?:[Rr]ows? [\d, and to]*,? ?)?((?:[SFOCRI]\d+)(?:(?:, | and | to )[SFOCRI]\d+)*)\b")
 
 
@@ -82,7 +83,9 @@ def tests_by_point() -> dict[str, list[str]]:
     return found
 
 
-def _docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, place: str) -> list[tuple[str, str]]:
+def _docstrings(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, place: str
+) -> list[tuple[str, str]]:
     below = [
         pair
         for child in node.body
@@ -124,11 +127,17 @@ def _with_tests(markdown: str) -> str:
     return "\n".join(lines)
 
 
+def groups() -> dict[str, list[str]]:
+    """Return the modules that the index of the reference lists, by the heading above them."""
+    _, *sections = re.split(r"^## ", (ROOT / "docs/reference/index.md").read_text("utf-8"), flags=re.MULTILINE)
+    found = {section.splitlines()[0]: MODULE_LINK.findall(section) for section in sections}
+    return {title: modules for title, modules in found.items() if modules}
+
+
 def on_config(config):  # noqa: ANN001, ANN201 - mkdocs calls it, and need not be installed
-    """Put the generated pages into the navigation, where it has the empty group `By module`."""
+    """Put the generated pages into the navigation, in the groups of the index."""
     reference = next(group["Reference"] for group in config.nav if "Reference" in group)
-    group = next(item for item in reference if isinstance(item, dict) and "By module" in item)
-    group["By module"] = [{module: page_path(module)} for module in public_modules()]
+    reference += [{title: [{module: page_path(module)} for module in modules]} for title, modules in groups().items()]
     return config
 
 

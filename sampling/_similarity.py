@@ -22,7 +22,7 @@ def rouge_l(one: str, other: str) -> float:
     Return the ROUGE-L similarity of two texts.
 
     This is the F-measure of the longest common subsequence of words, in lower case.
-    Two texts without any word are the same.
+    Only the first 2,000 words of each text count. Two texts without any word are the same.
     """
     words, other_words = _words(one), _words(other)
     if not words or not other_words:

@@ -47,6 +47,7 @@ class Context:
 
     `add` returns a new context that stores only the new messages and a link to its parent.
     It takes the same time at the first turn and at the thousandth, and subsamples share their common history.
+    It iterates, compares and hashes like the tuple of its messages, but an empty context is true.
     """
 
     __slots__ = ("__weakref__", "_all", "_answer", "_count", "_parent", "_tail", "chars")

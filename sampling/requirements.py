@@ -102,7 +102,11 @@ class View:
 
 
 Check: TypeAlias = Callable[[str], Verdict | Awaitable[Verdict]] | Callable[[str, View], Verdict | Awaitable[Verdict]]
-"""A check: `check(text)` or `check(text, view)`, sync or async."""
+"""
+A check: `check(text)` or `check(text, view)`, sync or async.
+
+It gets the view if its second parameter is required, or is named `view`.
+"""
 
 
 # eq=False: compared and hashed by identity, because functions can't be compared in any other way.

@@ -42,6 +42,12 @@ def script(name: str) -> SimpleNamespace:
 reference = script("reference")
 draw_storeys = script("draw_storeys")
 
+GENERATED = {DOCS / reference.page_path(module): module for module in reference.public_modules()}
+"""The pages of the reference that the build generates, with their modules."""
+
+ENTRIES = reference.entries()
+"""The anchors of these pages: the full name of everything that is documented on one of them."""
+
 
 def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
@@ -151,7 +157,9 @@ def test_every_text_block_is_the_output_of_a_python_block(page: Path):
 
 
 def anchors_of(page: Path) -> set[str]:
-    """Return the anchors of a page's headings, as mkdocs and GitHub make them."""
+    """Return the anchors of a page: of its headings, as mkdocs and GitHub make them, or of its generated entries."""
+    if page in GENERATED:
+        return {entry for entry in ENTRIES if entry.rpartition(".")[0] == GENERATED[page]}
     prose = FENCE.sub("", page.read_text("utf-8"))
     titles = [re.sub(r"[^\w\s-]", "", found["title"]).strip().lower() for found in HEADING.finditer(prose)]
     return {re.sub(r"[-\s]+", "-", title) for title in titles}
@@ -159,12 +167,12 @@ def anchors_of(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_link_between_pages_leads_somewhere(page: Path):
-    """Every link points to an existing file and heading, inside the repository."""
+    """A link names a file that is there or is generated, and a heading in it. None leaves the repository."""
     for found in LINK.finditer(FENCE.sub("", page.read_text("utf-8"))):
         target, _, anchor = found["target"].partition("#")
         assert "://" not in target, f"{target}: these pages are read offline too"
         path = (page.parent / target).resolve() if target else page
-        assert path.exists(), f"{name_of(page)} links to {target}, which is not there"
+        assert path in GENERATED or path.exists(), f"{name_of(page)} links to {target}, which is not there"
         assert not anchor or anchor in anchors_of(path), f"{name_of(page)} links to #{anchor}, which {target} has not"
 
 
@@ -195,6 +203,13 @@ def test_every_page_is_in_the_navigation():
     """The navigation lists every page except the generated ones, which the build adds."""
     listed = set(re.findall(r"[\w/.-]+\.md", (ROOT / "mkdocs.yml").read_text("utf-8")))
     assert {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} == listed
+
+
+def test_the_index_of_the_reference_lists_every_generated_page():
+    """Each public module has a link, in one of the groups."""
+    links = LINK.findall((DOCS / "reference" / "index.md").read_text("utf-8"))
+    listed = [DOCS / "reference" / link for link in links if link.startswith("api/")]
+    assert sorted(GENERATED) == sorted(listed)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name_of)

@@ -12,9 +12,9 @@ import pytest
 
 import sampling
 
-REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 
-GENERATOR = SimpleNamespace(**run_path(str(REFERENCE.parent.parent / ".ci" / "reference.py")))
+GENERATOR = SimpleNamespace(**run_path(str(DOCS.parent / ".ci" / "reference.py")))
 """The script that generates the pages of the reference."""
 
 GENERATED = GENERATOR.public_modules()
@@ -35,11 +35,6 @@ PROMISED = {
 
 NAME = re.compile(r"[A-Za-z_]\w*")
 IMPORT = re.compile(r"^\s*from (sampling[\w.]*) import \(?([^)\n#]+|[^)]+)\)?", re.MULTILINE)
-
-
-def reference() -> dict[str, str]:
-    """Return the pages of the reference by name."""
-    return {page.name: page.read_text(encoding="utf-8") for page in sorted(REFERENCE.rglob("*.md"))}
 
 
 def test_there_are_at_most_75_names_and_each_once():
@@ -118,14 +113,14 @@ def test_every_public_name_has_a_place_in_the_reference(name):
         assert f"::: {home}.{exported}\n" in GENERATOR.page_of(home, GENERATED[home])
 
 
-def test_what_the_reference_imports_is_there():
-    """Every `from sampling… import …` in the reference works."""
+def test_what_the_pages_import_is_there():
+    """Every `from sampling… import …` in the documentation works."""
     imports = [
         (page, module, name)
-        for page, text in reference().items()
-        for module, names in IMPORT.findall(text)
+        for page in sorted(DOCS.rglob("*.md"))
+        for module, names in IMPORT.findall(page.read_text(encoding="utf-8"))
         for name in NAME.findall(names)
     ]
-    assert imports, f"no page of {REFERENCE} imports anything"
+    assert imports, f"no page of {DOCS} imports anything"
     for page, module, name in imports:
         assert hasattr(import_module(module), name), f"{page} imports {name} from {module}, where it is not"

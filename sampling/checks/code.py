@@ -96,7 +96,7 @@ def python_runs(
 
         timeout_s: Maximum wall-clock time. The limit on processor time is a little higher.
 
-        memory_mb: Maximum memory. Ignored on systems that can't limit it, such as macOS.
+        memory_mb: Maximum memory, at least 64. Ignored on systems that can't limit it, such as macOS.
 
         python: The Python interpreter to run it with.
 

@@ -154,7 +154,7 @@ def number(*, at_least: float | None = None, at_most: float | None = None, whole
     """
     Require a number within these bounds and nothing else.
 
-    `whole=True` allows no fraction.
+    Numbers look like 1,000 or -2.5 or 1e3. `whole=True` allows no fraction.
     """
     low = -math.inf if at_least is None else check_number("at_least", at_least)
     high = math.inf if at_most is None else check_number("at_most", at_most)

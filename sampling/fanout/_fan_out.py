@@ -51,7 +51,8 @@ async def fan_out(  # noqa: PLR0913 - each is an independent setting
 
         reqs: Requirements on every answer, checked after the strategy's own.
 
-        max_concurrency: The number of items in flight at once. 1 or less runs them sequentially.
+        max_concurrency: The number of items in flight at once. 1 or less runs them sequentially, and so does, with a
+            warning, a value that is not a whole number.
 
         on_failure: "continue" after an item without a valid answer, or "halt" the run there.
 

@@ -35,7 +35,11 @@ class Diverse:
     """Later attempts of a subsample get seeds derived from these, because the same seed would repeat the answer."""
 
     prompts: Sequence[str] = attrs.field(default=(), kw_only=True)
-    """System messages, one for each subsample. An empty one adds nothing."""
+    """
+    System messages, one for each subsample. An empty one adds nothing.
+
+    Each goes before the conversation, or to the end of the system message that is there.
+    """
 
     def __attrs_post_init__(self) -> None:
         for temperature in check_items("temperatures", self.temperatures, "a sequence of numbers, such as (0.2, 1.0)"):

@@ -28,7 +28,7 @@ class History:
     `keep` is "all", "best", or the number of latest attempts.
     "best" is the attempt that met the most requirements, and the latest of them on a tie.
     With `max_tokens`, the oldest are dropped until the next prompt fits.
-    The first question, and the reasons why the newest attempt failed, are always sent.
+    The first question, and the reasons why the newest attempt failed, are always sent, even if its answer does not fit.
     """
 
     keep: Literal["all", "best"] | int = "all"

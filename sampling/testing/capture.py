@@ -13,9 +13,9 @@ class CapturedEvents(Hooks):
     """
     Hooks that record every event, in order.
 
-    captured = CapturedEvents()
-    await strategy.sample("…", None, backend, hooks=captured)
-    captured.of(IterationFinished)
+        captured = CapturedEvents()
+        await strategy.sample("…", None, backend, hooks=captured)
+        captured.of(IterationFinished)
     """
 
     def __init__(self) -> None:

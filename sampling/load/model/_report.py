@@ -170,7 +170,7 @@ class LoadReport:
 
     service_distribution: tuple[tuple[float, float], ...] = ()
     stalls: tuple[Stall, ...] = ()
-    """Periods in which code blocked the event loop of the load generator."""
+    """Periods in which code blocked the event loop of the load generator. Not recorded in virtual time."""
 
     interrupted: bool = False
     exhausted: bool = False
