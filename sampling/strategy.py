@@ -89,9 +89,9 @@ class BaseSamplingStrategy:
     After an invalid attempt, `repair` returns what to try next. The first valid slice ends the call.
     The other subsamples are cancelled, and their usage is on the result.
 
-    Breadth has a cost. The number of requests multiplies, up to `loop_budget * concurrency_budget`, and so do the
-    prompt tokens. Rate limits come sooner. Which of several valid answers wins depends on timing, unless
-    `deterministic=True`.
+    Breadth has a cost: the number of requests multiplies, up to `loop_budget * concurrency_budget`, and so do the
+    prompt tokens, rate limits come sooner, and which of several valid answers wins depends on timing,
+    unless `deterministic=True`.
 
     To write a strategy, override any of the four decisions `repair`, `done`, `select` and `select_from_failure`.
     They are pure and synchronous. The engine does the waiting, and hooks, ids, budgets and cancellation come with it.
