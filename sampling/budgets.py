@@ -47,11 +47,11 @@ class Budget:
         cost: float | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        self.attempts = None if attempts is None else check_int("attempts", attempts, least=0)
-        self.requests = None if requests is None else check_int("requests", requests, least=0)
-        self.tokens = None if tokens is None else check_int("tokens", tokens, least=0)
-        self.cost = None if cost is None else check_number("cost", cost, least=0)
-        self.deadline_s = None if deadline_s is None else check_number("deadline_s", deadline_s, above=0)
+        self.attempts: int | None = None if attempts is None else check_int("attempts", attempts, least=0)
+        self.requests: int | None = None if requests is None else check_int("requests", requests, least=0)
+        self.tokens: int | None = None if tokens is None else check_int("tokens", tokens, least=0)
+        self.cost: float | None = None if cost is None else check_number("cost", cost, least=0)
+        self.deadline_s: float | None = None if deadline_s is None else check_number("deadline_s", deadline_s, above=0)
         self._spent = Reservation(0, 0, 0, 0.0)
         self._reserved = Reservation(0, 0, 0, 0.0)
         self._usage = Usage()

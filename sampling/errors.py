@@ -374,7 +374,7 @@ class SelectionFailed(SamplingError):
 
     def __init__(self, message: str, slices: "Sequence[Slice[Any]]") -> None:
         super().__init__(message)
-        self.slices = tuple(slices)
+        self.slices: tuple[Slice[Any], ...] = tuple(slices)
 
 
 class ContextTooLarge(SamplingError):
@@ -424,7 +424,7 @@ class JournalMismatch(JournalError, ValueError):
 
     def __init__(self, message: str, differences: "Sequence[str]" = ()) -> None:
         super().__init__("\n  ".join([message, *differences]))
-        self.differences = tuple(differences)
+        self.differences: tuple[str, ...] = tuple(differences)
         """The differences, one line each."""
 
 
@@ -458,7 +458,7 @@ class JournalWriteFailed(JournalError):
 
     def __init__(self, message: str, unsaved: "Sequence[ItemOutcome[Any]]" = ()) -> None:
         super().__init__(message)
-        self.unsaved = tuple(unsaved)
+        self.unsaved: tuple[ItemOutcome[Any], ...] = tuple(unsaved)
         """The finished outcomes that are not in the journal, by index."""
 
 

@@ -27,7 +27,7 @@ __all__ = [
     "Repaired",
 ]
 
-log = structlog.get_logger("sampling")
+_log = structlog.get_logger("sampling")
 
 
 @attrs.frozen(kw_only=True)
@@ -165,7 +165,7 @@ class Hooks:
     """
 
     def __init__(self, *, timeout_s: float = 5.0) -> None:
-        self.timeout_s = check_number("timeout_s", timeout_s, above=0)
+        self.timeout_s: float = check_number("timeout_s", timeout_s, above=0)
         self._hooks: tuple[Hook, ...] = ()
 
     def on(
@@ -232,7 +232,7 @@ class Emitter:
     def __init__(self, hooks: Iterable[Hook]) -> None:
         self._hooks = tuple(hooks)
         self._by_event: dict[type[Event], tuple[Hook, ...]] = {}
-        self.silent = not self._hooks
+        self.silent: bool = not self._hooks
         """True without any hooks. The engine then skips all events."""
         self.failures: list[HookFailure] = []
 
@@ -298,7 +298,7 @@ class Emitter:
             raise CriticalHookError(error)
         iteration_id = getattr(event, "iteration_id", None)
         self.failures.append(HookFailure(hook.name, kind, error, iteration_id))
-        log.warning("hook_failed", hook=hook.name, hook_event=kind, error_type=type(error).__name__)
+        _log.warning("hook_failed", hook=hook.name, hook_event=kind, error_type=type(error).__name__)
 
 
 SILENT = Emitter(())

@@ -85,7 +85,7 @@ class Run(Generic[T]):
     """The stop reason of the last stage, if the call has stages."""
 
     def __init__(self, call: Call[T], stages: "Stages[T] | None" = None) -> None:
-        self.call = call
+        self.call: Call[T] = call
         self._stages = stages
         self._emitter = call.emitter
         self.queue: ResultQueue[T] = self._new_queue()
@@ -93,7 +93,7 @@ class Run(Generic[T]):
         """The errors of attempts and repairs, with their iteration ids."""
 
         self.nested_hook_failures: list[HookFailure] = []
-        self.max_attempts = call.loop_budget * call.concurrency_budget
+        self.max_attempts: int = call.loop_budget * call.concurrency_budget
         self._subsamples_due = call.concurrency_budget
 
     def _new_queue(self) -> ResultQueue[T]:

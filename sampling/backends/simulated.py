@@ -211,25 +211,25 @@ class SimulatedBackend:
 
             model: The name of the model on every answer.
         """
-        self.seed = check_int("seed", seed)
-        self.max_queued = None if max_queued is None else check_int("max_queued", max_queued, least=0)
-        self.time_to_first_token_s = check_number("time_to_first_token_s", time_to_first_token_s, least=0)
-        self.time_per_token_s = check_number("time_per_token_s", time_per_token_s, least=0)
+        self.seed: int = check_int("seed", seed)
+        self.max_queued: int | None = None if max_queued is None else check_int("max_queued", max_queued, least=0)
+        self.time_to_first_token_s: float = check_number("time_to_first_token_s", time_to_first_token_s, least=0)
+        self.time_per_token_s: float = check_number("time_per_token_s", time_per_token_s, least=0)
         slowdowns = [
             check_number("first_token_slowdown", first_token_slowdown, least=0),
             check_number("token_slowdown", token_slowdown, least=0),
         ]
         self._machine = SharedMachine(*slowdowns) if any(slowdowns) else None
-        self.jitter = check_number("jitter", jitter, least=0)
-        self.output_tokens = _checked_length(output_tokens)
-        self.tokens_per_piece = check_int("tokens_per_piece", tokens_per_piece, least=1)
-        self.pass_probability = _checked_names(pass_probability)
-        self.yes_probability = _checked_probability("yes_probability", yes_probability)
-        self.failures = _checked_probability("failures", failures)
-        self.rate_limit = None if rate_limit is None else check_number("rate_limit", rate_limit, above=0)
-        self.cost_per_input_token = check_number("cost_per_input_token", cost_per_input_token, least=0)
-        self.cost_per_output_token = check_number("cost_per_output_token", cost_per_output_token, least=0)
-        self.model = check_str("model", model, empty=False)
+        self.jitter: float = check_number("jitter", jitter, least=0)
+        self.output_tokens: OutputTokens = _checked_length(output_tokens)
+        self.tokens_per_piece: int = check_int("tokens_per_piece", tokens_per_piece, least=1)
+        self.pass_probability: Mapping[str, float] = _checked_names(pass_probability)
+        self.yes_probability: float = _checked_probability("yes_probability", yes_probability)
+        self.failures: float = _checked_probability("failures", failures)
+        self.rate_limit: float | None = None if rate_limit is None else check_number("rate_limit", rate_limit, above=0)
+        self.cost_per_input_token: float = check_number("cost_per_input_token", cost_per_input_token, least=0)
+        self.cost_per_output_token: float = check_number("cost_per_output_token", cost_per_output_token, least=0)
+        self.model: str = check_str("model", model, empty=False)
         self._slots = SlotPool(check_int("slots", slots, least=0))
         self._bucket: TokenBucket | None = None
         self._loop = LoopBinding()

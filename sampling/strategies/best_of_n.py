@@ -62,7 +62,7 @@ class BestOfNStrategy(BaseSamplingStrategy):
         super().__init__(**settings)
         if score is not None:
             self._scoring = _as_scoring(score)
-            self.requirements = (*self.requirements, self._scoring)
+            self.requirements: Sequence[Requirement] = (*self.requirements, self._scoring)
 
     def _check_settings(self) -> None:
         super()._check_settings()

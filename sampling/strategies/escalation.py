@@ -89,7 +89,9 @@ class EscalationStrategy(BaseSamplingStrategy):
 
             settings: The settings of `BaseSamplingStrategy`.
         """
-        self.tiers = tuple(_as_tier(tier) for tier in check_items("tiers", tiers, "a list of tiers or backends"))
+        self.tiers: tuple[Tier, ...] = tuple(
+            _as_tier(tier) for tier in check_items("tiers", tiers, "a list of tiers or backends")
+        )
         self._take(patience=patience, carry=carry, template=template)
         super().__init__(**settings)
 

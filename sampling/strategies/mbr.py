@@ -7,6 +7,7 @@ from typing import Any, TypeVar, Unpack
 from sampling._arguments import check_number, short_repr, wrong_type
 from sampling._similarity import Similarity, rouge_l
 from sampling.protocols import Progress
+from sampling.requirements import Requirement
 from sampling.results import Slice
 from sampling.strategies._draws import OpenDraws
 from sampling.strategies._tally import count_votes
@@ -65,7 +66,7 @@ class MBRStrategy(BaseSamplingStrategy):
             self.relaxation = _ROUGE_L_RELAXATION
         super().__init__(**settings)
         if isinstance(self.similarity, EmbeddingSimilarity):
-            self.requirements = (*self.requirements, self.similarity.requirement)
+            self.requirements: Sequence[Requirement] = (*self.requirements, self.similarity.requirement)
 
     def _check_settings(self) -> None:
         super()._check_settings()

@@ -42,7 +42,7 @@ class EmbeddingSimilarity:
         if not callable(embed):
             raise wrong_type("embed", embed, "a callable that takes a text and returns a vector")
         self._embed = embed
-        self.requirement = Requirement(
+        self.requirement: Requirement = Requirement(
             "has an embedding",
             check=self._embed_now if check_bool("blocking", blocking) else self._embed_async,
             blocking=blocking,

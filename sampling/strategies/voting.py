@@ -18,7 +18,7 @@ __all__ = ["MajorityVotingStrategy"]
 
 T = TypeVar("T")
 
-log = structlog.get_logger("sampling")
+_log = structlog.get_logger("sampling")
 
 
 class MajorityVotingStrategy(BaseSamplingStrategy):
@@ -136,7 +136,7 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
             raise
         except Exception as error:  # noqa: BLE001 - one answer that breaks a key function must not spoil the vote
             if warn:
-                log.warning("vote_not_counted", iteration_id=one.iteration_id, error_type=type(error).__name__)
+                _log.warning("vote_not_counted", iteration_id=one.iteration_id, error_type=type(error).__name__)
             return None
         if not isinstance(key, Hashable):
             raise TypeError(f"key must return something hashable, or None to abstain, got {short_repr(key)}")

@@ -22,8 +22,8 @@ try:
     from rich.progress_bar import ProgressBar
     from rich.table import Column, Table
     from rich.text import Text
-except ImportError as error:
-    raise MissingExtra("a progress bar", "rich", "cli") from error
+except ImportError as _error:
+    raise MissingExtra("a progress bar", "rich", "cli") from _error
 
 __all__ = ["progress"]
 

@@ -22,8 +22,8 @@ from sampling.usage import Usage
 try:
     from opentelemetry import context, trace
     from opentelemetry.trace import Span, Status, StatusCode, TracerProvider
-except ImportError as error:
-    raise MissingExtra("tracing", "opentelemetry-api", "otel") from error
+except ImportError as _error:
+    raise MissingExtra("tracing", "opentelemetry-api", "otel") from _error
 
 __all__ = ["otel_hooks"]
 

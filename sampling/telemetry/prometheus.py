@@ -10,8 +10,8 @@ from sampling.hooks import Hooks, IterationFinished, LoopFinished, LoopStarted
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
-except ImportError as error:
-    raise MissingExtra("metrics", "prometheus-client", "prometheus") from error
+except ImportError as _error:
+    raise MissingExtra("metrics", "prometheus-client", "prometheus") from _error
 
 __all__ = ["prometheus_hooks"]
 

@@ -19,8 +19,8 @@ from sampling.errors import MissingExtra
 try:
     import gguf
     import numpy as np
-except ImportError as error:
-    raise MissingExtra("write_tiny_gguf()", "gguf", "gguf") from error
+except ImportError as _error:
+    raise MissingExtra("write_tiny_gguf()", "gguf", "gguf") from _error
 
 __all__ = ["write_tiny_gguf"]
 

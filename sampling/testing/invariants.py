@@ -68,13 +68,13 @@ class Watch:
 
     def __init__(self, backend: BackendLike) -> None:
         self._generate = generate_of(backend)
-        self.events = CapturedEvents()
+        self.events: CapturedEvents = CapturedEvents()
         self.result: SamplingResult[Any] | None = None
         self.error: BaseException | None = None
         self.returned: Counter[str] = Counter()
         """The number of answers of the backend, by iteration_id."""
         self._in_flight: Counter[str] = Counter()
-        self.most_in_flight = 0
+        self.most_in_flight: int = 0
         """The most attempts that waited for the backend at once."""
         self._left_running: list[int] = []
         self._budget: Budget | None = None

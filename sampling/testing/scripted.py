@@ -49,7 +49,7 @@ class ScriptedBackend:
         self.returned: list[Request] = []
         self.raised: list[Request] = []
         self.cancelled: list[Request] = []
-        self.max_in_flight = 0
+        self.max_in_flight: int = 0
         self._in_flight = 0
 
     @property

@@ -133,13 +133,13 @@ class _LoopbackServer(ABC):
         self.requests: list[ReceivedRequest] = []
         """All requests, in order."""
 
-        self.connections = 0
+        self.connections: int = 0
         """The number of connections so far."""
 
         self.disconnects: int = 0
         """The number of clients that disconnected during an answer."""
 
-        self.open = 0
+        self.open: int = 0
         """The number of open connections."""
 
         self._listener: socket.socket | None = None
@@ -208,6 +208,9 @@ class _LoopbackServer(ABC):
             connection.close()
             self.open -= 1
             self._notify()
+
+    def _count_disconnect(self) -> None:
+        self.disconnects += 1
 
     async def _read_request(self, connection: _Connection) -> ReceivedRequest:
         request = await connection.read_request()
@@ -283,7 +286,7 @@ class HostileServer(_LoopbackServer):
             for step in script:
                 await self._do(connection, step)
         except _Disconnected:
-            self.disconnects += 1
+            self._count_disconnect()
 
     async def _do(self, connection: _Connection, step: object) -> None:
         await checkpoint()
@@ -354,7 +357,7 @@ class OpenAIServer(_LoopbackServer):
         self.reply: ReplyTo = Reply() if reply is None else reply
         """The response, or a function of the request. It may be changed between requests."""
 
-        self.completed = 0
+        self.completed: int = 0
         """The number of answers that were sent completely."""
 
     async def _serve(self, connection: _Connection, number: int) -> None:
@@ -365,7 +368,7 @@ class OpenAIServer(_LoopbackServer):
                 self.completed += 1
                 self._notify()
             else:
-                self.disconnects += 1
+                self._count_disconnect()
                 return
 
     async def _send_unless_disconnected(self, connection: _Connection, reply: Reply, request: ReceivedRequest) -> bool:

@@ -150,6 +150,17 @@ def test_without_the_command_line_the_command_says_what_to_install(bare):
     assert "Traceback" not in done.stderr
 
 
+def test_every_public_name_has_a_type(tmp_path, wheel):
+    """`pyright --verifytypes` finds no symbol whose type another type checker could infer differently."""
+    installed = Installed(tmp_path, wheel, "cli,openai,otel,prometheus,pydantic,trio")
+    env = {**clean_environment(), "VIRTUAL_ENV": str(installed.bin.parent)}
+    env["PATH"] = f"{installed.bin}{os.pathsep}{env['PATH']}"
+    pyright = Path(sys.executable).with_name("pyright")
+    command = [pyright, "--ignoreexternal", "--verifytypes", "sampling"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, check=False)  # noqa: S603
+    assert "Type completeness score: 100%" in done.stdout, done.stdout
+
+
 def test_the_distributions_hold_what_they_should(built, wheel):
     """The wheel has the package with its model and `py.typed`, and no tests. The sdist can be built again."""
     names = zipfile.ZipFile(wheel).namelist()

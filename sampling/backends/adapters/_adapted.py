@@ -24,7 +24,7 @@ class AdaptedBackend:
         self, library: str, ask: Callable[[Request, Receive], Awaitable[Generation]], timeout_s: float
     ) -> None:
         self.library = library
-        self.timeout_s = check_number("timeout_s", timeout_s, above=0)
+        self.timeout_s: float = check_number("timeout_s", timeout_s, above=0)
         self._ask = ask
 
     async def generate(self, request: Request) -> Generation:

@@ -1,6 +1,7 @@
 """Layers: backends that wrap a backend, and stack in any order."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from sampling._lazy import lazy_attributes
 
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 # `import sampling` needs `Layer` alone, and should not pay for the rest.
-__getattr__ = lazy_attributes(
+__getattr__: Callable[[str], Any] = lazy_attributes(
     __name__,
     {
         "AnswerStore": "sampling.backends.layers._cached",

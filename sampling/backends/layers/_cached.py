@@ -45,7 +45,7 @@ class MemoryStore:
     """A store in memory that keeps the most recently used answers."""
 
     def __init__(self, max_entries: int = 10_000) -> None:
-        self.max_entries = check_int("max_entries", max_entries, least=1)
+        self.max_entries: int = check_int("max_entries", max_entries, least=1)
         self._entries: OrderedDict[str, Generation] = OrderedDict()
 
     def get(self, key: str) -> Generation | None:
@@ -80,7 +80,7 @@ class FileStore:
     _TABLE = "CREATE TABLE answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL) WITHOUT ROWID"
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         # Autocommit makes every statement atomic, so no answer is stored in part.
         self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         self._finalizer = weakref.finalize(self, self._database.close)
@@ -164,10 +164,10 @@ class Cached(Layer):
             namespace: A part of every key. Set it if different backends share a store.
         """
         super().__init__(backend)
-        self.namespace = check_str("namespace", namespace)
-        self.store = _as_store(store)
-        self.hits = 0
-        self.misses = 0
+        self.namespace: str = check_str("namespace", namespace)
+        self.store: AnswerStore = _as_store(store)
+        self.hits: int = 0
+        self.misses: int = 0
         self._occurrences = _Occurrences()
         self._stale: set[str] = set()
         """Keys of answers that were cut short in the past, but not the last time."""

@@ -46,7 +46,7 @@ class Fallback(Layer):
         super().__init__(first, *others)
         if not others:
             raise ValueError("others must not be empty: pass at least one backend to fall back on")
-        self.on = _error_types(on)
+        self.on: tuple[type[Exception], ...] = _error_types(on)
 
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
         receiver = None if receive is None else TrackedReceiver(receive)

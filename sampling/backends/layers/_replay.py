@@ -57,7 +57,7 @@ class Recorded(Layer):
             append: Append to an existing file. By default an existing file is an error.
         """
         super().__init__(backend)
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self._calls: OrderedDict[str, _RecordedCall] = OrderedDict()
         self._next_call = 0
         if check_bool("append", append) and self.path.exists():
@@ -160,9 +160,9 @@ class Replayed:
             patience_s: How long a request waits for its turn. If its turn does not come, this run sends other requests
                 than the recorded one, and the request fails with a `CassetteMiss`.
         """
-        self.path = Path(path)
-        self.pace = check_number("pace", pace, least=0)
-        self.patience_s = check_number("patience_s", patience_s, above=0)
+        self.path: Path = Path(path)
+        self.pace: float = check_number("pace", pace, least=0)
+        self.patience_s: float = check_number("patience_s", patience_s, above=0)
         entries = cassette.read(self.path)
         self._outside_calls = _ReplayCall([entry for entry in entries if entry.call is None], ordered=False)
         self._calls = _group_by_call(entries)

@@ -80,10 +80,10 @@ class Retrying(Layer):
                 raise ValueError(  # noqa: TRY004 - a second one is of the right type, and still one too many
                     f"backend must not retry already, got {inner!r}: retries would multiply, so keep one of the two"
                 )
-        self.attempts = check_int("attempts", attempts, least=1)
-        self.max_wait_s = check_number("max_wait_s", max_wait_s, least=0)
-        self.backoff_s = check_number("backoff_s", backoff_s, least=0)
-        self.seed = None if seed is None else check_int("seed", seed)
+        self.attempts: int = check_int("attempts", attempts, least=1)
+        self.max_wait_s: float = check_number("max_wait_s", max_wait_s, least=0)
+        self.backoff_s: float = check_number("backoff_s", backoff_s, least=0)
+        self.seed: int | None = None if seed is None else check_int("seed", seed)
 
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
         if _inside.get():

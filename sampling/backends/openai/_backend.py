@@ -162,11 +162,11 @@ class OpenAIBackend:
         )
         self._headers = _secret_headers(headers)
         self._redactor = Redactor([*([self._address.key] if self._address.key else []), *self._headers.values()])
-        self.model = _model(model)
+        self.model: str | None = _model(model)
         self.endpoint: Endpoint = endpoint
-        self.timeout_s = check_number("timeout_s", timeout_s, above=0)
-        self.max_request_bytes = check_int("max_request_bytes", max_request_bytes, least=1)
-        self.max_response_bytes = check_int("max_response_bytes", max_response_bytes, least=1)
+        self.timeout_s: float = check_number("timeout_s", timeout_s, above=0)
+        self.max_request_bytes: int = check_int("max_request_bytes", max_request_bytes, least=1)
+        self.max_response_bytes: int = check_int("max_response_bytes", max_response_bytes, least=1)
         self.trust_env = trust_env
         self._include_usage = include_usage
         self._allow_missing_finish = allow_missing_finish

@@ -45,8 +45,8 @@ class OpenAIEmbeddings:
         self._address = resolve_address(
             base_url, api_key, send_env_key=send_env_key, allow_http=allow_http, allowed_hosts=None
         )
-        self.model = check_str("model", model, empty=False)
-        self.timeout_s = check_number("timeout_s", timeout_s, above=0)
+        self.model: str = check_str("model", model, empty=False)
+        self.timeout_s: float = check_number("timeout_s", timeout_s, above=0)
         self._redactor = Redactor([self._address.key] if self._address.key else [])
         self._new_transport = default_transport(
             self._address.base_url, max_connections=1, connect_timeout_s=min(10.0, self.timeout_s)

@@ -76,7 +76,7 @@ class FanOut(Generic[T]):
         self._usage = NO_USAGE
         self._unrecorded = Spent()
         self._parent_id: str | None = None
-        self.run_id = new_sampling_id()
+        self.run_id: str = new_sampling_id()
         """The id of the run. A resumed run keeps the id in its journal."""
 
         self.status: RunStatus = "running"

@@ -96,7 +96,7 @@ class Journal:
             raise wrong_type("path", path, "the path of a file")
         if on_change not in get_args(OnChange):
             raise ValueError(f"on_change must be one of 'refuse', 'continue', got {short_repr(on_change)}")
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self.on_change: OnChange = on_change
 
     def summary(self) -> JournalSummary:

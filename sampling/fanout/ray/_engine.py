@@ -79,10 +79,10 @@ class RayEngine:
             check_str("address", address, empty=False)
         if backend_factory is not None and not callable(backend_factory):
             raise wrong_type("backend_factory", backend_factory, "a function that returns a backend, or None")
-        self.actors = check_int("actors", actors, least=1)
-        self.stop_grace_s = check_number("stop_grace_s", stop_grace_s, above=0)
+        self.actors: int = check_int("actors", actors, least=1)
+        self.stop_grace_s: float = check_number("stop_grace_s", stop_grace_s, above=0)
         self.backend_factory = backend_factory
-        self.actor_options = _options("actor_options", actor_options)
+        self.actor_options: dict[str, Any] = _options("actor_options", actor_options)
         self._cluster = Cluster(address, actors, _options("init_options", init_options))
 
     async def __aenter__(self) -> Self:

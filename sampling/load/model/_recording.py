@@ -120,34 +120,34 @@ class Recording:
 
     def __init__(self, levels_every_s: float) -> None:
         self.columns: dict[str, array[Any]] = {name: array(code) for name, code in COLUMNS.items()}
-        self.dropped_s = array("d")
+        self.dropped_s: array[float] = array("d")
         """Times of the ticks that found the in-flight pool full."""
 
-        self.missed_s = array("d")
+        self.missed_s: array[float] = array("d")
         """Times of the ticks that passed while the machine or the event loop stood still."""
 
         self.stalls: list[Stall] = []
         """Times when code blocked the event loop, from the start of the run, including the warm-up."""
 
-        self.tally = Tally()
-        self.warmup = Tally()
-        self.levels = Levels(levels_every_s)
+        self.tally: Tally = Tally()
+        self.warmup: Tally = Tally()
+        self.levels: Levels = Levels(levels_every_s)
         self.errors: Counter[str] = Counter()
         self.error_messages: dict[str, str] = {}
         self.operations: list[str] = []
         self.user_ends: Counter[str] = Counter()
-        self.active_users = 0
+        self.active_users: int = 0
         """Number of users that had sent a request when the measurement began."""
 
-        self.cost = 0.0
-        self.ended_s = 0.0
+        self.cost: float = 0.0
+        self.ended_s: float = 0.0
         """The time when the last arrival was due or the run was stopped. The drain comes after."""
 
-        self.drained_s = 0.0
-        self.exhausted = False
+        self.drained_s: float = 0.0
+        self.exhausted: bool = False
         """True if the workload ran out of requests early."""
 
-        self.interrupted = False
+        self.interrupted: bool = False
 
     def __len__(self) -> int:
         return len(self.columns["done_s"])

@@ -45,19 +45,19 @@ class Arrival:
     def __init__(
         self, index: int, intended_s: float, *, user: int | None = None, number: int = 0, seed: int = 0, worker: int = 0
     ) -> None:
-        self.index = index
+        self.index: int = index
         """The tick, ascending over the run, with gaps where ticks were dropped."""
 
-        self.intended_s = intended_s
+        self.intended_s: float = intended_s
         """The scheduled time, in seconds from the start of the run."""
 
-        self.user = user
+        self.user: int | None = user
         """The user in a closed loop, or None in an open loop."""
 
-        self.number = number
+        self.number: int = number
         """Number of earlier requests of this user (closed loop) or this worker (open loop), without gaps."""
 
-        self.worker = worker
+        self.worker: int = worker
         """The process that sends it."""
 
         self.operation: str | None = None
