@@ -192,7 +192,7 @@ def mutated(rng, stream):
 def read(rng, stream):
     """Do what the backend does with a stream, cut at random."""
     parser = EventParser(LIMIT)
-    answer = StreamedAnswer(Redactor(), input_tokens_guess=1)
+    answer = StreamedAnswer(Redactor(), input_tokens_estimate=1)
     while stream:
         size = rng.choice((1, 7, 64, 4096))
         for event in parser.feed(stream[:size]):

@@ -206,7 +206,7 @@ def test_a_cancellation_at_any_step_leaves_nothing_behind():
                 group.start_soon(cached.generate, ASK)
 
     def check(world, outcome):
-        assert {} == made[-1]._flights
+        assert {} == made[-1]._locks
 
     cancel_at_every_step(scenario, check=check)
 

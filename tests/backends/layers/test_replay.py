@@ -180,7 +180,7 @@ def test_errors_are_replayed_with_their_own_type(run, tmp_path):
     replayed = run(collect, Replayed(path))
     assert replayed[:2] + replayed[3:] == recorded[:2] + recorded[3:]
     assert (BackendError, "the recorded backend raised LookupError", None) == replayed[2]
-    assert 503 == Replayed(path)._loose.frames[1].entry.error.status
+    assert 503 == Replayed(path)._outside_calls.items[1].entry.error.status
 
 
 def test_retries_around_it_see_what_the_recorded_ones_saw(run, tmp_path):

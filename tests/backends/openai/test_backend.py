@@ -400,7 +400,7 @@ class TestLife:
         async with OpenAIServer() as server:
             backend = OpenAIBackend(server.url, model="m")
             async with backend:
-                with pytest.raises(RuntimeError, match="open already"):
+                with pytest.raises(RuntimeError, match="already open"):
                     await backend.__aenter__()
                 await backend.generate(asking())
             async with backend:
