@@ -9,11 +9,13 @@ import importlib
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
 _LOG_NOTHING = 0
 _LOG_ERRORS = 1
+_LOG_GRACE_S = 0.2
 
 
 def load_server(settings: Mapping[str, Any], *, quiet: bool = False) -> Any:
@@ -45,7 +47,12 @@ def load_server(settings: Mapping[str, Any], *, quiet: bool = False) -> Any:
 
 def main() -> None:
     """Serve until standard input is closed, which also happens when the parent process is killed."""
-    server = load_server(json.loads(sys.stdin.readline()))
+    try:
+        server = load_server(json.loads(sys.stdin.readline()))
+    except Exception:
+        # llama.cpp logs in a thread of its own, and the reason would be lost if the process ended before it.
+        time.sleep(_LOG_GRACE_S)
+        raise
     sys.stdout.write(f"{server.listening_address}\n")
     sys.stdout.flush()
     # Nobody reads later output, and it might quote a prompt.
