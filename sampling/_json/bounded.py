@@ -4,12 +4,14 @@ import json
 import re
 from typing import Any, NoReturn
 
-__all__ = ["MAX_DEPTH", "loads"]
+__all__ = ["MAX_BRACKETS", "MAX_DEPTH", "loads"]
 
 MAX_DEPTH = 64
 """The deepest allowed nesting of arrays and objects."""
 
-_MAX_BRACKETS = 100_000
+MAX_BRACKETS = 100_000
+"""The largest number of brackets, those in strings included."""
+
 _MAX_INT_DIGITS = 300
 
 # Possessive, with an optional closing quote: no input can cause backtracking.
@@ -36,8 +38,8 @@ def _check_depth(text: str) -> None:
     brackets = text.count("[") + text.count("{")
     if brackets <= MAX_DEPTH:
         return
-    if brackets > _MAX_BRACKETS:
-        raise ValueError(f"more than {_MAX_BRACKETS:,} brackets")
+    if brackets > MAX_BRACKETS:
+        raise ValueError(f"more than {MAX_BRACKETS:,} brackets")
     depth = 0
     for match in _STRING_OR_BRACKET.finditer(text):
         if match[0] in "[{":

@@ -6,16 +6,20 @@ can handle. The last two are pure: they take the time as an argument and never w
 """
 
 import math
+from collections import deque
+from collections.abc import Iterable
+from threading import Lock
+from time import monotonic
 from types import TracebackType
 
 import anyio
 import attrs
-from anyio.lowlevel import EventLoopToken, current_token
+from anyio.lowlevel import EventLoopToken, RunVar, cancel_shielded_checkpoint, checkpoint_if_cancelled, current_token
 
 from sampling._arguments import check_int, check_number
-from sampling.errors import WrongThread
+from sampling._event_loop import call_in_loop
 
-__all__ = ["AdaptiveLimit", "LoopBinding", "SlotPool", "TokenBucket"]
+__all__ = ["AdaptiveLimit", "LoopBinding", "SharedClock", "SlotPool", "TokenBucket"]
 
 
 @attrs.define
@@ -37,19 +41,81 @@ class LoopBinding:
         self._loop = current_token()
 
 
+class SharedClock:
+    """
+    One clock for several event loops, in whatever threads they run.
+
+    It is the clock of the first loop. Others are shifted to it by the time that has passed, since their clocks have
+    other zeros. A loop in virtual time may have run ahead of that. Then a later loop starts the clock anew.
+    """
+
+    def __init__(self) -> None:
+        self._shift: RunVar[float] = RunVar("sampling_shared_clock")
+        self._zero: float | None = None
+        self._latest = -math.inf
+
+    def now(self) -> float:
+        """Return the time."""
+        shift = self._shift.get(None)
+        if shift is None:
+            # A real clock that started with ours would show this now.
+            passed = None if self._zero is None else monotonic() - self._zero
+            if passed is None or self.has_run_ahead():
+                self._zero = monotonic() - anyio.current_time()
+                self._latest = -math.inf
+                passed = anyio.current_time()
+            shift = passed - anyio.current_time()
+            self._shift.set(shift)
+        time = anyio.current_time() + shift
+        self._latest = max(self._latest, time)
+        return time
+
+    def has_run_ahead(self) -> bool:
+        """Return whether a loop that is new here must start the clock anew."""
+        is_new = self._shift.get(None) is None
+        return is_new and (self._zero is None or self._latest > monotonic() - self._zero + _TOLERATED_LEAD_S)
+
+
+_TOLERATED_LEAD_S = 0.1
+
+
+@attrs.define(eq=False)
+class _Waiter:
+    """A request that waits for a slot, in any event loop."""
+
+    holder: object
+    loop: EventLoopToken = attrs.field(factory=current_token)
+    granted: anyio.Event = attrs.field(factory=anyio.Event)
+    has_slot: bool = False
+
+    def wake(self) -> None:
+        if self.loop == _loop_here():
+            self.granted.set()
+        else:
+            call_in_loop(self.loop, self.granted.set)
+
+
+def _loop_here() -> EventLoopToken | None:
+    try:
+        return current_token()
+    except anyio.NoEventLoopError:
+        return None
+
+
 class SlotPool:
     """
     A resizable semaphore that serves waiters first come, first served.
 
     Hold a slot with `async with slots.hold():`. A waiter that is cancelled leaves the queue at once.
-    A pool may be used by one event loop after another, but not by two at the same time.
+    A pool may be used by several threads with an event loop each.
     """
 
     def __init__(self, total: int) -> None:
         self._total = check_int("total", total, least=0)
-        self._limiter: anyio.CapacityLimiter | None = None
-        self._loop = LoopBinding()
-        self._entered = 0
+        # Held only for a few steps that never wait, so it does not block an event loop.
+        self._lock = Lock()
+        self._holders: set[object] = set()
+        self._waiters: deque[_Waiter] = deque()
 
     @property
     def total(self) -> int:
@@ -62,24 +128,20 @@ class SlotPool:
 
     @total.setter
     def total(self, total: int) -> None:
-        self._total = check_int("total", total, least=0)
-        if self._limiter is not None and self._entered:
-            self._limiter.total_tokens = total
-        else:
-            # An idle pool may be resized outside of an event loop, where a limiter can't be changed.
-            # The next `acquire` creates a new one.
-            self._limiter = None
+        with self._lock:
+            self._total = check_int("total", total, least=0)
+            granted = self._grant()
+        _wake(granted)
 
     @property
     def in_use(self) -> int:
         """The number of slots in use."""
-        # Without holders and waiters, the limiter may be left over from an event loop that has ended.
-        return self._limiter.borrowed_tokens if self._limiter is not None and self._entered else 0
+        return len(self._holders)
 
     @property
     def waiting(self) -> int:
         """The number of waiters."""
-        return self._entered - self.in_use
+        return len(self._waiters)
 
     def hold(self) -> "HeldSlot":
         """Return an async context manager that holds one slot."""
@@ -87,32 +149,62 @@ class SlotPool:
 
     async def acquire(self, holder: object) -> None:
         """Wait for a slot on behalf of `holder`, which must not hold one yet."""
-        limiter = self._limiter_here()
-        self._entered += 1
+        await checkpoint_if_cancelled()
+        with self._lock:
+            if holder in self._holders:
+                raise RuntimeError("this holder has a slot already")
+            waiter = None if len(self._holders) < self._total and not self._waiters else _Waiter(holder)
+            if waiter is None:
+                self._holders.add(holder)
+            else:
+                self._waiters.append(waiter)
+        if waiter is None:
+            await self._let_others_run(holder)
+        else:
+            await self._wait(waiter)
+
+    async def _let_others_run(self, holder: object) -> None:
         try:
-            await limiter.acquire_on_behalf_of(holder)
+            await cancel_shielded_checkpoint()
         except BaseException:
-            self._entered -= 1
+            self.release(holder)
+            raise
+
+    async def _wait(self, waiter: _Waiter) -> None:
+        try:
+            await waiter.granted.wait()
+        except BaseException:
+            with self._lock:
+                if not waiter.has_slot:
+                    self._waiters.remove(waiter)
+            if waiter.has_slot:
+                self.release(waiter.holder)
             raise
 
     def release(self, holder: object) -> None:
         """Release the slot of `holder` to the next waiter."""
-        self._entered -= 1
-        self._limiter_here().release_on_behalf_of(holder)
+        with self._lock:
+            self._holders.remove(holder)
+            granted = self._grant()
+        _wake(granted)
 
-    def _limiter_here(self) -> anyio.CapacityLimiter:
-        if self._limiter is None or self._loop.has_changed():
-            if self._entered:
-                raise WrongThread(
-                    f"these slots are in use by another event loop (held or awaited by {self._entered} requests)",
-                    hint="Give each event loop a limiter or a backend of its own.",
-                )
-            self._loop.rebind()
-            self._limiter = anyio.CapacityLimiter(self._total)
-        return self._limiter
+    def _grant(self) -> list[_Waiter]:
+        """Give the free slots to the first waiters, and return them. The lock must be held."""
+        granted: list[_Waiter] = []
+        while self._waiters and len(self._holders) < self._total:
+            waiter = self._waiters.popleft()
+            self._holders.add(waiter.holder)
+            waiter.has_slot = True
+            granted.append(waiter)
+        return granted
 
     def __repr__(self) -> str:
         return f"SlotPool({self._total}) with {self.in_use} in use and {self.waiting} waiting"
+
+
+def _wake(granted: Iterable[_Waiter]) -> None:
+    for waiter in granted:
+        waiter.wake()
 
 
 @attrs.frozen(eq=False)

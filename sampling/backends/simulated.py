@@ -17,6 +17,7 @@ from sampling._engine.scope import report_usage
 from sampling._text import estimate_tokens
 from sampling.backends._limits import LoopBinding, SlotPool, TokenBucket
 from sampling.backends._shared_pace import SharedMachine, SharedPace
+from sampling.backends._support import Support
 from sampling.errors import RateLimited, TransientError
 from sampling.messages import Generation, Request
 from sampling.requirements import Requirement
@@ -110,6 +111,9 @@ class _RequestState:
 
     drawn: _DrawnAnswer
     outcome: Literal["served", "failed", "cancelled"] = "cancelled"
+
+
+_SUPPORT = Support("SimulatedBackend")
 
 
 @attrs.frozen
@@ -292,6 +296,7 @@ class SimulatedBackend:
         return await self._answer(request, receive)
 
     async def _answer(self, request: Request, receive: Callable[[str], None] | None) -> Generation:
+        request = _SUPPORT.check(request)
         self._admit()
         state = _RequestState(self._draw_answer(request))
         try:
@@ -368,7 +373,7 @@ class SimulatedBackend:
             if not passed:
                 tokens[place] += _failure_mark(name)
         fails_after = rng.randrange(len(tokens) + 1) if rng.random() < self.failures else None
-        input_chars = sum(len(message.content) for message in request.messages)
+        input_chars = sum(message.chars for message in request.messages)
         return _DrawnAnswer(
             tuple(tokens),
             "stop" if length <= longest else "length",
@@ -381,7 +386,7 @@ class SimulatedBackend:
     def _random_seed(self, request: Request) -> int:
         """Return the random seed of a request."""
         identity = (self.seed, request.subsample, request.attempt, request.options.seed)
-        parts = [repr(identity), *(part for message in request.messages for part in (message.role, message.content))]
+        parts = [repr(identity), *(part for message in request.messages for part in (message.role, message.text))]
         digest = hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=16)
         number = int.from_bytes(digest.digest())
         # The number of identical requests before is part of the seed, because a retry must be able to end differently.

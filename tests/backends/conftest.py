@@ -1,6 +1,8 @@
 """A real llama.cpp server with a tiny random model: one for each test process, on a port of its own."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -10,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from sampling import Message, Options, Request, Tool
 from sampling.backends.llama._server import LlamaServer
 from sampling.testing.gguf_model import write_tiny_gguf
 
@@ -24,14 +27,14 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def llama_server(tiny_gguf: Path) -> Iterator[LlamaServer]:
-    """A running server with 8 slots of 16,384 tokens; `.base_url`, `.api_key.reveal()`, `.settings.model`."""
+    """Yield a running server with 8 slots of 16,384 tokens."""
     with LlamaServer(tiny_gguf, slots=SLOTS, context_tokens=16_384, threads=1) as server:
         yield server
 
 
 @pytest.fixture
 def busy_slots_of() -> Callable[[str, str], int]:
-    """Ask a server how many of its slots are generating, by its address and key; it blocks for about a millisecond."""
+    """Return how many slots of a server are generating. Block for about a millisecond."""
 
     def ask(address: str, key: str) -> int:
         connection = HTTPConnection(urlsplit(address).netloc, timeout=10)
@@ -46,3 +49,23 @@ def busy_slots_of() -> Callable[[str, str], int]:
 def busy_slots(llama_server: LlamaServer, busy_slots_of: Callable[[str, str], int]) -> Callable[[], int]:
     """Ask the running server how many of its slots are generating."""
     return partial(busy_slots_of, llama_server.address, llama_server.api_key.reveal())
+
+
+@pytest.fixture(scope="session")
+def chat_server() -> Iterator[str]:
+    """Yield the address of a server in a process of its own that obeys options, calls tools and takes images."""
+    # Another process, because tasks and sockets of a server here would count as left behind.
+    command = [sys.executable, str(Path(__file__).parent / "chat_server.py")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+        yield process.stdout.readline().strip()
+        process.stdin.close()
+        process.wait(30)
+
+
+@pytest.fixture
+def everything() -> dict[str, object]:
+    """The arguments of `check_backend` for a backend that has every ability, on `chat_server`."""
+    look = Tool("look", "Look.", {"type": "object", "properties": {"number": {"type": "integer"}}})
+    ends = {ending: {} for ending in ("stop", "length", "content_filter")} | {"tool_calls": {"tools": [look]}}
+    endings = {name: Request((Message("user", f"end with {name}"),), Options(**given)) for name, given in ends.items()}
+    return {"endings": endings, "claims": ["usage", "max_tokens", "seed", "distinct_seeds", "tools", "parts"]}

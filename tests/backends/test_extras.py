@@ -6,6 +6,14 @@ import sys
 import pytest
 
 NAMES = [
+    pytest.param(
+        "from sampling import AnthropicBackend", "AnthropicBackend", "anthropic", ["httpx2"], id="anthropic-front-door"
+    ),
+    pytest.param(
+        "from sampling.backends.anthropic import AnthropicBackend", "AnthropicBackend", "anthropic", ["httpx2"]
+    ),
+    pytest.param("from sampling import GeminiBackend", "GeminiBackend", "gemini", ["httpx2"], id="gemini-front-door"),
+    pytest.param("from sampling.backends.gemini import GeminiBackend", "GeminiBackend", "gemini", ["httpx2"]),
     pytest.param("from sampling import OpenAIBackend", "OpenAIBackend", "openai", ["httpx2"], id="front-door"),
     pytest.param("from sampling.backends.openai import OpenAIBackend", "OpenAIBackend", "openai", ["httpx2"]),
     pytest.param("from sampling.backends.openai import OpenAIEmbeddings", "OpenAIEmbeddings", "openai", ["httpx2"]),

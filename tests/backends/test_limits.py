@@ -1,6 +1,8 @@
 """The logic of limits: slots, rates, and a limit that finds its own level."""
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import anyio
 import pytest
@@ -8,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sampling.backends._limits import AdaptiveLimit, SlotPool, TokenBucket
-from sampling.errors import WrongThread
-from sampling.testing import cancel_at_every_step, run_virtual
+from sampling.testing import cancel_at_every_step
 
 
 async def hold(slots, seconds):
@@ -40,7 +41,7 @@ def test_places_are_given_out_first_come_first_served(run):
 
 
 def test_the_number_of_places_may_change_while_they_are_held(run):
-    """More wake those who wait at once; fewer take nothing away."""
+    """A higher limit wakes waiting tasks at once, and a lower one takes no permit away."""
     slots = SlotPool(1)
 
     async def change():
@@ -92,23 +93,65 @@ def test_no_place_is_lost_to_a_cancellation_at_any_step():
     cancel_at_every_step(scenario, check=check)
 
 
-def test_slots_serve_one_event_loop_after_the_other_but_not_two_at_once():
-    """A second loop that comes while the first one holds a place is told so, instead of hanging for ever."""
+@pytest.mark.parametrize("loops", [("asyncio", "asyncio"), ("trio", "trio"), ("asyncio", "trio")])
+def test_slots_serve_several_event_loops_at_once(loops):
+    """Eight threads with an event loop each share two slots, never hold more, and none is lost."""
+    slots = SlotPool(2)
+    held, most = 0, 0
+    lock = threading.Lock()
+
+    async def use(count):
+        nonlocal held, most
+        for _ in range(count):
+            async with slots.hold():
+                with lock:
+                    held += 1
+                    most = max(most, held)
+                await anyio.sleep(0.001)
+                with lock:
+                    held -= 1
+
+    with ThreadPoolExecutor(8) as threads:
+        done = [threads.submit(anyio.run, use, 20, backend=loops[number % 2]) for number in range(8)]
+        for one in done:
+            one.result(timeout=60)
+    assert (2, 0, 0) == (most, slots.in_use, slots.waiting)
+
+
+def test_a_slot_that_is_free_wakes_a_waiter_in_another_loop():
+    """A waiter in another thread gets the slot that this loop releases, and one that gave up is skipped."""
     slots = SlotPool(1)
+    waiting, gave_up, got_it = threading.Event(), threading.Event(), threading.Event()
 
-    async def use_from_another_thread():
+    async def give_up():
+        with anyio.move_on_after(0.01):
+            await slots.acquire("impatient")
+        gave_up.set()
+
+    async def wait():
+        async with anyio.create_task_group() as group:
+            group.start_soon(hold, slots, 0)
+            while not slots.waiting:  # noqa: ASYNC110
+                await anyio.sleep(0.001)
+            waiting.set()
+        got_it.set()
+
+    async def use():
         async with slots.hold():
-            await anyio.to_thread.run_sync(run_virtual, hold, slots, 1)
+            await anyio.to_thread.run_sync(anyio.run, give_up)
+            thread = threading.Thread(target=anyio.run, args=(wait,), kwargs={"backend": "trio"})
+            thread.start()
+            await anyio.to_thread.run_sync(waiting.wait, 60)
+            assert not got_it.is_set()
+        await anyio.to_thread.run_sync(thread.join, 60)
 
-    run_virtual(hold, slots, 1)
-    run_virtual(hold, slots, 1, loop="trio")
-    with pytest.raises(WrongThread, match="in use by another event loop"):
-        anyio.run(use_from_another_thread)
-    run_virtual(hold, slots, 1)
+    anyio.run(use)
+    assert got_it.is_set()
+    assert (0, 0) == (slots.in_use, slots.waiting)
 
 
 def test_a_bucket_lets_a_burst_through_and_then_keeps_the_rate():
-    """Two at once, then one every half a second; a pause makes up for no more than the burst."""
+    """After a burst of two, one passes every half second, and a pause saves up one burst at most."""
     bucket = TokenBucket(2, burst=2)
     taken = []
     now = 100.0
@@ -123,7 +166,7 @@ def test_a_bucket_lets_a_burst_through_and_then_keeps_the_rate():
 
 
 def test_more_than_a_burst_is_a_debt_for_those_who_come_later():
-    """A request of ten seconds' worth goes at once, and the next waits for it; a part given back counts."""
+    """A large request passes at once, the next waits for it, and what is returned shortens the wait."""
     bucket = TokenBucket(100, burst=100)
     bucket.take(1_000, 0.0)
     assert 10.0 - 0.99 == bucket.ready_at(1)
@@ -153,13 +196,13 @@ def test_no_sequence_of_takes_passes_the_rate(per_s, burst, takes):
 
 
 class Server:
-    """What an adaptive limit meets: so much capacity, so long a service, waits by Little's law."""
+    """A simulated service with a capacity and a service time, whose waits follow Little's law."""
 
     def __init__(self, limit, capacity, service_s=1.0):
         self.limit, self.capacity, self.service_s, self.now = limit, capacity, service_s, 0.0
 
     def round_trip(self, *, streamed=True, tokens=10, used=1.0):
-        """Let as many requests through as the limit allows; all see the same queue."""
+        """Send as many requests as the limit allows, all with the same queue."""
         count = max(1, int(self.limit.limit * used))
         wait_s = self.service_s * max(0.0, count / self.capacity - 1)
         sent_at, self.now = self.now, self.now + self.service_s + wait_s
@@ -241,7 +284,7 @@ def test_a_lone_request_that_is_refused_pauses_everyone():
 
 
 def test_a_server_that_refuses_everything_and_does_not_say_for_how_long_is_asked_ever_more_rarely():
-    """After a second, two, four, eight and sixteen; and from a second on again once it has answered."""
+    """Probes follow after 1, 2, 4, 8 and 16 s, and start at 1 s again after an answer."""
     limit = AdaptiveLimit(initial=1)
     pauses = []
     for nothing_said in (None, math.nan, -1.0, None, None, None):
@@ -271,7 +314,7 @@ def test_a_slower_model_is_not_taken_for_a_queue_for_ever():
 
 
 def test_a_slightly_slower_model_does_not_keep_it_down():
-    """A little slower looks like a little queue; when the baseline is measured anew, it turns out not to be one."""
+    """A service that became slower lowers the limit until the baseline is measured again."""
     limit = AdaptiveLimit()
     server = Server(limit, capacity=20)
     for _ in range(40):

@@ -24,8 +24,10 @@ from sampling import (
     Request,
 )
 from sampling._redaction import Redactor, Secret
+from sampling.backends.anthropic import AnthropicBackend
+from sampling.backends.gemini import GeminiBackend
 from sampling.backends.http._transport import WireRequest
-from sampling.backends.openai import OpenAIBackend
+from sampling.backends.openai import OpenAIBackend, OpenAIEmbeddings
 from sampling.testing.servers import HostileServer, Pause, Step
 
 CANARY = "c?>y/7Zq+x/9'w\"%=Kp4~Lm2NbVtR8sYd"
@@ -33,6 +35,41 @@ CANARY = "c?>y/7Zq+x/9'w\"%=Kp4~Lm2NbVtR8sYd"
 
 HEADER_CANARY = "hdr-canary-0123456789abcdef"
 HI = Request((Message("user", "hi"),))
+
+
+def openai(server, **settings):
+    return OpenAIBackend(server.url, CANARY, "m", **settings)
+
+
+def anthropic(server, **settings):
+    return AnthropicBackend("m", CANARY, base_url=server.url, **settings)
+
+
+def gemini(server, **settings):
+    return GeminiBackend("m", CANARY, base_url=f"http://127.0.0.1:{server.port}", **settings)
+
+
+SAID = {
+    openai: {"choices": [{"index": 0, "delta": {"content": "hi"}, "finish_reason": "stop"}]},
+    anthropic: {
+        "type": "message_start",
+        "message": {"id": "a", "content": [{"type": "text", "text": "hi"}], "stop_reason": "end_turn"},
+    },
+    gemini: {"candidates": [{"content": {"parts": [{"text": "hi"}]}, "finishReason": "STOP"}]},
+}
+"""An answer, by the provider."""
+
+KEY_HEADERS = {
+    openai: ("authorization", f"Bearer {CANARY}"),
+    anthropic: ("x-api-key", CANARY),
+    gemini: ("x-goog-api-key", CANARY),
+}
+by_provider = pytest.mark.parametrize("make", SAID)
+
+
+def answer_of(make):
+    body = b"data: " + json.dumps(SAID[make]).encode() + b"\n\ndata: [DONE]\n\n"
+    return [f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body]
 
 
 def encodings(secret):
@@ -73,7 +110,10 @@ def echoes():
         ]
     )
     page = f"<html>{forms}</html>".encode()
-    error = json.dumps({"error": {"message": forms, "type": CANARY, "code": CANARY}}).encode()
+    details = [{"reason": CANARY, "retryDelay": CANARY, "violations": [{"quotaId": CANARY}]}]
+    fields = {"message": forms, "type": CANARY, "code": CANARY, "status": CANARY, "details": details}
+    error = json.dumps({"error": fields}).encode()
+    rejected = json.dumps({"candidates": [{"finishReason": "OTHER", "finishMessage": forms}], "choices": [3]}).encode()
 
     def response(status, body, more=""):
         return f"HTTP/1.1 {status} .\r\n{more}content-length: {len(body)}\r\n\r\n".encode() + body
@@ -90,6 +130,8 @@ def echoes():
         "bad chunk": [response(200, b"data: " + page + b"\n\n")],
         "error chunk": [response(200, b"data: " + error + b"\n\n")],
         "bad type": [response(200, b'data: {"id": [' + json.dumps(CANARY).encode() + b"]}\n\n")],
+        "rejected": [response(200, b"data: " + rejected + b"\n\n")],
+        "bad event": [response(200, b'data: {"type": [' + json.dumps(CANARY).encode() + b"]}\n\n")],
         "encoding": [response(200, b"", f"content-encoding: {CANARY}\r\n")],
         "not http": [f"{CANARY} {CANARY}\r\n\r\n".encode()],
         "bad header": [f"HTTP/1.1 200 OK\r\n{CANARY}\r\n\r\n".encode()],
@@ -100,7 +142,7 @@ def echoes():
     }
 
 
-async def everything_said(script):
+async def everything_said(make, script):
     """Run a call that fails, and return every word that came out of it, by where it came out."""
     said = {}
     payloads = []
@@ -117,7 +159,9 @@ async def everything_said(script):
     try:
         with structlog.testing.capture_logs() as logs:
             async with HostileServer(script) as server:
-                backend = OpenAIBackend(server.url, CANARY, "m", headers={"x-gateway": HEADER_CANARY}, timeout_s=0.3)
+                # Only a server that hangs is not waited for.
+                timeout_s = 0.3 if Step.HANG in script else 20.0
+                backend = make(server, headers={"x-gateway": HEADER_CANARY}, timeout_s=timeout_s)
                 async with backend:
                     said["repr(backend), open"] = f"{backend!r} {backend} {vars(backend)} {backend._transport!r}"
                     try:
@@ -127,8 +171,10 @@ async def everything_said(script):
                         said["result"] = f"{result!r} {result} {result.explain()} {result.attempts!r}"
                     except BackendError as error:
                         said |= words_of(error)
-        received = [request.headers["authorization"] for request in server.requests]
-        assert {f"Bearer {CANARY}"} == set(received), "the canary was never sent, so nothing was tested"
+        header, value = KEY_HEADERS[make]
+        received = [request.headers[header] for request in server.requests]
+        assert {value} == set(received), "the canary was never sent, so nothing was tested"
+        assert all(CANARY[:8] not in request.path for request in server.requests)
     finally:
         root.setLevel(level)
         root.removeHandler(handler)
@@ -159,44 +205,44 @@ def words_of(error):
     return said
 
 
+@by_provider
 @pytest.mark.parametrize("name", sorted(echoes()))
-async def test_no_output_holds_the_key_whatever_the_server_does_with_it(name):
+async def test_no_output_holds_the_key_whatever_the_server_does_with_it(make, name):
     """I17 and row 72: errors, notes, tracebacks with locals, pickles, reprs, vars, logs, hooks and explain()."""
-    said = await everything_said(echoes()[name])
+    said = await everything_said(make, echoes()[name])
     assert any("traceback" in where for where in said)
     for where, text in said.items():
         if "locals" not in where or name in SILENT:
             assert_no_secret(text, where)
 
 
-async def test_a_success_says_nothing_either():
+@by_provider
+async def test_a_success_says_nothing_either(make):
     """I17: neither the result nor its explanation knows the key."""
-    body = b'data: {"choices": [{"index": 0, "delta": {"content": "hi"}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
-    script = [f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body]
-    for where, text in (await everything_said(script)).items():
+    for where, text in (await everything_said(make, answer_of(make))).items():
         assert_no_secret(text, where)
 
 
-async def test_a_receiver_that_raises_shows_no_key_in_its_traceback():
+@by_provider
+async def test_a_receiver_that_raises_shows_no_key_in_its_traceback(make):
     """Row 72: the frames between the server and the user's code hold only what may be seen."""
-    body = b'data: {"choices": [{"index": 0, "delta": {"content": "hi"}, "finish_reason": "stop"}]}\n\n'
-    script = [f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body]
 
     def fail(piece):
         raise LookupError
 
-    async with HostileServer(script) as server, OpenAIBackend(server.url, CANARY, "m") as backend:
+    async with HostileServer(answer_of(make)) as server, make(server) as backend:
         with pytest.raises(LookupError) as caught:
             await backend.stream(HI, fail)
     for where, text in words_of(caught.value).items():
         assert_no_secret(text, where)
 
 
-def test_configuration_errors_do_not_show_the_key():
+@pytest.mark.parametrize("kind", [OpenAIBackend, AnthropicBackend, GeminiBackend])
+def test_configuration_errors_do_not_show_the_key(kind):
     """I17: a key that is refused at once is not shown either."""
     for wrong in (f"{CANARY} with a blank", f"{CANARY}\n{CANARY}", CANARY.encode()):
         with pytest.raises((TypeError, ValueError)) as caught:
-            OpenAIBackend("https://a.b/v1", wrong)
+            kind(base_url="https://a.b/v1", api_key=wrong)
         text = f"{caught.value!r} {''.join(traceback.format_exception(caught.value))}"
         assert_no_secret(text, "the error")
 
@@ -240,3 +286,37 @@ class TestRedactor:
         """Row 72 and 74: the prompt is nobody's business either."""
         wire = WireRequest("https://a.b", {"authorization": CANARY}, b"my prompt", lambda: None)
         assert repr(wire) == "WireRequest(url='https://a.b')"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"model": 1},
+        {"timeout_s": -1},
+        {"base_url": "ftp://x"},
+        {"base_url": "https://169.254.169.254/v1"},
+        {"endpoint": "x"},
+        {"max_connections": 0},
+    ],
+)
+@pytest.mark.parametrize("make", [OpenAIBackend, OpenAIEmbeddings, AnthropicBackend, GeminiBackend])
+def test_a_constructor_that_fails_leaves_no_key_in_its_frames(make, arguments, monkeypatch):
+    """Many loggers print the local variables of a traceback, and those of a constructor hold its arguments."""
+    monkeypatch.setenv("OPENAI_API_KEY", CANARY)
+    monkeypatch.setenv("ANTHROPIC_API_KEY", CANARY)
+    monkeypatch.setenv("GEMINI_API_KEY", CANARY)
+    with pytest.raises((TypeError, ValueError)) as raised:
+        make(**{"model": "m", "api_key": CANARY, **arguments})
+    ours = [frame for frame, _ in traceback.walk_tb(raised.value.__traceback__)][1:]
+    assert ours
+    for frame in ours:
+        assert_no_secret(str({name: str(value) for name, value in frame.f_locals.items()}), frame.f_code.co_name)
+
+
+@pytest.mark.parametrize("make", [OpenAIBackend, AnthropicBackend, GeminiBackend])
+def test_a_bad_key_is_not_in_the_frames_of_its_error(make):
+    """The key itself may be what is wrong."""
+    with pytest.raises(ValueError, match="position") as raised:
+        make(base_url="https://api.example/v1", api_key=f"{CANARY} {CANARY}", model="m")
+    frames = [frame for frame, _ in traceback.walk_tb(raised.value.__traceback__)][1:]
+    assert_no_secret(str([{name: str(value) for name, value in frame.f_locals.items()} for frame in frames]), "a frame")

@@ -29,7 +29,7 @@ def ask(text="hello", **ids):
 
 
 async def finish_times(backend, count):
-    """Send `count` requests at once; return when each was answered, in the order in which they were sent."""
+    """Send `count` requests at once and return when each was answered, in the order of sending."""
     times = [0.0] * count
 
     async def one(number):
@@ -122,7 +122,7 @@ def test_whole_and_streamed_answers_are_the_same(run):
 
 
 def test_a_cancelled_request_frees_its_slot_at_once_and_pays_for_what_was_generated(run):
-    """Row 22, contract 2: the next in the queue starts in the same instant; the tokens made by then are on the bill."""
+    """Row 22: a cancelled request frees its slot in the same instant, and its tokens so far are counted."""
     backend = SimulatedBackend(slots=1, cost_per_output_token=0.5, **SECOND)
 
     async def loser():
@@ -169,7 +169,7 @@ def test_losers_are_in_the_usage_of_the_result(run, streaming):
 
 
 def test_a_receiver_that_raises_stops_the_generation(run):
-    """What it raises comes through, the slot is free, and only the tokens until then were made."""
+    """An error of the receiver passes through, frees the slot and stops the generation."""
     backend = SimulatedBackend(slots=1, **SECOND)
 
     def stop(piece):
@@ -189,7 +189,7 @@ def test_a_receiver_that_raises_stops_the_generation(run):
 
 
 def test_a_cancellation_at_any_step_leaves_nothing_behind():
-    """Row 38: in the queue, in a slot or between them: no slot is lost, and every request is in one of the counts."""
+    """Row 38: a cancellation at any step loses no slot, and every request is counted once."""
     backends = []
 
     async def scenario(world):
@@ -250,7 +250,7 @@ def test_a_sentence_is_judged_by_the_first_word(run):
 
 
 def test_the_same_request_asked_again_may_end_differently_and_does_so_for_the_seed(run):
-    """A retry is another draw; the tenth time of one run is the tenth time of another."""
+    """Each retry is a new draw, and the tenth draw is the same in every run."""
 
     async def ten():
         backend = SimulatedBackend(seed=5, output_tokens=3)
@@ -321,7 +321,7 @@ def test_a_full_queue_refuses(run):
 
 
 def test_slots_may_change_while_it_works(run):
-    """More slots wake those who wait; fewer let those finish who are in; none stop the server until there are some."""
+    """More slots wake waiting requests, fewer let running ones finish, and zero stops the server."""
     backend = SimulatedBackend(slots=0, **SECOND)
 
     async def change():
@@ -354,7 +354,7 @@ def test_an_answer_is_cut_at_max_tokens(run):
 
 
 def test_usage_has_tokens_and_cost(run):
-    """Four characters are a token; each kind has its price."""
+    """A token is four characters, and input and output tokens have their own price."""
     backend = SimulatedBackend(output_tokens=10, cost_per_input_token=1.0, cost_per_output_token=10.0)
 
     async def one():
@@ -364,7 +364,7 @@ def test_usage_has_tokens_and_cost(run):
 
 
 def test_a_server_outlives_event_loops():
-    """What `sample_sync` needs: one backend, one event loop after the other, each with a clock of its own."""
+    """One backend works in several event loops, one after the other, each with its own clock."""
     backend = SimulatedBackend(slots=1, rate_limit=1, **SECOND)
 
     assert [1.0] == run_virtual(finish_times, backend, 1)

@@ -6,8 +6,10 @@ from typing import final
 import anyio
 
 from sampling._arguments import check_instance, check_number, wrong_type
+from sampling._message_json import digest
 from sampling.backends.adapters._answers import Receive
 from sampling.backends.adapters._errors import translate_error
+from sampling.backends.layers._identity import identity_of
 from sampling.errors import BackendError, Timeout
 from sampling.messages import Generation, Request
 
@@ -54,6 +56,10 @@ class AdaptedBackend:
             failure = translation
         # Raised outside the handler: the library's error may hold the request and its key.
         raise failure
+
+    def fingerprint(self) -> str:
+        """Return the model behind the library, for caches."""
+        return digest([self.library, *identity_of(self._ask)])
 
     def __repr__(self) -> str:
         return f"<AdaptedBackend of {self.library}>"

@@ -9,10 +9,12 @@ from anyio.lowlevel import checkpoint
 from sampling._engine.scope import report_usage
 from sampling._redaction import Redactor
 from sampling._text import estimate_tokens
+from sampling.backends.http._streamed import UNKNOWN_FINISH
 from sampling.backends.http._transport import CLOSE_GRACE_S
-from sampling.backends.openai._answer import UNKNOWN_FINISH, StreamedAnswer
+from sampling.backends.openai._answer import StreamedAnswer
 from sampling.errors import BadRequest, Incomplete
 from sampling.messages import Generation, Request
+from sampling.parts import Reasoning, ToolCall
 from sampling.usage import Usage
 
 __all__ = ["Receive", "StreamedText", "close_stream", "read_chunks"]
@@ -21,7 +23,7 @@ Receive: TypeAlias = Callable[[str], None]
 
 
 def _estimate_input_tokens(request: Request) -> int:
-    return estimate_tokens(sum(len(message.content) for message in request.messages))
+    return estimate_tokens(sum(message.chars for message in request.messages))
 
 
 async def read_chunks(stream: Any, request: Request, receive: Receive) -> Generation:
@@ -70,6 +72,9 @@ class StreamedText:
         self.usage = Usage()
         self.finish_reason: str | None = None
         self.model: str | None = None
+        self.tool_calls: tuple[ToolCall, ...] = ()
+        self.thoughts: tuple[Reasoning, ...] = ()
+        self.raw: Any = None
 
     def add(self, piece: str) -> None:
         """Append a piece of text and pass it on."""
@@ -88,4 +93,12 @@ class StreamedText:
                 "the stream ended without a finish_reason: the answer may be cut off",
                 hint="If this model never gives one, pass allow_missing_finish=True to the adapter.",
             )
-        return Generation("".join(self._pieces), self.usage, self.finish_reason or UNKNOWN_FINISH, self.model)
+        return Generation(
+            "".join(self._pieces),
+            self.usage,
+            self.finish_reason or UNKNOWN_FINISH,
+            self.model,
+            tool_calls=self.tool_calls,
+            thoughts=self.thoughts,
+            raw=self.raw,
+        )

@@ -3,8 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import attrs
+
 from sampling._redaction import Redactor
-from sampling.backends.openai._errors import ErrorResponse, retry_after_s
+from sampling.backends.http._errors import ErrorResponse, retry_after_s
 from sampling.errors import (
     AuthenticationFailed,
     BackendError,
@@ -101,11 +103,11 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _refusal(error: Exception, status: int) -> BackendError:
-    message = str(error)
-    refusal = ErrorResponse(
-        status,
-        Redactor().sample(message),
-        mentions_model="model" in message.lower(),
+    refusal = ErrorResponse.from_error_object(getattr(error, "body", None) or {"message": str(error)}, Redactor())
+    refusal = attrs.evolve(
+        refusal,
+        status=status,
+        message=refusal.message or Redactor().sample(str(error)),
         retry_after_s=retry_after_s(_headers(error)),
     )
     return refusal.as_error()

@@ -8,8 +8,10 @@ from anyio.lowlevel import checkpoint
 from sampling._arguments import wrong_type
 from sampling.backends.adapters._adapted import DEFAULT_TIMEOUT_S, AdaptedBackend
 from sampling.backends.adapters._answers import Receive, StreamedText, close_stream
-from sampling.backends.adapters._requests import as_dicts, check_loop, check_roles, options_of
-from sampling.messages import Generation, Request
+from sampling.backends.adapters._requests import check_loop, check_roles, options_of
+from sampling.backends.openai._messages import wire_messages
+from sampling.messages import Generation, Options, Request
+from sampling.parts import ToolCall
 from sampling.usage import Usage
 
 __all__ = ["from_langchain"]
@@ -43,7 +45,12 @@ def from_langchain(
         stop = options.pop("stop", None)
         if has_stream_usage:
             options["stream_usage"] = True
-        stream = chat_model.astream(as_dicts(request.messages), stop=stop, **options)
+        model = chat_model
+        if tools := options.pop("tools", None):
+            # Each LangChain model translates tools itself.
+            model = chat_model.bind_tools(tools, tool_choice=_tool_choice(request.options))
+            options.pop("tool_choice", None)
+        stream = model.astream(wire_messages(request.messages), stop=stop, **options)
         answer = await _read(stream, StreamedText(request, receive))
         return answer.generation(allow_missing_finish=allow_missing_finish)
 
@@ -52,6 +59,7 @@ def from_langchain(
 
 async def _read(stream: Any, answer: StreamedText) -> StreamedText:
     """Read all message chunks of a LangChain model."""
+    calls = _Calls()
     try:
         async for chunk in stream:
             await checkpoint()  # as in `read_chunks`
@@ -60,11 +68,40 @@ async def _read(stream: Any, answer: StreamedText) -> StreamedText:
             metadata: Mapping[str, Any] = chunk.response_metadata
             answer.finish_reason = _first(metadata, _FINISH_NAMES) or answer.finish_reason
             answer.model = _first(metadata, ("model_name", "model")) or answer.model
+            calls.add(chunk)
             answer.add(_text(chunk.content))
     finally:
         answer.report()
         await close_stream(stream)  # noqa: ASYNC102 - it shields itself, with a timeout
+    answer.tool_calls = calls.whole()
     return answer
+
+
+def _tool_choice(options: Options) -> str | None:
+    # LangChain's word for a call of any tool.
+    return "any" if options.tool_choice == "required" else options.tool_choice
+
+
+class _Calls:
+    """Tool calls that arrive in chunks."""
+
+    def __init__(self) -> None:
+        self._calls: dict[object, ToolCall] = {}
+
+    def add(self, chunk: Any) -> None:
+        for place, piece in enumerate(getattr(chunk, "tool_call_chunks", None) or ()):
+            index: object = piece.get("index")
+            # A model that gives no index sends each call in one chunk.
+            key = (len(self._calls), place) if index is None else index
+            before = self._calls.get(key, ToolCall("", "", ""))
+            self._calls[key] = ToolCall(
+                before.id or piece.get("id") or "",
+                before.name + (piece.get("name") or ""),
+                before.arguments + (piece.get("args") or ""),
+            )
+
+    def whole(self) -> tuple[ToolCall, ...]:
+        return tuple(self._calls.values())
 
 
 _FINISH_NAMES = ("finish_reason", "stop_reason", "stopReason", "done_reason")
@@ -76,7 +113,12 @@ def _first(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
 
 
 def _usage(counts: Mapping[str, Any]) -> Usage:
-    return Usage(int(counts.get("input_tokens", 0)), int(counts.get("output_tokens", 0)))
+    read: Mapping[str, Any] = counts.get("input_token_details") or {}
+    written: Mapping[str, Any] = counts.get("output_token_details") or {}
+    cached, reasoning = read.get("cache_read") or 0, written.get("reasoning") or 0
+    return Usage(
+        int(counts.get("input_tokens", 0)), int(counts.get("output_tokens", 0)), 0.0, int(cached), int(reasoning)
+    )
 
 
 def _text(content: str | list[Any]) -> str:

@@ -1,6 +1,7 @@
 """Adapter for pydantic-ai models."""
 
 import importlib
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, cast
 
@@ -10,13 +11,33 @@ from sampling._arguments import wrong_type
 from sampling.backends.adapters._adapted import DEFAULT_TIMEOUT_S, AdaptedBackend
 from sampling.backends.adapters._answers import Receive, StreamedText
 from sampling.backends.adapters._requests import Json, check_roles, known_and_extra, options_of
-from sampling.errors import BadRequest
-from sampling.messages import Generation, Message, Request
+from sampling.errors import BadRequest, Unsupported
+from sampling.messages import Generation, Message, Options, Request
+from sampling.parts import Audio, Content, File, Image, Media, Part, Reasoning, Text, ToolCall, ToolResult
 from sampling.usage import Usage
 
 __all__ = ["from_pydantic_ai"]
 
-_SETTINGS = ("temperature", "max_tokens", "seed", "stop_sequences", "extra_body", "extra_headers")
+_SETTINGS = (
+    "temperature",
+    "max_tokens",
+    "seed",
+    "stop_sequences",
+    "top_p",
+    "top_k",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "tool_choice",
+    "thinking",
+    "parallel_tool_calls",
+    "openai_logprobs",
+    "openai_top_logprobs",
+    "extra_body",
+    "extra_headers",
+)
+_RENAMED = {"stop": "stop_sequences", "logprobs": "openai_logprobs", "top_logprobs": "openai_top_logprobs"}
+_THINKING: Mapping[str, bool | str] = {"none": False, "max": "xhigh"}
 
 
 def from_pydantic_ai(
@@ -52,6 +73,7 @@ class _Model:
         self._messages = importlib.import_module("pydantic_ai.messages")
         self._models = importlib.import_module("pydantic_ai.models")
         self._output = importlib.import_module("pydantic_ai.output")
+        self._tools = importlib.import_module("pydantic_ai.tools")
         self._direct = importlib.import_module("pydantic_ai.direct")
 
     async def read(self, request: Request, answer: StreamedText) -> StreamedText:
@@ -62,10 +84,17 @@ class _Model:
                     await checkpoint()  # as in `read_chunks`
                     answer.add(_text(event))
             finally:
-                answer.usage = Usage(stream.usage.input_tokens, stream.usage.output_tokens)
+                answer.usage = _usage(stream.usage)
                 answer.report()
         answer.finish_reason = _finish_reason(stream)
         answer.model = stream.model_name
+        response = stream.get()
+        answer.tool_calls = tuple(_tool_call(part) for part in response.parts if part.part_kind == "tool-call")
+        answer.thoughts = tuple(
+            Reasoning(part.content, part.signature) for part in response.parts if part.part_kind == "thinking"
+        )
+        if response.provider_response_id is not None:
+            answer.raw = {"id": response.provider_response_id}
         return answer
 
     def _open(self, request: Request) -> AbstractAsyncContextManager[Any]:
@@ -76,41 +105,117 @@ class _Model:
                 f"options.model must be {self._model.model_name!r}, the model of this pydantic-ai backend",
                 hint="Leave options.model out, or create another backend for that model.",
             )
-        schema = options.pop("response_format", None)
+        options.pop("response_format", None)
+        options.pop("tools", None)
+        names = {
+            part.id: part.name for message in request.messages for part in message.content if isinstance(part, ToolCall)
+        }
         return cast(
             "AbstractAsyncContextManager[Any]",
             self._direct.model_request_stream(
                 self._model,
-                [self._as_history(message) for message in request.messages],
-                model_settings=_settings(options),
-                model_request_parameters=None if schema is None else self._parameters(schema["json_schema"]),
+                [self._as_history(message, names) for message in request.messages],
+                model_settings=_settings(options, request.options),
+                model_request_parameters=self._parameters(request),
             ),
         )
 
-    def _as_history(self, message: Message) -> Any:
-        names = self._messages
+    def _as_history(self, message: Message, calls: Mapping[str, str]) -> Any:
+        """Return a message in the format of pydantic-ai. `calls` has the names of tools by the ids of their calls."""
+        names, content = self._messages, message.content
         if message.role == "assistant":
-            return names.ModelResponse(parts=[names.TextPart(message.content)])
-        part = names.UserPromptPart if message.role == "user" else names.SystemPromptPart
-        return names.ModelRequest(parts=[part(message.content)])
+            parts = [Text(content)] if isinstance(content, str) else content
+            return names.ModelResponse(parts=[self._answered_part(part) for part in parts])
+        if message.role == "tool":
+            return names.ModelRequest(
+                parts=[
+                    names.ToolReturnPart(
+                        calls.get(part.id, ""),
+                        self._user_content(part.content),
+                        part.id,
+                        outcome="failed" if part.is_error else "success",
+                    )
+                    for part in content
+                    if isinstance(part, ToolResult)
+                ]
+            )
+        if message.role == "user":
+            return names.ModelRequest(parts=[names.UserPromptPart(self._user_content(content))])
+        return names.ModelRequest(parts=[names.SystemPromptPart(message.text)])
 
-    def _parameters(self, schema: Json) -> Any:
-        definition = self._output.OutputObjectDefinition(
-            json_schema=schema["schema"], name=schema["name"], strict=schema["strict"]
-        )
-        return self._models.ModelRequestParameters(output_mode="native", output_object=definition)
+    def _answered_part(self, part: Part) -> Any:
+        names = self._messages
+        if isinstance(part, ToolCall):
+            return names.ToolCallPart(part.name, part.arguments, part.id)
+        if isinstance(part, Reasoning):
+            # pydantic-ai sends a signature back only to the provider that it is from.
+            return names.ThinkingPart(part.text, signature=part.signature, provider_name=self._model.system)
+        if isinstance(part, Text):
+            return names.TextPart(part.text)
+        raise Unsupported(f"pydantic-ai takes no {type(part).__name__} in the message of an assistant")
+
+    def _user_content(self, content: Content) -> Any:
+        return content if isinstance(content, str) else [self._user_part(part) for part in content]
+
+    def _user_part(self, part: Part) -> Any:
+        names = self._messages
+        if isinstance(part, Media) and part.data is not None:
+            return names.BinaryContent(part.data, media_type=part.media_type)
+        for kind, url in ((Image, names.ImageUrl), (Audio, names.AudioUrl), (File, names.DocumentUrl)):
+            if isinstance(part, kind):
+                return url(part.url, media_type=part.media_type)
+        return cast("Text", part).text
+
+    def _parameters(self, request: Request) -> Any:
+        """Return the tools and the schema of a request."""
+        options = request.options
+        if options.schema is None and not options.tools:
+            return None
+        given: Json = {
+            "function_tools": [
+                self._tools.ToolDefinition(
+                    name=one.name, description=one.description, parameters_json_schema=dict(one.schema)
+                )
+                for one in options.tools
+            ]
+        }
+        if options.schema is not None:
+            schema = options_of(request)["response_format"]["json_schema"]
+            given["output_mode"] = "native"
+            given["output_object"] = self._output.OutputObjectDefinition(
+                json_schema=schema["schema"], name=schema["name"], strict=schema["strict"]
+            )
+        return self._models.ModelRequestParameters(**given)
 
 
-def _settings(options: Json) -> Json:
-    if "stop" in options:
-        options["stop_sequences"] = options.pop("stop")
-    return known_and_extra(options, _SETTINGS)
+def _settings(body: Json, options: Options) -> Json:
+    for name, renamed in _RENAMED.items():
+        if name in body:
+            body[renamed] = body.pop(name)
+    effort = body.pop("reasoning_effort", None)
+    if effort is not None:
+        body["thinking"] = _THINKING.get(effort, effort)
+    if isinstance(body.get("tool_choice"), dict):
+        body["tool_choice"] = [options.tool_choice]
+    return known_and_extra(body, _SETTINGS)
+
+
+def _usage(used: Any) -> Usage:
+    # Only newer versions of pydantic-ai count reasoning tokens by themselves.
+    reasoning = getattr(used, "output_reasoning_tokens", None) or used.details.get("reasoning_tokens", 0)
+    return Usage(used.input_tokens, used.output_tokens, 0.0, used.cache_read_tokens or 0, reasoning or 0)
+
+
+def _tool_call(part: Any) -> ToolCall:
+    return ToolCall(part.tool_call_id, part.tool_name, part.args_as_json_str())
 
 
 def _finish_reason(stream: Any) -> str | None:
     """Return the finish_reason of the server, or None where pydantic-ai invented a "stop"."""
     # Only a private attribute reveals it. Without that attribute, trust the reason given.
-    return stream.finish_reason if getattr(stream, "_has_finish_reason", True) else None
+    reason = stream.finish_reason if getattr(stream, "_has_finish_reason", True) else None
+    # The word of all other libraries.
+    return "tool_calls" if reason == "tool_call" else reason
 
 
 def _text(event: Any) -> str:

@@ -5,12 +5,13 @@ from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias, cast
 
 import anyio
+import attrs
 
 from sampling.backends.openai._request import encode_body
 from sampling.errors import BadRequest, FatalError
 from sampling.messages import Message, Request
 
-__all__ = ["as_dicts", "body_for", "check_loop", "check_roles", "known_and_extra", "options_of"]
+__all__ = ["body_for", "check_loop", "check_roles", "known_and_extra", "options_of"]
 
 Json: TypeAlias = dict[str, Any]
 
@@ -34,7 +35,8 @@ def body_for(request: Request, model: str | None, max_tokens_name: str) -> Json:
 
 def options_of(request: Request) -> Json:
     """Return the options without the messages. `model` is in it only if the request sets one."""
-    body = body_for(request, _NO_MODEL, "max_tokens")
+    # Without its messages, which the library gets in its own format.
+    body = body_for(attrs.evolve(request, messages=()), _NO_MODEL, "max_tokens")
     left_out = {"messages", "stream", "stream_options", *(["model"] if body["model"] == _NO_MODEL else [])}
     return {name: value for name, value in body.items() if name not in left_out}
 
@@ -49,12 +51,12 @@ def known_and_extra(options: Json, known: Collection[str]) -> Json:
 
 
 def check_roles(messages: Sequence[Message], library: str) -> None:
-    if any(message.role == "tool" for message in messages):
-        raise BadRequest(f"a message of role 'tool' can't be passed to {library}, which needs the id of its call")
-
-
-def as_dicts(messages: Sequence[Message]) -> list[Json]:
-    return [{"role": message.role, "content": message.content} for message in messages]
+    """Raise for a tool message without the id of its call."""
+    if any(message.role == "tool" and isinstance(message.content, str) for message in messages):
+        raise BadRequest(
+            f"a message of role 'tool' can't be passed to {library} as text, because it needs the id of its call",
+            hint='Use Message("tool", [ToolResult(id, content)]).',
+        )
 
 
 def check_loop(library: str) -> None:

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Collection, Mapping
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from urllib.parse import SplitResult, urlsplit
 
 import attrs
@@ -11,14 +11,45 @@ import attrs
 from sampling._arguments import check_items, check_str
 from sampling._redaction import Secret
 
-__all__ = ["Address", "resolve_address"]
+__all__ = ["ANTHROPIC", "AZURE", "GEMINI", "OPENAI", "Address", "Provider", "embedded_address", "resolve_address"]
 
-DEFAULT_BASE_URL = "https://api.openai.com/v1"
-
-_ENDPOINT_PATHS = ("/chat/completions", "/completions")
+_ENDPOINT_PATHS = ("/chat/completions", "/completions", "/responses", "/messages")
 _HOST_NAME = re.compile(r"(?i)[a-z\d_-]{1,63}(\.[a-z\d_-]{1,63})*\.?")
 # Resolvers accept 2130706433 and 0x7f.1 as 127.0.0.1, which would bypass the checks of IP addresses.
 _NUMBERS_AND_DOTS = re.compile(r"(?i)[\d.]+|0x[\da-f.x]+")
+
+
+@attrs.frozen
+class Provider:
+    """The variables of the environment that hold the address, the key and the model of a provider."""
+
+    name: str
+    url_variable: str
+    key_variable: str
+    model_variable: str
+    default_url: str | None = None
+    other_key_variable: str | None = None
+    """Another variable for the key, which is read if the first one is not set."""
+
+    @property
+    def key_variables(self) -> tuple[str, ...]:
+        """The variables for the key, the first one first."""
+        return (self.key_variable, *([self.other_key_variable] if self.other_key_variable else []))
+
+
+OPENAI = Provider("OpenAI's API", "OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL", "https://api.openai.com/v1")
+ANTHROPIC = Provider(
+    "Anthropic's API", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_MODEL", "https://api.anthropic.com"
+)
+AZURE = Provider("Azure", "AZURE_OPENAI_ENDPOINT", "AZURE_OPENAI_API_KEY", "OPENAI_MODEL")
+GEMINI = Provider(
+    "the Gemini API",
+    "GOOGLE_GEMINI_BASE_URL",
+    "GEMINI_API_KEY",
+    "GEMINI_MODEL",
+    "https://generativelanguage.googleapis.com",
+    "GOOGLE_API_KEY",
+)
 
 
 @attrs.frozen
@@ -33,7 +64,9 @@ class Address:
     @property
     def is_openai(self) -> bool:
         """True for OpenAI's own API, which has newer parameters than compatible servers."""
-        return urlsplit(self.base_url).hostname == "api.openai.com"
+        host = urlsplit(self.base_url).hostname or ""
+        # Regions have hosts of their own, such as eu.api.openai.com.
+        return host == "api.openai.com" or host.endswith(".api.openai.com")
 
 
 def resolve_address(
@@ -44,6 +77,7 @@ def resolve_address(
     allow_http: bool,
     allowed_hosts: Collection[str] | None = None,
     environment: Mapping[str, str] | None = None,
+    provider: Provider = OPENAI,
 ) -> Address:
     """
     Return the address and key from the arguments and the environment.
@@ -53,21 +87,24 @@ def resolve_address(
     """
     environment = os.environ if environment is None else environment
     name, url = "base_url", base_url
-    if url is None and environment.get("OPENAI_BASE_URL"):
-        name, url = "OPENAI_BASE_URL", environment["OPENAI_BASE_URL"]
-    address = check_base_url(name, DEFAULT_BASE_URL if url is None else url, allow_http=allow_http)
+    if url is None and environment.get(provider.url_variable):
+        name, url = provider.url_variable, environment[provider.url_variable]
+    if url is None and provider.default_url is None:
+        raise ValueError(f"no address for {provider.name}: pass base_url=… or set {provider.url_variable}")
+    address = check_base_url(name, provider.default_url if url is None else url, allow_http=allow_http)
     if allowed_hosts is not None:
         _check_allowed(name, address, allowed_hosts)
     if api_key is not None:
         return Address(address, _key("api_key", api_key), "given")
-    found = environment.get("OPENAI_API_KEY", "").strip()
+    keys = {name: key for name in provider.key_variables if (key := environment.get(name, "").strip())}
+    variable, found = next(iter(keys.items()), (" or ".join(provider.key_variables), ""))
     if found and (base_url is None or send_env_key):
-        return Address(address, _key("OPENAI_API_KEY", found), "from the environment")
+        return Address(address, _key(variable, found), "from the environment")
     if url is None:
         raise ValueError(
-            "no key for OpenAI's API: pass api_key=…, set OPENAI_API_KEY, or pass the base_url of another server"
+            f"no key for {provider.name}: pass api_key=…, set {variable}, or pass the base_url of another server"
         )
-    return Address(address, None, "withheld: OPENAI_API_KEY is not sent to a given base_url" if found else "none")
+    return Address(address, None, f"withheld: {variable} is not sent to a given base_url" if found else "none")
 
 
 def _check_allowed(name: str, address: str, allowed_hosts: Collection[str]) -> None:
@@ -130,6 +167,7 @@ def _check_host(name: str, parts: SplitResult, *, allow_http: bool) -> None:
             raise ValueError(f"{name} must name a host, such as 'https://api.example.com/v1', got {host!r}") from None
         is_loopback = host == "localhost"
     else:
+        ip = embedded_address(ip)
         is_loopback = ip.is_loopback
         if ip.is_link_local or ip.is_multicast:
             # 169.254.169.254 returns the credentials of cloud machines.
@@ -139,6 +177,19 @@ def _check_host(name: str, parts: SplitResult, *, allow_http: bool) -> None:
             f"{name} must be https://, except on 127.0.0.1: over http the key and the messages can be read by others, "
             f"got http://{host}. Pass allow_http=True if the network is your own"
         )
+
+
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+def embedded_address(ip: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """Return the IPv4 address that an IPv6 address stands for, or the address itself."""
+    if isinstance(ip, IPv4Address):
+        return ip
+    if ip in _NAT64:
+        return IPv4Address(int(ip) & 0xFFFFFFFF)
+    teredo = None if ip.teredo is None else ip.teredo[1]
+    return ip.ipv4_mapped or ip.sixtofour or teredo or ip
 
 
 def _without_slash(name: str, url: str) -> str:

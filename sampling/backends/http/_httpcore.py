@@ -1,8 +1,10 @@
 """The default transport: connections pooled by httpcore2."""
 
+import math
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterable
+from contextvars import ContextVar
 from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import Any, cast
@@ -10,10 +12,12 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import anyio
+import attrs
 import httpcore2
 import httpx2
 
 from sampling._redaction import Secret
+from sampling.backends.http._address import embedded_address
 from sampling.backends.http._transport import WireRequest, WireResponse
 from sampling.errors import (
     BackendError,
@@ -53,12 +57,34 @@ class HttpcoreTransport:
             max_connections=max_connections,
             max_keepalive_connections=max_connections,
             keepalive_expiry=30.0,
-            network_backend=_PublicOnly() if public_only else None,
+            network_backend=_Network(public_only=public_only),
         )
 
     async def open(self, request: WireRequest) -> WireResponse:
-        """Send a request over an idle connection or a new one."""
-        wire = httpcore2.Request(
+        """
+        Send a request over an idle connection or a new one.
+
+        A server may close an idle connection just when it is used. Then the request goes over another one.
+        """
+        wire = self._request(request)
+        while True:  # noqa: ASYNC913 - httpcore2 awaits a connection
+            exchange = _Exchange()
+            entered = _exchange.set(exchange)
+            try:
+                return _HttpcoreResponse(await self._pool.handle_async_request(wire))
+            except _TRANSPORT_ERRORS as error:
+                failure = _translate(error)
+            finally:
+                _exchange.reset(entered)
+            if not isinstance(failure, ConnectionLost) or not exchange.was_closed_while_idle:
+                # Raised outside the handler: the traceback of httpcore2's error holds the headers, and with them
+                # the key.
+                raise failure
+            # The broken connection has left the pool, so this ends with a new connection at the latest.
+            wire = self._request(request)
+
+    def _request(self, request: WireRequest) -> httpcore2.Request:
+        return httpcore2.Request(
             "POST",
             request.url,
             headers=[
@@ -69,12 +95,6 @@ class HttpcoreTransport:
             content=_Body(request),
             extensions={"timeout": self._timeouts},
         )
-        try:
-            return _HttpcoreResponse(await self._pool.handle_async_request(wire))
-        except _TRANSPORT_ERRORS as error:
-            failure = _translate(error)
-        # Raised outside the handler: the traceback of httpcore2's error holds the headers, and with them the key.
-        raise failure
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -84,15 +104,37 @@ class HttpcoreTransport:
         return f"HttpcoreTransport({self._pool!r})"
 
 
-class _PublicOnly(httpcore2.AsyncNetworkBackend):
-    """
-    A network backend that connects only to public addresses.
+@attrs.define
+class _Exchange:
+    """What is known about the connection of one request."""
 
-    It connects to the address that it has checked. A second lookup could return a different one (DNS rebinding).
+    connected: bool = False
+    """True if a connection was opened for the request."""
+
+    received: bool = False
+    """True once the server sent a byte."""
+
+    @property
+    def was_closed_while_idle(self) -> bool:
+        """True if a broken connection was an old one, which the server closed before it saw the request."""
+        return not self.connected and not self.received
+
+
+_exchange: ContextVar[_Exchange | None] = ContextVar("sampling_http_exchange", default=None)
+"""The request that this task sends. httpcore2 opens and reads its connections in the same task."""
+
+
+class _Network(httpcore2.AsyncNetworkBackend):
+    """
+    A network backend that tells a new connection from an old one.
+
+    With `public_only` it connects only to public addresses, and to the one that it has checked:
+    a second lookup could return a different one (DNS rebinding).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, public_only: bool) -> None:
         self._inner = cast("httpcore2.AsyncNetworkBackend", httpcore2.AnyIOBackend())
+        self._public_only = public_only
 
     async def connect_tcp(
         self,
@@ -102,24 +144,78 @@ class _PublicOnly(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        """Resolve a host and connect to its first address, unless one of them is not public."""
-        try:
-            with anyio.fail_after(timeout):
-                found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise httpcore2.ConnectError(str(error)) from error
-        addresses = [str(sockaddr[0]) for *_, sockaddr in found]
-        for address in addresses:
-            if not ip_address(address.partition("%")[0]).is_global:
-                raise FatalError(
-                    "the host resolves to an address that is not public, and public_only is set",
-                    hint="Check base_url. For a server in your own network, leave public_only out.",
-                )
-        return await self._inner.connect_tcp(addresses[0], port, timeout, local_address, socket_options)
+        """Connect to a host, or to the first of its public addresses that answers."""
+        exchange = _exchange.get()
+        if exchange is not None:
+            exchange.connected = True
+        addresses = await _public_addresses(host, port, timeout) if self._public_only else [host]
+        deadline = anyio.current_time() + (math.inf if timeout is None else timeout)
+        for place, address in enumerate(addresses):
+            # Each address gets a share of the time that is left, so that one that does not answer leaves some.
+            share_s = None if timeout is None else (deadline - anyio.current_time()) / (len(addresses) - place)
+            try:
+                return _Stream(await self._inner.connect_tcp(address, port, share_s, local_address, socket_options))
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
+                if place == len(addresses) - 1:
+                    raise
+        raise httpcore2.ConnectError("the host has no address")
 
     async def sleep(self, seconds: float) -> None:
         """Sleep between connection attempts of the pool."""
         await anyio.sleep(seconds)
+
+
+async def _public_addresses(host: str, port: int, timeout: float | None) -> list[str]:  # noqa: ASYNC109 - as above
+    """Resolve a host and return its addresses, unless one of them is not public."""
+    try:
+        with anyio.fail_after(timeout):
+            found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise httpcore2.ConnectError(str(error)) from error
+    addresses = list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+    for address in addresses:
+        if not _is_public(address):
+            raise FatalError(
+                "the host resolves to an address that is not public, and public_only is set",
+                hint="Check base_url. For a server in your own network, leave public_only out.",
+            )
+    return addresses
+
+
+def _is_public(address: str) -> bool:
+    ip = ip_address(address.partition("%")[0])
+    return ip.is_global and embedded_address(ip).is_global
+
+
+class _Stream(httpcore2.AsyncNetworkStream):
+    """A connection that records that a byte of the response has arrived."""
+
+    def __init__(self, inner: httpcore2.AsyncNetworkStream) -> None:
+        self._inner = inner
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - as above
+        data = await self._inner.read(max_bytes, timeout)
+        exchange = _exchange.get()
+        if data and exchange is not None:
+            exchange.received = True
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as above
+        await self._inner.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - as above
+    ) -> httpcore2.AsyncNetworkStream:
+        return _Stream(await self._inner.start_tls(ssl_context, server_hostname, timeout))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._inner.get_extra_info(info)
 
 
 class _Body:
@@ -246,8 +342,14 @@ def proxy_from_environment(url: str) -> Secret | None:
     parts = urlsplit(url)
     proxies = getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
-    if not proxy or proxy_bypass(parts.hostname or ""):
+    host = parts.hostname or ""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    # An entry of NO_PROXY may have a port.
+    if not proxy or proxy_bypass(host) or proxy_bypass(f"{host}:{port}"):
         return None
+    if "://" not in proxy:
+        # As curl and others do.
+        proxy = f"http://{proxy}"
     scheme = urlsplit(proxy).scheme
     if scheme not in {"http", "https", "socks5", "socks5h"}:
         raise ValueError(f"the proxy in the environment must be http://, https:// or socks5://, got {scheme!r}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from sampling._lazy import lazy_attributes
 
 if TYPE_CHECKING:
-    from sampling._engine.scope import count_request
+    from sampling._engine.scope import count_request, reserve_request
     from sampling.backends.layers._cached import AnswerStore, Cached, FileStore, MemoryStore
     from sampling.backends.layers._fallback import Fallback
     from sampling.backends.layers._layer import Layer
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sampling.backends.layers._priced import Priced
     from sampling.backends.layers._replay import Recorded, Replayed
     from sampling.backends.layers._retrying import Retrying
+    from sampling.backends.layers._tool_loop import ToolLoop
 
 __all__ = [
     "AnswerStore",
@@ -28,7 +29,9 @@ __all__ = [
     "Recorded",
     "Replayed",
     "Retrying",
+    "ToolLoop",
     "count_request",
+    "reserve_request",
 ]
 
 # `import sampling` needs `Layer` alone, and should not pay for the rest.
@@ -47,6 +50,8 @@ __getattr__: Callable[[str], Any] = lazy_attributes(
         "Recorded": "sampling.backends.layers._replay",
         "Replayed": "sampling.backends.layers._replay",
         "Retrying": "sampling.backends.layers._retrying",
+        "ToolLoop": "sampling.backends.layers._tool_loop",
         "count_request": "sampling._engine.scope",
+        "reserve_request": "sampling._engine.scope",
     },
 )

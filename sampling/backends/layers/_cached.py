@@ -13,9 +13,10 @@ import attrs
 from anyio.lowlevel import EventLoopToken, current_token
 
 from sampling._arguments import check_int, check_str, wrong_type
-from sampling._engine.scope import report_usage
+from sampling._engine.scope import report_cache_hit, report_usage
 from sampling._json import bounded as bounded_json
 from sampling._message_json import canonical, digest, dump_generation, load_generation, plain_request
+from sampling.backends.layers._identity import identity_of
 from sampling.backends.layers._layer import Layer, Receive, TrackedReceiver, call_backend, pass_on_text
 from sampling.errors import FileRefused, TransientError
 from sampling.messages import Generation, Request
@@ -143,6 +144,10 @@ class Cached(Layer):
     even for the same prompt. A repeated call gets the same samples again,
     while a hundred samples of one call are a hundred different answers that are all generated.
 
+    The model of the backend is part of every key, so another model does not get old answers. It is the `model` of
+    the backend, or the code and the bound values of a function. Set `fingerprint` on a backend of your own,
+    a str or a method that returns one, if that is not enough.
+
     Failed and cancelled requests are not cached. A stream that a requirement cut short is cached as far as it came,
     because the requirement will probably cut it short again. If it does not, that costs one attempt.
 
@@ -161,7 +166,7 @@ class Cached(Layer):
 
             store: The store: a `MemoryStore` by default, a path for a `FileStore`, or an `AnswerStore` of your own.
 
-            namespace: A part of every key. Set it if different backends share a store.
+            namespace: A part of every key. Set it if backends that look the same share a store.
         """
         super().__init__(backend)
         self.namespace: str = check_str("namespace", namespace)
@@ -175,7 +180,7 @@ class Cached(Layer):
         self._locks: dict[tuple[EventLoopToken, str], _KeyLock] = {}
 
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
-        request_digest = digest([self.namespace, plain_request(request)])
+        request_digest = digest([self.namespace, identity_of(self.inner[0]), plain_request(request)])
         number = self._occurrences.take(request.iteration_id, request_digest)
         key = digest([request_digest, request.subsample, request.attempt, number])
         try:
@@ -194,6 +199,7 @@ class Cached(Layer):
                 return await self._generate(key, request, receive)
         self.hits += 1
         report_usage(NO_USAGE)
+        report_cache_hit()
         free = attrs.evolve(known, usage=NO_USAGE)
         if receive is not None:
             pass_on_text(free, receive)

@@ -12,7 +12,16 @@ from sampling.messages import Generation, Request
 from sampling.protocols import BackendLike, as_generation, generate_of
 from sampling.usage import NO_USAGE, Usage
 
-__all__ = ["Layer", "Receive", "TrackedReceiver", "UsageMeter", "call_backend", "iter_backends", "pass_on_text"]
+__all__ = [
+    "Layer",
+    "Receive",
+    "TrackedReceiver",
+    "UsageMeter",
+    "call_backend",
+    "forget_text",
+    "iter_backends",
+    "pass_on_text",
+]
 
 Receive: TypeAlias = Callable[[str], None]
 """A callback that takes the text of a stream, piece by piece."""
@@ -34,6 +43,12 @@ class Layer:
         """The backends that this layer wraps."""
 
         self._open: AsyncExitStack | None = None
+
+    @property
+    def reports_cost(self) -> bool | None:
+        """True or False if all inner backends are known to report a cost, or not to. None if nobody knows."""
+        known = {getattr(backend, "reports_cost", None) for backend in self.inner}
+        return known.pop() if len(known) == 1 else None
 
     async def generate(self, request: Request) -> Generation:
         """Return the whole answer."""
@@ -86,10 +101,19 @@ class TrackedReceiver:
     cut: bool = False
     """True once the caller's receiver raised, which is how it stops a stream."""
 
+    passed_on: bool = False
+    """True if text was passed on that was not the answer."""
+
     @property
     def started(self) -> bool:
         """True once any text was passed on."""
-        return bool(self.pieces)
+        return self.passed_on or bool(self.pieces)
+
+    def restart(self) -> None:
+        """Forget the pieces so far, and tell the receiver. Layers still must not start over."""
+        self.pieces = []
+        self.passed_on = True
+        forget_text(self._receive)
 
     def __call__(self, piece: str) -> None:
         """Pass a piece on."""
@@ -99,6 +123,13 @@ class TrackedReceiver:
         except BaseException:
             self.cut = True
             raise
+
+
+def forget_text(receive: Receive) -> None:
+    """Tell a receiver that the text so far was not the answer, if it can forget it."""
+    forget = getattr(receive, "restart", None)
+    if callable(forget):
+        forget()
 
 
 class UsageMeter:

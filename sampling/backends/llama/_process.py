@@ -38,6 +38,10 @@ def load_server(settings: Mapping[str, Any], *, quiet: bool = False) -> Any:
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings["threads"]
     if settings["gpu_layers"] is not None:
         params.n_gpu_layers = settings["gpu_layers"]
+    if settings.get("chat_template") is not None:
+        params.chat_template = settings["chat_template"]
+    for name, value in settings["sampling"].items():
+        setattr(params.sampling, name, value)
     server = xllamacpp.Server(params)
     # Any response shows that the main loop runs. A server that is unloaded before, as when opening is cancelled,
     # waits forever for the loop to end (xllamacpp 2026.10).

@@ -11,28 +11,17 @@ from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import TracebackType
-from typing import IO, Any, Self, cast
+from typing import IO, Any, Self
 
 import attrs
 
-from sampling._arguments import check_int, check_number, wrong_type
+from sampling._arguments import check_int, check_number
 from sampling._redaction import Secret
 from sampling.backends.llama import _process
-from sampling.backends.llama.models import EMBEDDED_MODEL
+from sampling.backends.llama._model_files import GGUFModel, find_model
 from sampling.errors import FatalError
 
 __all__ = ["LlamaHost", "LlamaServer", "LlamaSettings", "load_error"]
-
-
-def _gguf_path(path: object) -> Path:
-    if path is None:
-        return EMBEDDED_MODEL
-    if not isinstance(path, str | PathLike):
-        raise wrong_type("model_path", path, "the path of a GGUF file")
-    checked = Path(cast("str | PathLike[str]", path))
-    if not checked.is_file():
-        raise ValueError(f"model_path must be the path of a GGUF file, got {str(checked)!r}: there is no such file")
-    return checked
 
 
 def _new_key() -> Secret:
@@ -43,7 +32,7 @@ def _new_key() -> Secret:
 class LlamaSettings:
     """The model to load and its settings."""
 
-    model_path: Path = attrs.field(converter=_gguf_path)
+    source: GGUFModel = attrs.field(converter=find_model, alias="model_path")
     slots: int = 8
     context_tokens: int = 4_096
     threads: int | None = None
@@ -61,13 +50,13 @@ class LlamaSettings:
 
     @property
     def model(self) -> str:
-        """The name of the model: its file name without the extension."""
-        return self.model_path.stem
+        """The name of the model: as it was given, or its file name without the extension."""
+        return self.source.name
 
-    def _threads_to_use(self) -> int | None:
-        # The embedded model has so little work per token that threads mostly wait for each other. On a busy machine
-        # several threads took a hundred times as long as one.
-        return 1 if self.threads is None and self.model_path == EMBEDDED_MODEL else self.threads
+    @property
+    def model_path(self) -> Path:
+        """The GGUF file."""
+        return self.source.path
 
     def for_process(self) -> dict[str, Any]:
         """Return the arguments of `load_server`, including the key."""
@@ -77,8 +66,10 @@ class LlamaSettings:
             "api_key": self.api_key.reveal(),
             "slots": self.slots,
             "context_tokens": self.context_tokens,
-            "threads": self._threads_to_use(),
+            "threads": self.source.threads if self.threads is None else self.threads,
             "gpu_layers": self.gpu_layers,
+            "sampling": dict(self.source.sampling),
+            "chat_template": self.source.chat_template,
         }
 
 
@@ -135,7 +126,7 @@ class LlamaServer(LlamaHost):
         Validate the arguments. Nothing is loaded before the server is started.
 
         Args:
-            model_path: A GGUF file, or None for the embedded model.
+            model_path: A GGUF file, "smollm2", or None for the embedded model.
 
             slots: The number of requests served at once.
 

@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 from sampling._lazy import lazy_attributes
-from sampling._openai_generation import OpenAIGeneration, ToolCall
 from sampling.backends.http._extras import require_extra
+from sampling.messages import Generation as OpenAIGeneration
+from sampling.parts import ToolCall
 
 if TYPE_CHECKING:
     from sampling.backends.openai._backend import OpenAIBackend

@@ -1,99 +1,101 @@
 """Assemble the chunks of a stream into a `Generation`, or raise a typed error."""
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, cast
 
 import attrs
 
-from sampling._engine.scope import report_usage
-from sampling._json.bounded import loads
-from sampling._openai_generation import OpenAIGeneration, ToolCall
 from sampling._redaction import Redactor
-from sampling.backends.openai._errors import ErrorResponse
-from sampling.errors import Incomplete, MalformedResponse
+from sampling.backends.http._fields import Json, list_of_objects, object_or_none, optional
+from sampling.backends.http._streamed import UNKNOWN_FINISH, AnswerText, StreamedResponse, finish_reason_of
+from sampling.backends.openai._thinking import ThinkingSplitter
+from sampling.backends.openai._tool_calls import ToolCallAssembler
+from sampling.backends.openai._usage import read_timings, read_usage
+from sampling.errors import Incomplete, MalformedResponse, ServerError
+from sampling.messages import Generation
 from sampling.usage import Usage
 
 __all__ = ["StreamedAnswer"]
 
-T = TypeVar("T")
-Json: TypeAlias = dict[str, Any]
-
-MAX_TOKENS = 1_000_000_000
-"""The highest token count that is believed. Higher ones are ignored."""
-
-UNKNOWN_FINISH = "unknown"
-"""The finish_reason if the server gives none and that is allowed."""
-
-
-class _Text:
-    """Text that arrives in pieces."""
-
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._half = ""
-        """The first half of a surrogate pair whose second half has not arrived."""
-
-    def add(self, piece: str) -> str:
-        """
-        Append a piece and return it.
-
-        Surrogate pairs that the server split are joined.
-        """
-        if not piece or (piece.isascii() and not self._half):
-            self._pieces.append(piece)
-            return piece
-        piece = self._half + piece
-        self._half = piece[-1] if "\ud800" <= piece[-1] <= "\udbff" else ""
-        if self._half:
-            piece = piece[:-1]
-        whole = piece.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        self._pieces.append(whole)
-        return whole
-
-    def __str__(self) -> str:
-        return "".join(self._pieces) + ("\ufffd" if self._half else "")
-
-    def __bool__(self) -> bool:
-        return any(self._pieces)
+_FAILED = frozenset({"abort", "error", "insufficient_system_resource"})
+"""A finish_reason of OpenRouter, SGLang, DeepSeek or Mistral that says that the server gave up."""
 
 
 class _Choice:
     """One of the requested choices."""
 
-    def __init__(self) -> None:
-        self.text = _Text()
-        self.reasoning = _Text()
-        self.refusal = _Text()
-        self.tool_calls: dict[int, ToolCall] = {}
+    def __init__(self, *, split_thinking: bool) -> None:
+        self.text = AnswerText()
+        self.reasoning = AnswerText()
+        self.refusal = AnswerText()
+        self.tool_calls = ToolCallAssembler()
         self.logprobs: list[Any] = []
         self.finish_reason: str | None = None
+        self.finishes_every_chunk = True
+        """True while every chunk had a finish_reason, as with servers that always send one."""
+
+        self._splitter = ThinkingSplitter() if split_thinking else None
+        self._had_delta = False
+
+    def take(self, given: Json) -> tuple[str, bool]:
+        """Add a chunk, and return its text and whether it had any content."""
+        delta = self._delta(given)
+        text, thoughts, refusal = _content(delta)
+        if not text and not delta:
+            text = optional(given, "text", str) or ""
+        reasoning = thoughts or _reasoning(delta)
+        calls = list_of_objects(delta, "tool_calls")
+        for call in calls:
+            self.tool_calls.add(call)
+        self.reasoning.add(reasoning)
+        self.refusal.add(refusal)
+        self.logprobs.extend(_logprobs(object_or_none(given, "logprobs")))
+        return self._add_text(text), bool(text or reasoning or refusal or calls)
+
+    def _delta(self, given: Json) -> Json:
+        """Return the delta of a chunk. Some servers call it message, and some repeat the whole answer in one."""
+        delta = object_or_none(given, "delta")
+        if delta:
+            self._had_delta = True
+            return delta
+        message = object_or_none(given, "message") or {}
+        repeats = self._had_delta and str(self.text) and message.get("content") == str(self.text)
+        return {} if repeats else message
+
+    def _add_text(self, text: str) -> str:
+        if self._splitter is None:
+            return self.text.add(text)
+        reasoning, answer = self._splitter.add(text)
+        self.reasoning.add(reasoning)
+        return self.text.add(answer)
+
+    def finish_text(self) -> str:
+        """Return the text that was held back because it might have been a tag."""
+        if self._splitter is None:
+            return ""
+        reasoning, answer = self._splitter.finish()
+        self.reasoning.add(reasoning)
+        return self.text.add(answer)
 
 
-class StreamedAnswer:
-    """A response while it is streamed. Malformed input raises a `BackendError`."""
+class StreamedAnswer(StreamedResponse):
+    """A response of the chat or completions API. Malformed input raises a `BackendError`."""
 
     def __init__(
-        self, redactor: Redactor, *, expected_choices: int = 1, input_tokens_estimate: int = 0, check_ids: bool = True
+        self,
+        redactor: Redactor,
+        *,
+        expected_choices: int = 1,
+        input_tokens_estimate: int = 0,
+        check_ids: bool = True,
+        split_thinking: bool = False,
     ) -> None:
-        self._redactor = redactor
+        super().__init__(redactor, input_tokens_estimate)
         self._expected_choices = expected_choices
-        self._input_tokens_estimate = input_tokens_estimate
-        self._check_ids = check_ids
+        self._split_thinking = split_thinking
         self._choices: dict[int, _Choice] = {}
-        self._usage: Usage | None = None
-        self._pieces = 0
-        self._id: str | None = None
-        self._model: str | None = None
-        self.done = False
-        """True once the server sent `[DONE]`."""
-
-        self.sent = False
-        """True once the request was sent."""
-
-    def mark_sent(self) -> None:
-        """Record that the request was sent, and report its estimated input tokens as spent."""
-        self.sent = True
-        report_usage(self.spent)
+        self._ids = _ChunkIds() if check_ids else None
+        self._first_chunk: Json = {}
+        self._last_chunk: Json = {}
 
     @property
     def started(self) -> bool:
@@ -114,13 +116,11 @@ class StreamedAnswer:
     @property
     def spent(self) -> Usage:
         """The usage that the server reported, else an estimate of one token per piece."""
-        guess = Usage(self._input_tokens_estimate, self._pieces)
-        if self._usage is None:
-            return guess
-        if self._expected_choices > 1 and self._usage.output_tokens < guess.output_tokens:
+        used = super().spent
+        if self._expected_choices > 1 and used.output_tokens < self._pieces:
             # llama.cpp reports the tokens of one choice only.
-            return attrs.evolve(self._usage, output_tokens=guess.output_tokens)
-        return self._usage
+            return attrs.evolve(used, output_tokens=self._pieces)
+        return used
 
     def add(self, data: str) -> str:
         """Parse one event and return what it adds to the text of the first choice."""
@@ -128,76 +128,49 @@ class StreamedAnswer:
             self.done = self.done or "[DONE]" in data
             return ""
         chunk = self._parsed(data)
-        if chunk.get("error") is not None:
-            error = ErrorResponse.from_error_object(chunk["error"], self._redactor).as_error()
-            error.maybe_billed = self.started
-            raise error
-        self._take_id(_optional(chunk, "id", str))
-        self._model = _optional(chunk, "model", str) or self._model
-        self._take_usage(_object(chunk, "usage"))
+        choices = list_of_objects(chunk, "choices")
+        self._take_usage(_usage_of(chunk, choices))
+        # OpenRouter may report a problem of its provider after the answer is complete.
+        if chunk.get("error") is not None and not self.finished:
+            self._fail(chunk["error"])
+        self._take_id(optional(chunk, "id", str), has_choices=bool(choices))
+        self._first_chunk = self._first_chunk or chunk
+        self._last_chunk = chunk
+        self._model = optional(chunk, "model", str) or self._model
         piece = ""
-        for choice in _objects(chunk, "choices"):
+        for choice in choices:
             piece += self._take_choice(choice)
         return piece
 
-    def _parsed(self, data: str) -> Json:
-        try:
-            chunk = loads(data)
-        except ValueError as error:
-            problem = f"a chunk is not valid JSON ({error})"
-        else:
-            if isinstance(chunk, dict):
-                return cast("Json", chunk)
-            problem = "a chunk is not a JSON object"
-        raise MalformedResponse(f"{problem}: {self._redactor.sample(data)}")
+    def finish(self) -> str:
+        """Return the text that was held back because it might have been a tag."""
+        held = {index: choice.finish_text() for index, choice in self._choices.items()}
+        return held.get(0, "")
 
-    def _take_id(self, given: str | None) -> None:
-        if not given or not self._check_ids:
-            return
-        if self._id is None:
-            self._id = given
-        elif given != self._id:
-            raise MalformedResponse(
-                "a chunk belongs to another answer: its id differs from that of the first chunk",
-                hint="If this server gives every chunk an id of its own, pass check_ids=False to the backend.",
-            )
-
-    def _take_usage(self, usage: Json | None) -> None:
-        if usage is None:
-            return
-        given = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens", 0))
-        # An implausible count is ignored, and the estimate is used instead.
-        if given[0] is not None and given[1] is not None:
-            self._usage = Usage(given[0], given[1], _price(usage.get("cost")))
+    def _take_id(self, given: str | None, *, has_choices: bool) -> None:
+        if given and has_choices and self._ids is not None:
+            self._ids.check(given)
 
     def _take_choice(self, given: Json) -> str:
-        index = _optional(given, "index", int) or 0
+        index = optional(given, "index", int) or 0
         if not 0 <= index < self._expected_choices:
             raise MalformedResponse(f"a choice has index {index}, but {self._expected_choices} were requested")
-        choice = self._choices.setdefault(index, _Choice())
+        choice = self._choices.get(index)
+        if choice is None:
+            choice = self._choices[index] = _Choice(split_thinking=self._split_thinking)
+        reason = optional(given, "finish_reason", str) or None
         finished_before = choice.finish_reason is not None
-        piece, is_more = self._take_delta(choice, given)
-        if is_more and finished_before:
+        choice.finishes_every_chunk = choice.finishes_every_chunk and reason is not None
+        piece, is_more = choice.take(given)
+        if is_more and finished_before and not choice.finishes_every_chunk:
             raise MalformedResponse("more text after a finish_reason: the stream may contain two answers")
         self._pieces += is_more
-        choice.finish_reason = _optional(given, "finish_reason", str) or choice.finish_reason
+        if reason in _FAILED:
+            raise _gave_up(reason)
+        choice.finish_reason = reason or choice.finish_reason
         return piece if index == 0 else ""
 
-    def _take_delta(self, choice: _Choice, given: Json) -> tuple[str, bool]:
-        """Add a delta to a choice, and return its text and whether it had any content."""
-        delta = _object(given, "delta") or {}
-        text = _optional(delta, "content", str) or _optional(given, "text", str) or ""
-        reasoning = _optional(delta, "reasoning_content", str) or _optional(delta, "reasoning", str) or ""
-        refusal = _optional(delta, "refusal", str) or ""
-        calls = _objects(delta, "tool_calls")
-        choice.reasoning.add(reasoning)
-        choice.refusal.add(refusal)
-        for call in calls:
-            _take_tool_call(choice.tool_calls, call)
-        choice.logprobs.extend(_logprobs(_object(given, "logprobs")))
-        return choice.text.add(text), bool(text or reasoning or refusal or calls)
-
-    def generation(self, *, allow_missing_finish: bool = False) -> OpenAIGeneration:
+    def generation(self, *, allow_missing_finish: bool = False) -> Generation:
         """Return the generation, or raise if the stream had no choice or no end."""
         if not self.started:
             if self.done:
@@ -207,71 +180,117 @@ class StreamedAnswer:
             raise Incomplete("the stream ended without a finish_reason: the answer may be cut off")
         if 0 not in self._choices:
             raise MalformedResponse("the stream lacks the first choice")
+        self.finish()
         return self._generation(self._choices[0])
 
-    def _generation(self, first: _Choice) -> OpenAIGeneration:
-        choices = tuple(str(self._choices[index].text) for index in sorted(self._choices))
-        return OpenAIGeneration(
+    def _generation(self, first: _Choice) -> Generation:
+        reason = finish_reason_of(first.finish_reason or UNKNOWN_FINISH)
+        return Generation(
             str(first.text),
             self.spent,
-            first.finish_reason or UNKNOWN_FINISH,
+            # Gemini ends tool calls with "stop" when it streams.
+            "tool_calls" if first.tool_calls and reason == "stop" else reason,
             self._model,
             reasoning=str(first.reasoning) or None,
-            tool_calls=tuple(first.tool_calls[index] for index in sorted(first.tool_calls)),
+            tool_calls=first.tool_calls.calls(),
             refusal=str(first.refusal) or None,
             logprobs=tuple(first.logprobs),
-            choices=choices if self._expected_choices > 1 else (),
-            response_id=self._id,
+            raw=self._raw(first),
         )
 
-
-def _optional(fields: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
-    """Return an optional field, or raise an error that names it if its type is wrong."""
-    value = fields.get(name)
-    return None if value is None else _required(name, value, kind)
-
-
-def _object(fields: Mapping[str, Any], name: str) -> Json | None:
-    return cast("Json | None", _optional(fields, name, dict))
-
-
-def _objects(fields: Mapping[str, Any], name: str) -> list[Json]:
-    items = cast("list[object]", _optional(fields, name, list) or [])
-    return [cast("Json", _required(f"an item of {name}", item, dict)) for item in items]
+    def _raw(self, first: _Choice) -> Json | None:
+        """Return what the response says apart from the answer: its id, and fields of the server's own."""
+        raw: Json = {**self._first_chunk, **self._last_chunk, "finish_reason": first.finish_reason}
+        for name in ("choices", "object", "error"):
+            raw.pop(name, None)
+        if self._expected_choices > 1:
+            raw["choices"] = [str(self._choices[index].text) for index in sorted(self._choices)]
+        return {name: value for name, value in raw.items() if value is not None and value != ""} or None
 
 
-def _required(name: str, value: object, kind: type[T]) -> T:
-    # type() and not isinstance, because a bool is not a valid index.
-    if type(value) is not kind:
-        raise MalformedResponse(f"{name} in a chunk is of type {type(value).__name__}, not {kind.__name__}")
-    return value
+class _ChunkIds:
+    """
+    Detects a stream that mixes two answers.
+
+    Chunks of one answer have one id, or, on some servers, each an id of its own.
+    An id that comes back after another one, or another one after an id that was repeated, is of a second answer.
+    """
+
+    def __init__(self) -> None:
+        self._last: str | None = None
+        self._repeated = False
+        self._seen: set[str] = set()
+
+    def check(self, given: str) -> None:
+        if given == self._last:
+            self._repeated = True
+            return
+        if self._repeated or given in self._seen:
+            raise MalformedResponse(
+                "a chunk belongs to another answer: its id differs from that of the chunks before",
+                hint="If the ids of this server mean nothing, pass check_ids=False to the backend.",
+            )
+        self._last = given
+        self._seen.add(given)
 
 
-def _count(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value <= MAX_TOKENS else None
+def _gave_up(reason: str) -> ServerError:
+    error = ServerError(f"the server ended the answer with the finish_reason {reason!r}")
+    error.maybe_billed = True
+    return error
 
 
-def _price(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TOKENS:
-        return 0.0
-    return float(value)
+def _usage_of(chunk: Json, choices: list[Json]) -> Usage | None:
+    """Return the usage of a chunk: its own, that of Groq's extension, Moonshot's choice, or llama.cpp's timings."""
+    given = object_or_none(chunk, "usage")
+    if given is None:
+        groq = chunk.get("x_groq")
+        given = object_or_none(cast("Json", groq), "usage") if isinstance(groq, dict) else None
+    if given is None and choices:
+        given = object_or_none(choices[-1], "usage")
+    if given is not None:
+        return read_usage(given)
+    timings = chunk.get("timings")
+    return read_timings(cast("Json", timings)) if isinstance(timings, dict) else None
 
 
-def _take_tool_call(calls: dict[int, ToolCall], given: Json) -> None:
-    index = _optional(given, "index", int)
-    if index is None:
-        index = len(calls)  # a server that omits the index sends each call in one chunk
-    before = calls.get(index, ToolCall("", "", ""))
-    function = _object(given, "function") or {}
-    calls[index] = ToolCall(
-        before.id or _optional(given, "id", str) or "",
-        before.name + (_optional(function, "name", str) or ""),
-        before.arguments + (_optional(function, "arguments", str) or ""),
-    )
+def _content(delta: Json) -> tuple[str, str, str]:
+    """Return the text, the reasoning and the refusal in the content of a delta."""
+    refusal = optional(delta, "refusal", str) or ""
+    content = delta.get("content")
+    if not isinstance(content, list):
+        return optional(delta, "content", str) or "", "", refusal
+    texts, thoughts = "", ""
+    for part in list_of_objects(delta, "content"):
+        texts += optional(part, "text", str) or ""
+        thoughts += _thoughts(part.get("thinking"))
+        refusal += optional(part, "refusal", str) or ""
+    return texts, thoughts, refusal
+
+
+def _thoughts(given: object) -> str:
+    """Return the text of Mistral's `thinking` part: a list of text parts, or a text."""
+    if isinstance(given, list):
+        return "".join([_thoughts(item) for item in cast("list[object]", given)])
+    if isinstance(given, dict):
+        return optional(cast("Json", given), "text", str) or ""
+    return given if isinstance(given, str) else ""
+
+
+def _reasoning(delta: Json) -> str:
+    """Return the reasoning of a delta. Servers that give it twice repeat the same text."""
+    for name in ("reasoning_content", "reasoning", "thinking"):
+        if isinstance(text := delta.get(name), str) and text:
+            return text
+    details = delta.get("reasoning_details")
+    if not isinstance(details, list):
+        return ""
+    items = [cast("Json", item) for item in cast("list[object]", details) if isinstance(item, dict)]
+    return "".join([str(item.get("text") or item.get("summary") or "") for item in items])
 
 
 def _logprobs(given: Json | None) -> list[Any]:
     if given is None:
         return []
     # The chat API has one object per token. The completions API has parallel lists, which are passed on as they are.
-    return _objects(given, "content") if "content" in given else [given]
+    return list_of_objects(given, "content") if "content" in given else [given]

@@ -7,11 +7,11 @@ import anyio
 
 from sampling._arguments import check_bool, check_number, check_str
 from sampling._json.bounded import loads
-from sampling._redaction import Redactor
+from sampling._redaction import Redactor, clears_locals
 from sampling.backends.http._address import resolve_address
 from sampling.backends.http._default_transport import default_transport
+from sampling.backends.http._errors import ErrorResponse
 from sampling.backends.http._transport import CLOSE_GRACE_S, Transport, WireRequest, WireResponse
-from sampling.backends.openai._errors import ErrorResponse
 from sampling.errors import MalformedResponse, ResponseTooLarge, Timeout
 
 __all__ = ["OpenAIEmbeddings"]
@@ -29,6 +29,7 @@ class OpenAIEmbeddings:
     It raises the same errors as `OpenAIBackend`. It keeps no connection open, so it needs no closing.
     """
 
+    @clears_locals
     def __init__(
         self,
         base_url: str | None = None,

@@ -51,7 +51,7 @@ class TestStandard:
         assert events_of(b"data: a\xffb\n\n") == ["a\ufffdb"]
 
     def test_an_event_without_its_empty_line_counts_at_the_end_of_the_stream(self):
-        """Servers forget the last empty line; a line that was cut off is dropped."""
+        """An event without the last empty line counts, and a line that was cut off does not."""
         assert events_of(b"data: whole\n") == ["whole"]
         assert events_of(b"data: whole\ndata: cut o") == ["whole"]
         assert events_of(b"data: cut o") == []
@@ -245,7 +245,7 @@ def test_random_bytes_are_no_answer():
 
 
 def test_a_surrogate_pair_that_was_cut_in_two_is_whole_again():
-    """Row 17: also where the cut goes through an escape in two chunks; a half that stays alone is U+FFFD."""
+    """Row 17: a surrogate pair that two chunks split is joined, and a lone half becomes U+FFFD."""
     assert read(random.Random(0), CORPUS[4]).text == "😀 \ufffd"
 
 

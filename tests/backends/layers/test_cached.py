@@ -1,13 +1,17 @@
 """Remembering answers: each sample by itself, whole ones only, and nothing that a crafted file could do."""
 
 import sqlite3
+from functools import partial
 
 import anyio
+import anyio.lowlevel
 import attrs
 import pytest
 
 from sampling import Budget, Generation, Message, Options, RejectionSamplingStrategy, Request, TransientError, Usage
-from sampling.backends.layers import Cached, FileStore, MemoryStore, Retrying
+from sampling.backends.adapters import from_litellm
+from sampling.backends.layers import Cached, FileStore, Limited, MemoryStore, Retrying
+from sampling.backends.layers._identity import identity_of
 from sampling.backends.simulated import SimulatedBackend
 from sampling.errors import FileRefused
 from sampling.testing import After, ScriptedBackend, cancel_at_every_step
@@ -77,13 +81,111 @@ def test_what_was_there_already_has_used_nothing(run, store):
     ],
 )
 def test_whatever_makes_a_difference_is_in_the_key(run, changes):
-    """A temperature of 0 is not the same as none; neither is another subsample, attempt, model or message."""
+    """A different temperature, subsample, attempt, model or message is a different entry."""
     cached = Cached(ScriptedBackend(["one", "other"]))
 
     async def two():
         return [(await cached.generate(request)).text for request in (ASK, attrs.evolve(ASK, **changes))]
 
     assert ["one", "other"] == run(two)
+
+
+def answering(model):
+    """A function that answers with its model."""
+
+    async def backend(request):
+        await anyio.lowlevel.checkpoint()
+        return Generation(model)
+
+    return backend
+
+
+async def with_model(model, request):
+    """A function that is given its model."""
+    await anyio.lowlevel.checkpoint()
+    return Generation(model)
+
+
+class WithModel:
+    """A backend with a model."""
+
+    def __init__(self, model):
+        self.model = model
+
+    async def generate(self, request):
+        """Answer with the model."""
+        await anyio.lowlevel.checkpoint()
+        return Generation(self.model)
+
+
+class WithFingerprint(WithModel):
+    """A backend that describes itself."""
+
+    def __init__(self, model):
+        self.name = model
+
+    @property
+    def model(self):
+        """What it answers with, and what tells nothing."""
+        return self.name
+
+    def fingerprint(self):
+        """Return its model."""
+        return self.name
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        answering,
+        WithModel,
+        WithFingerprint,
+        lambda model: partial(with_model, model),
+        lambda model: WithModel(model).generate,
+        lambda model: Retrying(WithModel(model)),
+        lambda model: Limited(Retrying(answering(model)), max_in_flight=1),
+    ],
+)
+def test_another_model_gets_no_old_answers(run, store, make):
+    """The model of the backend is in the key, however the backend is made, and the same model finds its answers."""
+
+    async def texts_of(*models):
+        return [(await Cached(make(model), store=store).generate(ASK)).text for model in models]
+
+    assert ["old", "new", "old"] == run(texts_of, "old", "new", "old")
+    cached = Cached(make("old"), store=store)
+    run(cached.generate, ASK)
+    assert (1, 0) == (cached.hits, cached.misses)
+
+
+def test_clients_of_other_libraries_are_told_apart_by_their_model():
+    """Another key of the same model makes no difference, and is in no fingerprint."""
+
+    async def acompletion(**_): ...
+
+    one, other, same = (
+        identity_of(from_litellm(acompletion, model=model, api_key=key))
+        for model, key in (("m", "secret-1"), ("n", "secret-1"), ("m", "secret-2"))
+    )
+    assert one == same != other
+    assert "secret" not in str(one)
+
+
+def test_a_model_that_changes_later_gets_no_old_answers(run, store):
+    """The model is read for every request."""
+    backend = WithModel("old")
+    cached = Cached(backend, store=store)
+    assert "old" == run(cached.generate, ASK).text
+    backend.model = "new"
+    assert "new" == run(cached.generate, ASK).text
+
+
+def test_retries_and_limits_change_no_key(run, store):
+    """A layer is added without asking everything again."""
+    run(Cached(WithModel("m"), store=store).generate, ASK)
+    cached = Cached(Retrying(Limited(WithModel("m"), max_in_flight=3)), store=store)
+    run(cached.generate, ASK)
+    assert 1 == cached.hits
 
 
 def test_what_makes_no_difference_is_not(run):
@@ -101,7 +203,7 @@ def test_what_makes_no_difference_is_not(run):
 
 
 def test_an_attempt_that_asks_the_same_thrice_gets_three_answers(run, store):
-    """As a check does that asks a judge three times; and when the call is repeated, the same three."""
+    """The same request made three times has three entries, and a repeated call gets the same three."""
     asked = []
 
     async def numbered(request):
@@ -239,7 +341,7 @@ def test_what_a_requirement_cut_short_is_cut_short_again(run, store):
 
 
 def test_what_was_cut_short_and_is_not_any_more_is_asked_for_anew(run, store):
-    """What was handed over can't be taken back, so that costs an error that may pass; the whole text is kept then."""
+    """A cached answer that was cut short is a transient error, and the next request asks anew."""
     backend = SimulatedBackend(output_tokens=10, seed=1)
     cached = Cached(backend, store=store)
 
@@ -390,7 +492,7 @@ def test_a_crafted_answer_is_refused(run, tmp_path, answer):
 
 def test_options_that_cannot_be_told_apart_are_refused(run):
     """An object without a JSON form might be another one next time."""
-    request = Request(ASK.messages, Options(extra={"callback": print}))
+    request = Request(ASK.messages, Options(extra={"callback": len}))
 
     with pytest.raises(TypeError, match=r"extra\['callback'\] must be made of JSON values.*got <built-in"):
         run(Cached(SimulatedBackend()).generate, request)

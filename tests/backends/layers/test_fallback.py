@@ -148,7 +148,7 @@ def test_a_cancellation_at_any_step_asks_nobody_else():
 
 
 def test_all_backends_are_opened_and_closed(run):
-    """The last one opened is the first one closed; those that can't be opened need not be."""
+    """Backends close in the reverse order of opening, and one that failed to open is skipped."""
     events = []
 
     class Openable(ScriptedBackend):

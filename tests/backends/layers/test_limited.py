@@ -26,7 +26,7 @@ ASK = Request((Message("user", "hello"),))
 
 
 async def send_times(layer, count, request=ASK):
-    """Ask `count` times at once; return the seconds at which the requests reached the backend."""
+    """Send `count` requests at once and return when each reached the backend."""
     start = anyio.current_time()
     async with anyio.create_task_group() as group:
         for _ in range(count):
@@ -70,7 +70,7 @@ def test_requests_are_sent_so_far_apart(run):
 
 
 def test_tokens_are_paced_by_what_answers_really_take(run):
-    """The first is let go on a guess; what it took in truth is made up for by those who follow."""
+    """The first request is admitted on an estimate, and later ones wait for what it really used."""
     backend = Clocked(lambda request: Generation("done", Usage(100, 200)))
     limited = Limited(backend, tokens_per_s=100)
 
@@ -122,7 +122,7 @@ def test_a_cancelled_wait_takes_nothing_from_the_rate(run):
 
 
 def test_the_same_key_shares_the_limits(run):
-    """Two layers around two backends that use one account are one limit; other limits under that key are refused."""
+    """Two layers with the same key share one limit, and a different limit under that key is an error."""
     backend = ScriptedBackend(lambda request: After(1.0, "done"))
 
     async def both():
@@ -263,7 +263,7 @@ def test_without_any_queue_refusals_alone_show_the_way(run):
 
 @pytest.mark.parametrize("max_queued", [None, 0], ids=["any queue", "no queue"])
 def test_an_adaptive_limit_recovers_after_a_collapse(run, max_queued):
-    """The server stops for a minute, or is down to one slot: when it is back, so is the load, and few were refused."""
+    """After a server was down or had one slot for a minute, the load returns, and few requests were refused."""
     for collapse in (0, 1):
         backend = server(slots=12, max_queued=max_queued)
         limited = Limited(backend, adaptive=True)
@@ -314,7 +314,7 @@ def test_requests_that_time_out_make_it_send_fewer(run):
 
 
 def test_a_rate_limited_server_is_asked_again_when_it_said(run):
-    """Row 1: Retrying around an adaptive Limited; nearly everything gets through, at the server's own rate."""
+    """Row 1: with Retrying around an adaptive Limited, nearly all requests succeed at the server's own rate."""
     backend = SimulatedBackend(rate_limit=5, slots=100, output_tokens=1, time_to_first_token_s=0.01)
     layered = Retrying(Limited(backend, adaptive=True), attempts=20, seed=1)
 

@@ -1,12 +1,14 @@
 """Pricing: what tokens cost is on the usage, for losers and failures too, and a budget stops by it."""
 
 import anyio
+import genai_prices
 import pytest
 
 from sampling import (
     Budget,
     Generation,
     Message,
+    Options,
     Price,
     RejectionSamplingStrategy,
     Request,
@@ -16,6 +18,7 @@ from sampling import (
     report_usage,
 )
 from sampling.backends.layers import Priced
+from sampling.errors import BadRequest, ConnectFailed
 from sampling.testing import ScriptedBackend
 
 ASK = Request((Message("user", "hello"),))
@@ -31,7 +34,7 @@ def test_an_answer_has_its_price(run):
 
 
 def test_what_the_server_says_it_cost_is_kept(run):
-    """A server knows its discounts; a price list does not."""
+    """A cost that the server reports is kept."""
     backend = Priced(ScriptedBackend([Generation("a", Usage(500_000, 250_000, 0.25))]), PRICE)
 
     assert 0.25 == run(backend.generate, ASK).usage.cost
@@ -56,7 +59,7 @@ def test_losers_and_failures_are_priced_by_what_they_had_used(run):
 
 
 def test_a_budget_stops_by_the_price(run):
-    """`Budget(cost=…)` needs to know what things cost; a price list is enough."""
+    """A price list is enough for `Budget(cost=…)`."""
     backend = Priced(ScriptedBackend([Generation("a", Usage(0, 125_000))] * 10), PRICE)
 
     async def call():
@@ -86,6 +89,57 @@ def test_bad_prices_are_refused_by_name():
         Price(-1, 0)
     with pytest.raises(TypeError, match="output_per_million must be a number >= 0, got 'x'"):
         Price(1, "x")
-    with pytest.raises(TypeError, match="price must be a Price, got 3"):
+    with pytest.raises(TypeError, match="price must be a Price or None, got 3"):
         Priced(ScriptedBackend([]), 3)
-    assert "price=Price(input_per_million=2.0, output_per_million=8.0)" in repr(Priced(ScriptedBackend([]), PRICE))
+    assert "price=Price(input_per_million=2.0, output_per_million=8.0, cached_input_per_million=None)" in repr(
+        Priced(ScriptedBackend([]), PRICE)
+    )
+
+
+def test_cached_input_has_its_own_price(run):
+    """Of a million tokens, 800,000 from the cache at a tenth of the price."""
+    price = Price(2.0, 8.0, 0.2)
+    backend = Priced(ScriptedBackend([Generation("a", Usage(1_000_000, 0, 0.0, 800_000))]), price)
+
+    assert 0.56 == pytest.approx(run(backend.generate, ASK).usage.cost)
+    assert 2.0 == PRICE.of(Usage(1_000_000, 0, 0.0, 800_000))
+
+
+def of_model(model, url=None):
+    """A backend that names its model, and its address."""
+    backend = ScriptedBackend([Generation("a", Usage(1_000_000, 0, 0.0, 800_000))])
+    backend.model = model
+    backend.base_url = url
+    return backend
+
+
+def test_the_price_list_knows_models_and_their_caches(run):
+    """No price has to be typed in. The numbers are those of the list, so they may change with it."""
+    cached = run(Priced(of_model("gpt-5-mini", "https://api.openai.com/v1")).generate, ASK).usage
+    whole = genai_prices.calc_price(genai_prices.Usage(input_tokens=1_000_000), "gpt-5-mini", provider_id="openai")
+
+    assert 0 < cached.cost < float(whole.total_price)
+
+
+def test_a_model_that_the_list_does_not_know_is_refused_before_it_is_asked(run):
+    """At construction, or when its name comes with the request."""
+    with pytest.raises(ValueError, match=r"no price is known for the model 'my-own'\. Pass a Price"):
+        Priced(of_model("my-own"))
+    backend = of_model("gpt-5-mini")
+    with pytest.raises(BadRequest, match="no price is known"):
+        run(Priced(backend).generate, Request(ASK.messages, Options(model="my-own")))
+    with pytest.raises(BadRequest, match="needs the name of the model"):
+        run(Priced(ScriptedBackend(["a"])).generate, ASK)
+    assert [] == list(backend.requests)
+
+
+def test_an_attempt_that_never_connected_costs_nothing(run):
+    """Nothing was reported, so nothing is priced."""
+
+    async def refuse(request):
+        raise ConnectFailed("nobody there")
+
+    budget = Budget(cost=1.0)
+    with pytest.raises(ConnectFailed):
+        run(RejectionSamplingStrategy().sample, "hello", None, Priced(refuse, PRICE), budget=budget)
+    assert 0.0 == budget.spent.cost

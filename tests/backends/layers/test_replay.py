@@ -17,13 +17,14 @@ from sampling import (
     MultiTurnStrategy,
     Options,
     RateLimited,
+    Reasoning,
     RejectionSamplingStrategy,
     Request,
+    ToolCall,
     TransientError,
     Usage,
 )
 from sampling.backends.layers import Recorded, Replayed, Retrying
-from sampling.backends.openai import OpenAIGeneration, ToolCall
 from sampling.backends.simulated import SimulatedBackend, lognormal
 from sampling.errors import CassetteMiss, FileRefused, ServerError
 from sampling.testing import After, ScriptedBackend, explore, run_virtual
@@ -32,7 +33,7 @@ ASK = Request((Message("user", "hello"),))
 
 
 def account(result):
-    """Return all of a result that is not an id; in virtual time, its times too."""
+    """Return everything of a result but its ids. Times are comparable in virtual time."""
     return [
         (one.iteration, one.outcome, one.text, repr(one.error), one.usage, one.validations and one.complaints)
         for one in result.attempts
@@ -57,7 +58,7 @@ def simulated(seed=1, **settings):
 @pytest.mark.parametrize("pace", [0.0, 1.0])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_call_is_replayed_to_the_byte(run, tmp_path, seed, pace):
-    """Answers, failures, cut and cancelled attempts, the winner and all usage; at the pace of then, the times too."""
+    """A replay repeats every attempt, the winner and all usage, and with the recorded pace the times too."""
     backend = simulated(seed)
     recorded = Recorded(backend, tmp_path / "cassette")
 
@@ -70,8 +71,8 @@ def test_a_call_is_replayed_to_the_byte(run, tmp_path, seed, pace):
 
 
 def test_tool_calls_and_logprobs_are_replayed_too(run, tmp_path):
-    """What only an OpenAI server gives comes back as it was: a conversation with tools can be replayed."""
-    whole = OpenAIGeneration(
+    """Tool calls, log-probabilities and refusals are replayed as they were recorded."""
+    whole = Generation(
         "",
         Usage(3, 4, 0.5),
         "tool_calls",
@@ -80,8 +81,8 @@ def test_tool_calls_and_logprobs_are_replayed_too(run, tmp_path):
         tool_calls=(ToolCall("1", "look", '{"up": 1}'), ToolCall("2", "act", "")),
         refusal="no",
         logprobs=({"token": "a", "logprob": -0.5, "bytes": [97]},),
-        choices=("", "b"),
-        response_id="r-1",
+        turns=(Message("assistant", [Reasoning("hm", "signed"), ToolCall("0", "see", "{}")]),),
+        raw={"id": "r-1"},
     )
     recorded = Recorded(ScriptedBackend([whole]), tmp_path / "cassette")
 
@@ -161,7 +162,7 @@ def test_one_call_of_many_can_be_replayed_alone(run, tmp_path):
 
 
 def test_errors_are_replayed_with_their_own_type(run, tmp_path):
-    """With what they said, so that a retry waits as long; an error of an unknown type is a plain BackendError."""
+    """Errors are replayed with their arguments, and one of an unknown type is a plain BackendError."""
     path = tmp_path / "cassette"
     overloaded = ServerError("overloaded", retry_after_s=3)
     overloaded.status = 503
@@ -184,7 +185,7 @@ def test_errors_are_replayed_with_their_own_type(run, tmp_path):
 
 
 def test_retries_around_it_see_what_the_recorded_ones_saw(run, tmp_path):
-    """The same request, asked again after its failure, is another entry; the waits are the same."""
+    """A request that is repeated after a failure is another entry, with the same waits."""
     path = tmp_path / "cassette"
     script = [RateLimited(retry_after_s=2), TransientError("no"), "done"]
 
@@ -270,7 +271,7 @@ def test_an_empty_cassette_says_so(run, tmp_path):
 
 
 def test_a_run_that_goes_another_way_fails_instead_of_hanging(run, tmp_path):
-    """What waits for its turn, or to be cancelled, waits `patience_s` and no longer."""
+    """A replayed request waits at most `patience_s` for its turn or its cancellation."""
     path = tmp_path / "cassette"
     slow_and_fast = ScriptedBackend(lambda request: After(1.0 + request.subsample, "done"))
 
@@ -345,7 +346,7 @@ def test_a_file_that_is_there_is_not_overwritten(run, tmp_path):
 
 
 def test_a_crash_in_the_middle_of_a_line_costs_that_line_only(run, tmp_path):
-    """What has no end never was an entry; the next recording cuts it off and goes on."""
+    """An incomplete last line is no entry, and the next recording removes it."""
     path = tmp_path / "cassette"
     run(Recorded(ScriptedBackend(["one"]), path).generate, ASK)
     whole = path.read_bytes()

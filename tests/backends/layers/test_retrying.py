@@ -133,7 +133,7 @@ def test_what_will_never_pass_is_not_tried_again(run, error):
 
 
 def test_a_cancellation_at_any_step_comes_through_at_once():
-    """Row 38: in a try or in a wait, it is a cancellation and never a RetryError, and the backend is left alone."""
+    """Row 38: a cancellation during a try or a wait passes through, and no request follows."""
     backends = []
 
     async def scenario(world):
@@ -165,7 +165,7 @@ def test_waits_count_against_the_deadline(run):
 
 
 def test_a_retry_costs_no_attempt(run):
-    """The loop budget is for answers; a try that brought none is not one of them."""
+    """A retried request does not count against the loop budget."""
     backend = ScriptedBackend([TransientError("no"), TransientError("no"), "done"])
 
     async def call():
@@ -228,7 +228,7 @@ def test_a_second_owner_of_retries_is_refused(wrap):
 
 
 def test_retries_that_meet_in_hiding_do_not_multiply(run):
-    """Row 79: a function hides the inner layers from the outer one; still only the outer one retries."""
+    """Row 79: only the outer layer retries, also where a plain function is between the two."""
     backend = ScriptedBackend(lambda request: TransientError("no"))
     innermost = Retrying(backend, attempts=5)
 

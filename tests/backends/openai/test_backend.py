@@ -87,7 +87,7 @@ class TestAnswers:
                 await server.until(lambda: server.disconnects == 1 and server.open == 0)
 
     async def test_options_are_passed_on(self):
-        """Temperature, seed, stop, max_tokens and everything in extra; extra wins."""
+        """All options are in the request, and `extra` overrides them."""
         options = {"temperature": 0.5, "seed": 7, "stop": ["\n"], "max_tokens": 9, "model": "other"}
         extra = {"n": 1, "logprobs": True, "tools": [{"type": "function"}], "seed": 8, "stream_options": {"x": 1}}
         async with OpenAIServer() as server, OpenAIBackend(server.url, model="m") as backend:
@@ -140,7 +140,7 @@ class TestSchemas:
         } == await self.sent(schema)
 
     async def test_a_pydantic_model_is_closed_and_strict(self):
-        """What the class would ignore is forbidden, nested classes included."""
+        """The schema forbids additional properties, in nested classes too."""
 
         class Inner(BaseModel):
             b: int
@@ -232,6 +232,10 @@ class TestAddress:
             ("http://127.1/v1", "whole IP address"),
             ("https://169.254.169.254/v1", "link-local"),
             ("https://[fe80::1]/v1", "link-local"),
+            ("https://[::ffff:169.254.169.254]/v1", "link-local"),
+            ("https://[::ffff:a9fe:a9fe]/v1", "link-local"),
+            ("https://[64:ff9b::a9fe:a9fe]/v1", "link-local"),
+            ("https://[2002:a9fe:a9fe::1]/v1", "link-local"),
             ("https://user:hunter2@example.com/v1", "user name or password"),
             ("https://hunter2@example.com/v1", "user name or password"),
             ("https://example.com/v1?key=hunter2", "query or a fragment"),
@@ -410,7 +414,7 @@ class TestLife:
             assert server.connections == 2
 
     async def test_another_event_loop_does_not_touch_the_connections_of_this_one(self):
-        """A connection belongs to the loop that it was made in; elsewhere each request has one of its own."""
+        """In another event loop than the one that opened the backend, each request has its own connection."""
         async with OpenAIServer() as server, OpenAIBackend(server.url, model="m") as backend:
             await backend.generate(asking())
             elsewhere = partial(anyio.run, backend.generate, asking(), backend="asyncio")
@@ -474,7 +478,7 @@ class TestLosers:
             assert result.usage.total_tokens >= 11 + 7
 
     async def test_a_loser_that_still_waits_for_headers_is_disconnected_too(self):
-        """Its question was sent, so it counts as used; a request that was never sent counts as nothing."""
+        """The prompt of a cancelled request counts once it was sent, and not before."""
 
         said = b'data: {"choices": [{"index": 0, "delta": {"content": "won"}, "finish_reason": "stop"}]}\n\n'
         winner = [b"HTTP/1.1 200 OK\r\n\r\n" + said + b"data: [DONE]\n\n"]
@@ -511,7 +515,7 @@ def pool_of(backend):
 class TestPool:
     @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="descriptors are counted in /proc")
     async def test_it_survives_200_cancellations_under_contention(self):
-        """Row 25: requests are cancelled while queued, connecting, sending and reading; the pool is healthy after."""
+        """Row 25: the pool is healthy after requests were cancelled while queued, connecting, sending and reading."""
         slow = Reply(["x"] * 5, interval_s=0.002)
         async with OpenAIServer(slow) as server, OpenAIBackend(server.url, model="m", max_connections=4) as backend:
             await backend.generate(asking())

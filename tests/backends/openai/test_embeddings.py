@@ -66,7 +66,7 @@ async def test_answers_are_compared_by_what_it_returns():
     ],
 )
 async def test_what_is_no_vector_is_a_typed_error(script, error):
-    """As with OpenAIBackend; and the key is in none of them."""
+    """Errors are those of OpenAIBackend, and none contains the key."""
     async with HostileServer(script) as server:
         with pytest.raises(error) as caught:
             await OpenAIEmbeddings(server.url, KEY, model="small")("text")

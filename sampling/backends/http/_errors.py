@@ -1,6 +1,7 @@
 """Translate error responses into typed errors: status, error object and Retry-After."""
 
 import math
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -12,6 +13,7 @@ import attrs
 from sampling._json.bounded import loads
 from sampling._redaction import Redactor
 from sampling.errors import (
+    AnswerRejected,
     AuthenticationFailed,
     BackendError,
     BadRequest,
@@ -31,20 +33,44 @@ MAX_RETRY_AFTER_S = 120.0
 
 # An error object inside a stream comes with status 200, so its code has to tell the status.
 _STATUS_OF_CODE = {
+    "api_error": 500,
     "authentication_error": 401,
+    "billing_error": 402,
     "billing_hard_limit_reached": 402,
     "context_length_exceeded": 400,
     "insufficient_quota": 402,
     "invalid_api_key": 401,
     "invalid_request_error": 400,
+    "json_validate_failed": 400,
     "model_not_found": 404,
     "not_found_error": 404,
+    "overloaded_error": 529,
     "permission_error": 403,
     "rate_limit_error": 429,
     "rate_limit_exceeded": 429,
+    "request_too_large": 413,
     "requests": 429,
+    "timeout_error": 504,
     "tokens": 429,
+    "tool_use_failed": 400,
 }
+
+_UNKNOWN_MODEL_CODES = frozenset(
+    {"DeploymentNotFound", "deployment_not_found", "model_not_available", "model_not_found", "unknown_model"}
+)
+
+_UNKNOWN_MODEL = re.compile(
+    r"\b(?:invalid|unknown|no such) model\b|\bnot a valid model\b|\bmodel not exist\b", re.IGNORECASE
+)
+# A 404 may also mean that the path is missing, and a path may have "model" in its name.
+_MISSING_MODEL = re.compile(
+    r"(?<![/\w])models?\b[^\n]{0,200}?\bnot (?:exist|found|available)\b|^model: \S+$|\bno endpoints found for\b",
+    re.IGNORECASE,
+)
+_MAX_SEARCHED = 2_000
+
+# The server checked what the model wrote, and refused it. Another sample may pass.
+_REJECTED_ANSWER_CODES = frozenset({"json_validate_failed", "output_parse_failed", "tool_use_failed"})
 
 # Request timeout, conflict, and too early: another try may succeed.
 _RETRYABLE_4XX = frozenset({408, 409, 425})
@@ -58,8 +84,16 @@ class ErrorResponse:
     message: str
     """The message of the server, redacted and shortened."""
 
-    code: str = ""
-    mentions_model: bool = False
+    codes: tuple[str, ...] = ()
+    param: str = ""
+    """The parameter that the error is about, if the server names one."""
+
+    failed_generation: str | None = None
+    """The text of the model that the server refused."""
+
+    searched: str = attrs.field(default="", repr=False)
+    """The beginning of the message, as the server wrote it."""
+
     retry_after_s: float | None = None
     target: str = ""
     """The host that a redirect leads to. The rest of the URL may hold secrets."""
@@ -68,44 +102,63 @@ class ErrorResponse:
     def from_response(cls, status: int, headers: Mapping[str, str], body: bytes, redactor: Redactor) -> "ErrorResponse":
         """Parse a response with an error status."""
         try:
-            parsed = loads(body.decode("utf-8", "replace"))
+            parsed: object = loads(body.decode("utf-8", "replace"))
         except ValueError:
             parsed = None
-        fields = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else {}
-        message, codes = _message_and_codes(fields.get("error", fields))
-        return cls(
-            status,
-            redactor.sample(message or body),
-            _first_known(codes),
-            _mentions_model(message, codes),
-            retry_after_s(headers),
-            redactor.sample(_host(headers.get("location", ""))),
+        # Gemini wraps its error in a list.
+        first = [*cast("list[object]", parsed), None][0] if isinstance(parsed, list) else parsed
+        fields = cast("dict[str, Any]", first) if isinstance(first, dict) else {}
+        found = cls.from_error_object(fields.get("error", fields), redactor)
+        return attrs.evolve(
+            found,
+            status=status,
+            message=found.message or redactor.sample(body),
+            searched=found.searched or body[:_MAX_SEARCHED].decode("utf-8", "replace"),
+            retry_after_s=retry_after_s(headers),
+            target=redactor.sample(_host(headers.get("location", ""))),
         )
 
     @classmethod
     def from_error_object(cls, error: object, redactor: Redactor) -> "ErrorResponse":
         """
-        Parse an error object inside a stream.
+        Parse an error object, as in a stream.
 
         Without a known code, it counts as a server error.
         """
-        message, codes = _message_and_codes(error)
-        code = _first_known(codes)
+        fields = cast("dict[str, Any]", error) if isinstance(error, dict) else {}
+        message = error if isinstance(error, str) else _message(fields)
+        codes = _codes(fields)
         status = next((int(c) for c in codes if c.isdecimal() and 400 <= int(c[:4]) <= 599), None)
+        known = next((_STATUS_OF_CODE[code] for code in codes if code in _STATUS_OF_CODE), 500)
+        failed = fields.get("failed_generation")
         return cls(
-            status or _STATUS_OF_CODE.get(code, 500), redactor.sample(message), code, _mentions_model(message, codes)
+            status or known,
+            redactor.sample(message),
+            tuple(codes),
+            param if isinstance(param := fields.get("param"), str) else "",
+            failed if isinstance(failed, str) else None,
+            message[:_MAX_SEARCHED],
         )
+
+    def refuses_parameter(self, name: str) -> bool:
+        """Return whether the server refuses the request because of a parameter of this name."""
+        if self.status not in {400, 422}:
+            return False
+        return self.param == name or re.search(rf"(?<!\w){name}(?!\w)", self.searched) is not None
 
     def as_error(self) -> BackendError:
         """Return the exception to raise."""
         error = self._error(self._describe())
         error.status = self.status
+        error.partial_text = self.failed_generation or None
         return error
 
     def _describe(self) -> str:
         return f"the server answered {self.status}" + (f": {self.message}" if self.message else "")
 
     def _error(self, message: str) -> BackendError:
+        if self.failed_generation is not None or not _REJECTED_ANSWER_CODES.isdisjoint(self.codes):
+            return AnswerRejected(message)
         if 300 <= self.status < 400:
             return Redirected(f"the server answered {self.status}, a redirect to {self.target}")
         if self.status >= 500 or self.status in _RETRYABLE_4XX:
@@ -116,7 +169,7 @@ class ErrorResponse:
 
     def _refused(self, message: str) -> BackendError:
         # OpenAI sends an exhausted quota as a 429. Only the code tells it from a rate limit.
-        if self.status == 402 or _STATUS_OF_CODE.get(self.code) == 402:
+        if self.status == 402 or any(_STATUS_OF_CODE.get(code) == 402 for code in self.codes):
             return QuotaExhausted(message)
         if self.status == 429:
             return RateLimited(message, retry_after_s=self.retry_after_s)
@@ -125,13 +178,20 @@ class ErrorResponse:
         return self._bad_request(message)
 
     def _bad_request(self, message: str) -> BackendError:
-        if self.code == "model_not_found" or (self.status == 404 and self.mentions_model):
+        if self._is_about_model():
             return ModelNotFound(message)
         if self.status == 404:
             return BadRequest(message, hint="There is no API at this address. Check base_url: most end in /v1.")
         if self.status == 413:
             return RequestTooLarge(message)
         return BadRequest(message)
+
+    def _is_about_model(self) -> bool:
+        if not _UNKNOWN_MODEL_CODES.isdisjoint(self.codes):
+            return True
+        if self.status in {400, 404} and _UNKNOWN_MODEL.search(self.searched):
+            return True
+        return self.status == 404 and _MISSING_MODEL.search(self.searched) is not None
 
 
 def _host(url: str) -> str:
@@ -141,24 +201,12 @@ def _host(url: str) -> str:
         return "an invalid address"
 
 
-def _message_and_codes(error: object) -> tuple[str, list[str]]:
-    """Return the message and codes of an error object of any shape."""
-    if isinstance(error, str):
-        return error, []
-    if not isinstance(error, dict):
-        return "", []
-    fields = cast("dict[str, Any]", error)
-    message = next((v for n in ("message", "detail", "error") if isinstance(v := fields.get(n), str)), "")
-    codes = [str(v) for n in ("code", "type") if isinstance(v := fields.get(n), str | int) and len(str(v)) <= 100]
-    return message, codes
+def _message(fields: Mapping[str, Any]) -> str:
+    return next((v for n in ("message", "detail", "error") if isinstance(v := fields.get(n), str)), "")
 
 
-def _first_known(codes: list[str]) -> str:
-    return next((code for code in codes if code in _STATUS_OF_CODE), "")
-
-
-def _mentions_model(message: str, codes: list[str]) -> bool:
-    return "model_not_found" in codes or "model" in message.lower()
+def _codes(fields: Mapping[str, Any]) -> list[str]:
+    return [str(v) for n in ("code", "type") if isinstance(v := fields.get(n), str | int) and len(str(v)) <= 100]
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> float | None:

@@ -1,0 +1,261 @@
+"""Adapt JSON schemas to what constrained decoding accepts."""
+
+from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, TypeAlias, cast
+
+__all__ = ["close_objects", "has_finite_value", "inline_root", "is_strict", "reduced_schema", "strict_schema"]
+
+Json: TypeAlias = dict[str, Any]
+
+# The rules: https://platform.openai.com/docs/guides/structured-outputs#supported-schemas
+_KEYWORDS = frozenset(
+    {
+        "$defs",
+        "$ref",
+        "additionalProperties",
+        "anyOf",
+        "const",
+        "description",
+        "enum",
+        "exclusiveMaximum",
+        "exclusiveMinimum",
+        "format",
+        "items",
+        "maxItems",
+        "maximum",
+        "minItems",
+        "minimum",
+        "multipleOf",
+        "pattern",
+        "properties",
+        "required",
+        "title",
+        "type",
+    }
+)
+_FORMATS = frozenset({"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uuid"})
+# What only narrows the values may be left out, because the answer is validated. The model is told of it in words.
+_TOLD = ("minLength", "maxLength", "uniqueItems", "minProperties", "maxProperties", "contains", "format")
+_SILENT = frozenset(
+    {"$comment", "$id", "$schema", "default", "deprecated", "discriminator", "examples", "readOnly", "writeOnly"}
+)
+_NULL: Json = {"type": "null"}
+_MAX_DEPTH = 10
+_MAX_PROPERTIES = 5_000
+
+
+def close_objects(schema: Any) -> Any:
+    """Return a copy of a schema whose objects allow no properties that it does not name."""
+    if isinstance(schema, list):
+        return [close_objects(item) for item in cast("list[object]", schema)]
+    if not isinstance(schema, Mapping):
+        return schema
+    node: Json = {name: close_objects(value) for name, value in cast("Json", schema).items()}
+    if isinstance(node.get("properties"), dict) and node.get("type", "object") == "object":
+        node.setdefault("additionalProperties", False)
+    return node
+
+
+def strict_schema(schema: Mapping[str, Any]) -> Json | None:
+    """
+    Return a schema for strict mode that every answer to the given one fits, or None if there is none.
+
+    Fields with a default become required and may be null. Tuples become arrays. Constraints that strict mode does not
+    know move to the description.
+    """
+    strict = _strict(deepcopy(inline_root(schema)))
+    return strict if is_strict(strict) else None
+
+
+def inline_root(schema: Mapping[str, Any]) -> Json:
+    """Return a schema whose root is no reference, as that of a recursive type is."""
+    root = dict(schema)
+    if "$ref" in root:
+        found = root.get("$defs", {}).get(str(root["$ref"]).rpartition("/")[2])
+        if isinstance(found, dict):
+            del root["$ref"]
+            # A copy: what is rewritten in one place must not be rewritten in the other, too.
+            root = {**deepcopy(cast("Json", found)), **root}
+    return root
+
+
+def _strict(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    node = cast("Json", node)
+    _merge_all_of(node)
+    if "oneOf" in node:
+        node["anyOf"] = node.pop("oneOf")
+    if "prefixItems" in node:
+        _tuple_as_array(node)
+    _make_inner_strict(node)
+    if isinstance(node.get("properties"), dict):
+        _require_all(node)
+    _tell_in_words(node)
+    return _without_siblings_of_ref(node)
+
+
+def _make_inner_strict(node: Json) -> None:
+    for name in ("$defs", "properties"):
+        if isinstance(node.get(name), dict):
+            node[name] = {key: _strict(value) for key, value in node[name].items()}
+    if isinstance(node.get("anyOf"), list):
+        node["anyOf"] = [_strict(variant) for variant in node["anyOf"]]
+    if isinstance(node.get("items"), dict):
+        node["items"] = _strict(node["items"])
+
+
+def _merge_all_of(node: Json) -> None:
+    """Merge an `allOf` of one schema into its parent."""
+    parts = node.get("allOf")
+    if isinstance(parts, list) and len(cast("list[object]", parts)) == 1 and isinstance(parts[0], dict):
+        del node["allOf"]
+        for name, value in cast("Json", parts[0]).items():
+            node.setdefault(name, value)
+
+
+def _tuple_as_array(node: Json) -> None:
+    variants: list[Any] = []
+    for item in node.pop("prefixItems"):
+        if item not in variants:
+            variants.append(item)
+    node["items"] = variants[0] if len(variants) == 1 else {"anyOf": variants}
+
+
+def _require_all(node: Json) -> None:
+    node.setdefault("additionalProperties", False)
+    required = node.get("required", [])
+    for name, value in node["properties"].items():
+        if name not in required:
+            node["properties"][name] = _nullable(value)
+    node["required"] = list(node["properties"])
+
+
+def _nullable(node: Json) -> Json:
+    variants = node.get("anyOf")
+    if isinstance(variants, list):
+        return node if _NULL in variants else {**node, "anyOf": [*cast("list[object]", variants), _NULL]}
+    description = {"description": node["description"]} if "description" in node else {}
+    return {"anyOf": [{name: value for name, value in node.items() if name != "description"}, _NULL], **description}
+
+
+def reduced_schema(schema: Mapping[str, Any], keywords: Collection[str]) -> Json:
+    """
+    Return a schema with these keywords only that every answer to the given one fits.
+
+    A `const` becomes an enum. Constraints that are left out move to the description.
+    """
+    return cast("Json", _reduced(deepcopy(inline_root(schema)), keywords))
+
+
+def _reduced(node: Any, keywords: Collection[str]) -> Any:
+    if not isinstance(node, dict):
+        return node
+    node = cast("Json", node)
+    _merge_all_of(node)
+    if "const" in node and "const" not in keywords:
+        node["enum"] = [node.pop("const")]
+    for name in ("$defs", "properties"):
+        if isinstance(node.get(name), dict):
+            node[name] = {key: _reduced(value, keywords) for key, value in node[name].items()}
+    for name in ("anyOf", "oneOf", "prefixItems"):
+        if isinstance(node.get(name), list):
+            node[name] = [_reduced(variant, keywords) for variant in node[name]]
+    for name in ("items", "additionalProperties"):
+        node.update({name: _reduced(node[name], keywords)} if name in node else {})
+    _tell_in_words(node, [name for name in node if name not in keywords and name not in _SILENT])
+    return _without_siblings_of_ref(node)
+
+
+def _tell_in_words(node: Json, names: Sequence[str] | None = None) -> None:
+    if names is None:
+        names = [name for name in _TOLD if name in node and not (name == "format" and node[name] in _FORMATS)]
+    told = [f"{name}: {node.pop(name)}" for name in names]
+    if told:
+        node["description"] = " ".join([*([node["description"]] if "description" in node else []), *told])
+    for name in _SILENT:
+        node.pop(name, None)
+
+
+def _without_siblings_of_ref(node: Json) -> Json:
+    # Strict mode allows siblings of anyOf, but not of $ref. Inlining would not end for a recursive type.
+    if "$ref" in node and len(node) > 1 and "$defs" not in node:
+        return {"anyOf": [{"$ref": node.pop("$ref")}], **node}
+    return node
+
+
+def is_strict(schema: object) -> bool:
+    """Return whether OpenAI's strict mode accepts a schema."""
+    if not isinstance(schema, Mapping):
+        return False
+    root = cast("Json", schema)
+    if root.get("type") != "object" or "anyOf" in root:
+        return False
+    return _is_strict_node(root, 0) and _count_properties(root) <= _MAX_PROPERTIES
+
+
+def _is_strict_node(schema: object, depth: int) -> bool:
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return False
+    node = cast("Json", schema)
+    if not _KEYWORDS.issuperset(node) or not any(name in node for name in ("type", "anyOf", "$ref", "enum", "const")):
+        return False
+    if node.get("format", "date") not in _FORMATS or ("$ref" in node and len(node) > 1 and "$defs" not in node):
+        return False
+    if not _is_strict_object(node) or ("array" in _types(node) and "items" not in node):
+        return False
+    inner = [*node.get("properties", {}).values(), *node.get("anyOf", ())]
+    inner += [node["items"]] if "items" in node else []
+    deeper = depth + ("properties" in node)
+    return all(_is_strict_node(one, deeper) for one in inner) and all(
+        _is_strict_node(one, 0) for one in node.get("$defs", {}).values()
+    )
+
+
+def _types(node: Json) -> list[object]:
+    kinds = node.get("type", [])
+    return cast("list[object]", kinds) if isinstance(kinds, list) else [kinds]
+
+
+def _is_strict_object(node: Json) -> bool:
+    if "object" not in _types(node) and "properties" not in node:
+        return True
+    properties = cast("Json", node.get("properties", {}))
+    return node.get("additionalProperties") is False and properties.keys() == set(node.get("required", ()))
+
+
+def _count_properties(schema: Any) -> int:
+    if isinstance(schema, list):
+        return sum([_count_properties(item) for item in cast("list[object]", schema)])
+    if not isinstance(schema, Mapping):
+        return 0
+    node = cast("Json", schema)
+    own = len(node["properties"]) if isinstance(node.get("properties"), dict) else 0
+    return own + sum([_count_properties(value) for value in node.values()])
+
+
+def has_finite_value(schema: Json) -> bool:
+    """Return whether a value can match. None can if objects must contain themselves without end."""
+    definitions: Json = schema.get("$defs", {})
+    finite: set[str] = set()
+    while more := {name for name, node in definitions.items() if name not in finite and _is_finite(node, finite)}:
+        finite |= more
+    return _is_finite(schema, finite)
+
+
+def _is_finite(node: Any, finite: set[str]) -> bool:
+    """Return whether a node has a value that contains no definition but those that are known to have one."""
+    if not isinstance(node, dict):
+        return True
+    fields = cast("Json", node)
+    if "$ref" in fields:
+        return str(fields["$ref"]).rpartition("/")[2] in finite
+    for union in ("anyOf", "oneOf"):
+        if union in fields and not any(_is_finite(option, finite) for option in fields[union]):
+            return False
+    properties = fields.get("properties", {})
+    inside = [properties[name] for name in fields.get("required", ()) if name in properties]
+    inside += fields.get("prefixItems", []) if fields.get("minItems") else []
+    inside += [fields.get("items")] if fields.get("minItems") and "prefixItems" not in fields else []
+    return all(_is_finite(part, finite) for part in inside)

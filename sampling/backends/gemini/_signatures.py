@@ -1,0 +1,76 @@
+"""
+Remember which part of an answer a thought signature came with.
+
+Gemini signs parts of an answer, and wants each signature back on the part that it came with. A `Reasoning` has no
+place for that, so a signature that is not where Gemini usually puts it gets a prefix. No signature has a colon,
+because it is base64.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import attrs
+
+from sampling.parts import Reasoning
+
+__all__ = ["SKIP_VALIDATION", "SignedPlace", "signed_reasoning", "signed_texts", "split_signature"]
+
+Json: TypeAlias = dict[str, Any]
+
+SKIP_VALIDATION = "skip_thought_signature_validator"
+"""The signature that Google documents for calls that another model made."""
+
+_PREFIX = re.compile(
+    r"(?:call (?P<call>\d{1,6})|text (?P<start>\d{1,9})-(?P<end>\d{1,9})):(?P<signature>.*)", re.DOTALL
+)
+
+
+@attrs.frozen
+class SignedPlace:
+    """The part of an answer that a signature belongs to: a call, or a piece of the text."""
+
+    call: int | None = None
+    """The number of the tool call, from 0."""
+
+    start: int = 0
+    """The first character of the piece of text. Gemini often signs an empty piece at the end."""
+
+    end: int = 0
+
+
+def signed_reasoning(signature: str, place: SignedPlace, *, calls: int, chars: int) -> Reasoning:
+    """Return a part that carries a signature, in an answer with so many calls and characters of text."""
+    if place == _usual_place(calls, chars):
+        return Reasoning("", signature)
+    prefix = f"text {place.start}-{place.end}" if place.call is None else f"call {place.call}"
+    return Reasoning("", f"{prefix}:{signature}")
+
+
+def split_signature(signature: str, *, calls: int, chars: int) -> tuple[SignedPlace, str]:
+    """Return the place of a signature, and the signature as Gemini sent it."""
+    found = _PREFIX.fullmatch(signature)
+    if found is None:
+        return _usual_place(calls, chars), signature
+    if found["call"] is not None:
+        return SignedPlace(int(found["call"])), found["signature"]
+    return SignedPlace(None, int(found["start"]), int(found["end"])), found["signature"]
+
+
+def _usual_place(calls: int, chars: int) -> SignedPlace:
+    return SignedPlace(0) if calls else SignedPlace(None, chars, chars)
+
+
+def signed_texts(text: str, signed: Sequence[tuple[SignedPlace, str]]) -> list[Json]:
+    """Return a text as parts, of which some have a signature."""
+    parts: list[Json] = []
+    done = 0
+    for place, signature in sorted(signed, key=lambda one: (one[0].start, one[0].end)):
+        start, end = max(done, min(place.start, len(text))), max(done, min(place.end, len(text)))
+        if start > done:
+            parts.append({"text": text[done:start]})
+        parts.append({"text": text[start:end], "thoughtSignature": signature})
+        done = end
+    if done < len(text):
+        parts.append({"text": text[done:]})
+    return parts

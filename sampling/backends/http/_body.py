@@ -1,0 +1,44 @@
+"""Build the JSON body of a request, in the parts that all providers share."""
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+from sampling.errors import BadRequest, RequestTooLarge
+from sampling.options import Options
+
+__all__ = ["add_extra", "encode_json", "resolve_model"]
+
+
+def resolve_model(model: str | None, variable: str) -> str:
+    """Return the name of the model, or raise an error that says where to give one."""
+    if model is None:
+        raise BadRequest(
+            "no model was given",
+            hint=f"Pass model=… to the backend or in Options, or set {variable}. A server with one model accepts any.",
+        )
+    return model
+
+
+def add_extra(body: dict[str, Any], options: Options, reserved: Collection[str]) -> None:
+    """Add the extra options to a body, or raise if they set what the backend sets itself."""
+    if found := sorted(options.extra.keys() & set(reserved)):
+        raise BadRequest(
+            f"options.extra sets {', '.join(found)}, which the backend sets itself",
+            hint="Remove them: the messages come from the request, and every request is streamed so that it can stop.",
+        )
+    body.update(options.extra)
+
+
+def encode_json(body: dict[str, Any], max_bytes: int) -> bytes:
+    """Return a body as JSON, or raise if it is none or too large."""
+    try:
+        data = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=dict).encode()
+    except UnicodeEncodeError:
+        raise BadRequest("the request contains half of a surrogate pair, which can't be sent as UTF-8") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        # Without the message of the error, which may quote the request.
+        raise BadRequest(f"options.extra or options.schema is not JSON ({type(error).__name__})") from None
+    if len(data) > max_bytes:
+        raise RequestTooLarge(f"the request has {len(data):,} bytes, more than max_request_bytes={max_bytes:,}")
+    return data

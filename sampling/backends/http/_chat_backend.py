@@ -1,0 +1,458 @@
+"""`ChatBackend`, the base of backends that send one POST for each request and read a stream of events."""
+
+import hashlib
+import os
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NoReturn, Self, cast
+
+import anyio
+from anyio.lowlevel import checkpoint, current_token
+
+from sampling._arguments import check_bool, check_instance, check_int, check_number, check_str, wrong_type
+from sampling._engine.scope import report_usage
+from sampling._json.bounded import loads
+from sampling._log import Logger
+from sampling._redaction import Redactor, Secret, clears_locals
+from sampling._text import estimate_tokens
+from sampling.backends._structured import Structured, answer_from_tool, answer_schema, check_structured
+from sampling.backends._support import Support
+from sampling.backends.http._address import Provider, resolve_address
+from sampling.backends.http._body import resolve_model
+from sampling.backends.http._default_transport import default_transport
+from sampling.backends.http._errors import ErrorResponse
+from sampling.backends.http._sse import EventParser
+from sampling.backends.http._streamed import StreamedResponse
+from sampling.backends.http._transport import CLOSE_GRACE_S, Transport, WireRequest, WireResponse
+from sampling.errors import (
+    AuthenticationFailed,
+    BackendError,
+    ConnectFailed,
+    ConnectionLost,
+    MalformedResponse,
+    ResponseTooLarge,
+    Timeout,
+)
+from sampling.messages import Generation, Request
+from sampling.usage import Usage
+
+__all__ = ["MIB", "ChatBackend", "Receiver"]
+
+log = Logger("sampling.backends.http")
+
+MIB = 1024 * 1024
+
+Receiver = Callable[[str], None] | None
+"""The function that gets the pieces of the text, if there is one."""
+
+_MAX_EVENT_BYTES = 4 * MIB
+_MAX_ERROR_BYTES = 64 * 1024
+_ERROR_BODY_TIMEOUT_S = 5.0
+_DRAIN_TIMEOUT_S = 0.1
+
+
+class ChatBackend(ABC):
+    """
+    What all HTTP providers share: connections, keys, redaction, deadlines, size limits, errors and usage.
+
+    A provider sets `_support` in its constructor and overrides `_url`, `_key_header`, `_body` and `_new_answer`.
+    """
+
+    _support: Support
+    """The parts and options that the provider takes. Its constructor sets it."""
+
+    _error_type: type[ErrorResponse] = ErrorResponse
+    """The parser of error responses."""
+
+    _allow_missing_finish = False
+    """True to accept an answer whose end the server did not announce."""
+
+    @clears_locals
+    def __init__(  # noqa: PLR0913 - each of them is one thing that servers, networks or users differ in
+        self,
+        provider: Provider,
+        base_url: str | None,
+        api_key: str | None,
+        model: str | None,
+        *,
+        timeout_s: float,
+        connect_timeout_s: float,
+        max_connections: int,
+        max_request_bytes: int,
+        max_response_bytes: int,
+        headers: Mapping[str, str] | None,
+        send_env_key: bool,
+        allow_http: bool,
+        allowed_hosts: Collection[str] | None,
+        public_only: bool,
+        trust_env: bool,
+        ssl_context: ssl.SSLContext | None,
+        drop_unsupported: bool,
+        structured: Structured,
+        transport: Callable[[], Transport] | None,
+    ) -> None:
+        """Validate the arguments, which the providers describe."""
+        flags = {
+            "send_env_key": send_env_key,
+            "allow_http": allow_http,
+            "public_only": public_only,
+            "trust_env": trust_env,
+            "drop_unsupported": drop_unsupported,
+        }
+        for name, flag in flags.items():
+            check_bool(name, flag)
+        self._provider = provider
+        self._address = resolve_address(
+            base_url,
+            api_key,
+            send_env_key=send_env_key,
+            allow_http=allow_http,
+            allowed_hosts=allowed_hosts,
+            provider=provider,
+        )
+        self._headers = _secret_headers(headers)
+        self._redactor = Redactor([*([self._address.key] if self._address.key else []), *self._headers.values()])
+        self.model: str | None = _model(model, provider.model_variable)
+        self.timeout_s: float = check_number("timeout_s", timeout_s, above=0)
+        self.max_request_bytes: int = check_int("max_request_bytes", max_request_bytes, least=1)
+        self.max_response_bytes: int = check_int("max_response_bytes", max_response_bytes, least=1)
+        self.trust_env = trust_env
+        self.structured: Structured = check_structured(structured)
+        if ssl_context is not None:
+            check_instance("ssl_context", ssl_context, ssl.SSLContext, "an ssl.SSLContext or None")
+        self._new_transport = transport or default_transport(
+            self.base_url,
+            max_connections=check_int("max_connections", max_connections, least=1),
+            connect_timeout_s=check_number("connect_timeout_s", connect_timeout_s, above=0),
+            ssl_context=ssl_context,
+            trust_env=trust_env,
+            public_only=public_only,
+        )
+        self._transport: Transport | None = None
+        self._loop: object = None
+        self._warned = False
+
+    @property
+    def base_url(self) -> str:
+        """The base URL of the API."""
+        return self._address.base_url
+
+    # What a provider supplies.
+
+    @abstractmethod
+    def _url(self, model: str) -> str:
+        """Return the URL to send a request for this model to."""
+
+    @abstractmethod
+    def _key_header(self, key: str) -> tuple[str, str]:
+        """Return the name, in lower case, and the value of the header that carries the key."""
+
+    def _provider_headers(self) -> Mapping[str, str]:
+        """Return further headers, with names in lower case. Those that the caller passed take precedence."""
+        return {}
+
+    @abstractmethod
+    def _body(self, request: Request, model: str) -> bytes:
+        """Return the body of a request, in at most `max_request_bytes`."""
+
+    @abstractmethod
+    def _new_answer(self, request: Request, input_tokens_estimate: int) -> StreamedResponse:
+        """Return the reader of the events of one response."""
+
+    def _supported(self, request: Request) -> Request:
+        """Return the request as the provider can send it, or raise `Unsupported`."""
+        return self._support.check(request)
+
+    def _structured_for(self, request: Request) -> Structured:
+        """Return how a request asks for an answer that matches its schema."""
+        return self.structured
+
+    def _read_error(self, response: WireResponse, body: bytes) -> ErrorResponse:
+        """Parse a response whose status is an error."""
+        return self._error_type.from_response(response.status, response.headers, body, self._redactor)
+
+    def _refused(self, refusal: ErrorResponse, wire: WireRequest) -> Exception:
+        """Return the exception to raise for an error response."""
+        error = refusal.as_error()
+        if isinstance(error, AuthenticationFailed) and self._address.key is None:
+            error.hint = f"No key was sent ({self._address.key_source}): pass api_key=… or send_env_key=True."
+            error.add_note(f"hint: {error.hint}")
+        return error
+
+    def _described(self) -> list[str]:
+        """Return the settings that the repr shows."""
+        return [f"{self.base_url!r}", f"model={self.model!r}"]
+
+    # Opening and closing.
+
+    async def __aenter__(self) -> Self:
+        await checkpoint()
+        if self._transport is not None:
+            raise RuntimeError(f"this {type(self).__name__} is already open: share it, or create another one")
+        self._transport = self._new_transport()
+        self._loop = current_token()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # Reset first, so that a request that starts during closing opens a connection of its own.
+        transport, self._transport, self._loop = self._transport, None, None
+        if transport is None:
+            raise RuntimeError(f"this {type(self).__name__} is not open")
+        with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
+            await transport.aclose()
+
+    def __repr__(self) -> str:
+        parts = [*self._described(), *(["trust_env=True"] if self.trust_env else [])]
+        state = "open" if self._transport is not None else "not open"
+        return f"<{type(self).__name__} {', '.join(parts)}, key {self._address.key_source}, {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        article = "an" if type(self).__name__[0] in "AEIO" else "a"
+        raise TypeError(
+            f"{article} {type(self).__name__} can't be pickled or copied: it holds a key and connections. "
+            "Create a new one."
+        )
+
+    # Requests.
+
+    async def generate(self, request: Request) -> Generation:
+        """
+        Return the whole answer.
+
+        It is streamed on the wire, so that cancelling stops the server.
+        """
+        return await self._answer(request, None)
+
+    async def stream(self, request: Request, receive: Callable[[str], None]) -> Generation:
+        """
+        Return the answer, and pass each new piece of text to `receive`.
+
+        Reasoning is not passed on.
+        """
+        if not callable(receive):
+            raise wrong_type("receive", receive, "a callable that takes a str")
+        return await self._answer(request, receive)
+
+    async def _answer(self, request: Request, receive: Receiver) -> Generation:
+        check_instance("request", request, Request, "a Request")
+        request = self._supported(request)
+        transport = self._transport
+        if transport is not None and self._loop == current_token():
+            return await self._send(transport, request, receive)
+        self._warn_once()
+        transport = self._new_transport()
+        try:
+            return await self._send(transport, request, receive)
+        finally:
+            with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
+                await transport.aclose()
+
+    def _warn_once(self) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning("connections_not_reused", hint="use it inside `async with`, in the same event loop")
+
+    def _model_of(self, request: Request) -> str:
+        return resolve_model(request.options.model or self.model, self._provider.model_variable)
+
+    def _wire_request(self, request: Request, answer: StreamedResponse) -> WireRequest:
+        model = self._model_of(request)
+        body = self._body(request, model)
+        headers = {
+            "accept": "text/event-stream",
+            # No compression, because a few bytes could expand without bound.
+            "accept-encoding": "identity",
+            "content-type": "application/json",
+            "user-agent": "sampling",
+            **self._provider_headers(),
+            **{name: value.reveal() for name, value in self._headers.items()},
+        }
+        if self._address.key is not None:
+            # A header that the caller passed takes precedence.
+            name, value = self._key_header(self._address.key.reveal())
+            headers.setdefault(name, value)
+        if request.idempotency_key is not None:
+            headers.setdefault("idempotency-key", _idempotency_header(request.idempotency_key, body))
+        return WireRequest(self._url(model), headers, body, answer.mark_sent)
+
+    async def _send(self, transport: Transport, request: Request, receive: Receiver) -> Generation:
+        """Send a request and read the whole response before the deadline."""
+        answer = self._new_answer(request, 1 + estimate_tokens(sum(message.chars for message in request.messages)))
+        wire = self._wire_request(request, answer)
+        try:
+            # One deadline around everything: a server that sends a byte now and then never trips a read timeout.
+            with anyio.move_on_after(self.timeout_s) as deadline:
+                await self._deliver(transport, wire, request, answer, receive)
+            if deadline.cancelled_caught:
+                raise self._timeout_error(answer)
+            return self._finish(answer, request, receive)
+        except ConnectFailed:
+            # An idle connection that broke may have counted the request as sent.
+            report_usage(Usage())
+            raise
+        except BackendError as error:
+            error.partial_text = answer.text or error.partial_text
+            raise
+
+    async def _deliver(
+        self, transport: Transport, wire: WireRequest, request: Request, answer: StreamedResponse, receive: Receiver
+    ) -> None:
+        """Send a request and read its response. A provider may override it to send the request in other words."""
+        await self._exchange(transport, wire, answer, receive)
+
+    def _finish(self, answer: StreamedResponse, request: Request, receive: Receiver) -> Generation:
+        generation = answer.generation(allow_missing_finish=self._allow_missing_finish)
+        if request.options.schema is None or self._structured_for(request) != "tool":
+            return generation
+        answered = answer_from_tool(generation, answer_schema(request.options.schema).name)
+        if answered is not generation:
+            _pass_on(answered.text, receive)
+        return answered
+
+    def _timeout_error(self, answer: StreamedResponse) -> Timeout:
+        received = "it had started" if answer.started else "it had not started"
+        error = Timeout(f"no whole answer within {self.timeout_s:g} s ({received})")
+        error.maybe_billed = answer.sent
+        return error
+
+    async def _exchange(
+        self, transport: Transport, wire: WireRequest, answer: StreamedResponse, receive: Receiver
+    ) -> None:
+        response = await transport.open(wire)
+        try:
+            if response.status != 200:
+                raise self._refused(self._read_error(response, await _read_error_body(response)), wire)
+            self._check_encoding(response)
+            if _content_type(response) == "text/html":
+                raise await self._page_error(response)
+            await self._read(response, answer, receive)
+        except ConnectionLost:
+            # A connection that breaks after the last chunk does not invalidate the answer.
+            if not answer.finished:
+                raise
+        finally:
+            # Report also on errors and cancellation: the tokens so far are spent. A refused request costs nothing.
+            report_usage(answer.spent if response.status == 200 else Usage())
+            with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
+                await response.aclose()
+
+    async def _read(self, response: WireResponse, answer: StreamedResponse, receive: Receiver) -> None:
+        """Read the events of a response, or the JSON of a server that does not stream."""
+        parser = EventParser(min(_MAX_EVENT_BYTES, self.max_response_bytes))
+        without_event = bytearray()
+        size = 0
+        while not answer.done:
+            data = await response.read()
+            size += len(data)
+            if size > self.max_response_bytes:
+                raise ResponseTooLarge(f"the response has more than {self.max_response_bytes:,} bytes")
+            if not answer.started:
+                without_event += data
+            for event in parser.feed(data) if data else parser.close():
+                _pass_on(answer.add(event), receive)
+                if answer.done:
+                    break
+            if not data:
+                break
+        else:
+            await _drain(response)
+        if not answer.started and not answer.done and without_event:
+            _pass_on(self._read_whole(bytes(without_event), answer), receive)
+        _pass_on(answer.finish(), receive)
+
+    def _read_whole(self, body: bytes, answer: StreamedResponse) -> str:
+        """Read a response that is one JSON value, and return its text."""
+        if (error := self._embedded_error(body)) is not None:
+            raise error
+        problem = MalformedResponse(f"the response is not a stream of events: {self._redactor.sample(body)}")
+        text = body.decode("utf-8", "replace").strip()
+        if not text.startswith(("{", "[")):
+            raise problem
+        piece = None
+        with suppress(MalformedResponse):
+            piece = answer.add_whole(text)
+        if piece is None or not answer.started:
+            raise problem
+        return piece
+
+    def _check_encoding(self, response: WireResponse) -> None:
+        encoding = response.headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in {"", "identity"}:
+            raise MalformedResponse(
+                f"the response is compressed ({self._redactor.sample(encoding)}), which was not requested"
+            )
+
+    async def _page_error(self, response: WireResponse) -> BackendError:
+        # A page is usually that of a proxy.
+        body = await _read_error_body(response)
+        return MalformedResponse(f"the server did not stream but sent text/html: {self._redactor.sample(body)}")
+
+    def _embedded_error(self, body: bytes) -> BackendError | None:
+        """Return the error in a body, or None."""
+        # Some servers send errors with status 200.
+        try:
+            parsed = loads(body.decode("utf-8", "replace"))
+        except ValueError:
+            return None
+        error = cast("dict[str, Any]", parsed).get("error") if isinstance(parsed, dict) else None
+        return None if error is None else self._error_type.from_error_object(error, self._redactor).as_error()
+
+
+def _pass_on(piece: str, receive: Receiver) -> None:
+    if piece and receive is not None:
+        receive(piece)
+
+
+def _idempotency_header(key: str, body: bytes) -> str:
+    """Return the idempotency header, a digest of the key and the body."""
+    # The body is part of it: the same key with another request must not return the first answer.
+    return hashlib.sha256(b"%b\n%b" % (key.encode("utf-8", "backslashreplace"), body)).hexdigest()
+
+
+def _secret_headers(headers: Mapping[str, str] | None) -> dict[str, Secret]:
+    if headers is None:
+        return {}
+    check_instance("headers", headers, Mapping, "a mapping of names to values")
+    checked: dict[str, Secret] = {}
+    for name, value in headers.items():
+        check_str("the name of a header", name, empty=False)
+        # Like a key, the value is not shown in a message.
+        if not isinstance(value, str):
+            raise TypeError(f"header {name!r} must be a str, got a {type(value).__name__}")
+        if not value.isascii() or not value.isprintable():
+            raise ValueError(f"header {name!r} must contain only printable ASCII")
+        checked[name.lower()] = Secret(value)
+    return checked
+
+
+def _model(model: object, variable: str) -> str | None:
+    if model is None:
+        return os.environ.get(variable) or None
+    return check_str("model", model, empty=False)
+
+
+def _content_type(response: WireResponse) -> str:
+    return response.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def _read_error_body(response: WireResponse) -> bytes:
+    """Return the beginning of an error body, without waiting for a long or slow one."""
+    body = b""
+    with anyio.move_on_after(_ERROR_BODY_TIMEOUT_S):
+        while True:
+            data = await response.read()
+            body += data
+            if not data or len(body) >= _MAX_ERROR_BYTES:
+                break
+    return body
+
+
+async def _drain(response: WireResponse) -> None:
+    """Wait briefly for the end of a finished body, so that its connection can be reused."""
+    with anyio.move_on_after(_DRAIN_TIMEOUT_S):
+        await response.read()

@@ -1,0 +1,44 @@
+"""Read fields of a response, and name the field whose type is wrong."""
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias, TypeVar, cast
+
+from sampling.errors import MalformedResponse
+
+__all__ = ["MAX_TOKENS", "Json", "list_of_objects", "object_or_none", "optional", "required", "token_count"]
+
+T = TypeVar("T")
+Json: TypeAlias = dict[str, Any]
+
+MAX_TOKENS = 1_000_000_000
+"""The highest token count that is believed. Higher ones are ignored."""
+
+
+def optional(fields: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
+    """Return an optional field, or raise an error that names it if its type is wrong."""
+    value = fields.get(name)
+    return None if value is None else required(name, value, kind)
+
+
+def required(name: str, value: object, kind: type[T]) -> T:
+    """Return a value of this type, or raise an error that names it."""
+    # type() and not isinstance, because a bool is not a valid index.
+    if type(value) is not kind:
+        raise MalformedResponse(f"{name} in a chunk is of type {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def object_or_none(fields: Mapping[str, Any], name: str) -> Json | None:
+    """Return an optional field that holds an object."""
+    return cast("Json | None", optional(fields, name, dict))
+
+
+def list_of_objects(fields: Mapping[str, Any], name: str) -> list[Json]:
+    """Return an optional field that holds a list of objects."""
+    items = cast("list[object]", optional(fields, name, list) or [])
+    return [cast("Json", required(f"an item of {name}", item, dict)) for item in items]
+
+
+def token_count(value: object) -> int | None:
+    """Return a token count, or None if it is implausible."""
+    return value if type(value) is int and 0 <= value <= MAX_TOKENS else None

@@ -1,0 +1,103 @@
+"""Convert messages and tools into the JSON of the OpenAI API."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+from sampling.errors import Unsupported
+from sampling.messages import Message
+from sampling.parts import Audio, Content, File, Image, Part, Text, ToolCall, ToolResult
+from sampling.tools import Tool
+
+__all__ = ["wire_messages", "wire_tool_choice", "wire_tools"]
+
+Json: TypeAlias = dict[str, Any]
+
+_AUDIO_FORMATS = {"audio/wav": "wav", "audio/mpeg": "mp3"}
+
+
+def wire_messages(messages: Iterable[Message]) -> list[Json]:
+    """Return messages as the chat API takes them. Each tool result becomes a message of its own."""
+    wire: list[Json] = []
+    for message in messages:
+        content = message.content
+        if isinstance(content, str):
+            wire.append({"role": message.role, "content": content})
+        elif message.role == "tool":
+            wire.extend(_tool_message(part) for part in content if isinstance(part, ToolResult))
+        elif message.role == "assistant":
+            wire.append(_assistant_message(content))
+        else:
+            wire.append({"role": message.role, "content": [_block(part) for part in content]})
+    return wire
+
+
+def _tool_message(result: ToolResult) -> Json:
+    return {"role": "tool", "tool_call_id": result.id, "content": _text_only(result.content, "a tool result")}
+
+
+def _assistant_message(content: Sequence[Part]) -> Json:
+    # Without reasoning: the chat API does not take it back.
+    calls = [_call(part) for part in content if isinstance(part, ToolCall)]
+    text = _text_only([part for part in content if isinstance(part, Text | Image | Audio | File)], "an assistant")
+    if not calls:
+        return {"role": "assistant", "content": text}
+    return {"role": "assistant", "content": text or None, "tool_calls": calls}
+
+
+def _call(call: ToolCall) -> Json:
+    # Servers parse the arguments of earlier turns, and some fail if there are none.
+    function = {"name": call.name, "arguments": call.arguments or "{}"}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _text_only(content: Content, place: str) -> str:
+    if isinstance(content, str):
+        return content
+    for part in content:
+        if not isinstance(part, Text):
+            raise Unsupported(f"the OpenAI chat API takes no {type(part).__name__} in the message of {place}")
+    return "".join([part.text for part in content if isinstance(part, Text)])
+
+
+def _block(part: Part) -> Json:
+    if isinstance(part, Text):
+        return {"type": "text", "text": part.text}
+    if isinstance(part, Image):
+        return {"type": "image_url", "image_url": {"url": part.data_url()}}
+    if isinstance(part, Audio):
+        return _audio(part)
+    if isinstance(part, File):
+        return _file(part)
+    raise Unsupported(f"the OpenAI chat API takes no {type(part).__name__} in a message of the user")
+
+
+def _audio(part: Audio) -> Json:
+    encoding = _AUDIO_FORMATS.get(part.media_type or "")
+    if part.data is None or encoding is None:
+        given = "a URL" if part.data is None else part.media_type
+        raise Unsupported(f"the OpenAI chat API takes Audio as bytes of {' or '.join(_AUDIO_FORMATS)}, got {given}")
+    return {"type": "input_audio", "input_audio": {"data": part.base64(), "format": encoding}}
+
+
+def _file(part: File) -> Json:
+    if part.data is None:
+        raise Unsupported("the OpenAI chat API takes a File as bytes, got a URL", hint="Download it first.")
+    return {"type": "file", "file": {"filename": part.name or "file", "file_data": part.data_url()}}
+
+
+def wire_tools(tools: Iterable[Tool]) -> list[Json]:
+    """Return tools as the chat API takes them."""
+    return [
+        {
+            "type": "function",
+            "function": {"name": one.name, "description": one.description, "parameters": dict(one.schema)},
+        }
+        for one in tools
+    ]
+
+
+def wire_tool_choice(choice: str | None) -> Any:
+    """Return the tool choice as the chat API takes it: a word, or the tool to call."""
+    if choice in {None, "auto", "none", "required"}:
+        return choice
+    return {"type": "function", "function": {"name": choice}}

@@ -1,0 +1,178 @@
+"""Assemble the events of OpenAI's Responses API into a `Generation`, or raise a typed error."""
+
+from typing import Any
+
+import attrs
+
+from sampling._redaction import Redactor
+from sampling.backends.http._fields import Json, list_of_objects, object_or_none, optional
+from sampling.backends.http._streamed import UNKNOWN_FINISH, AnswerText, StreamedResponse, finish_reason_of
+from sampling.backends.openai._usage import read_usage
+from sampling.errors import Incomplete, MalformedResponse
+from sampling.messages import Generation
+from sampling.parts import Reasoning, ToolCall
+
+__all__ = ["StreamedResponsesAnswer"]
+
+_TEXT_EVENTS = {
+    "response.output_text.delta": "text",
+    "response.refusal.delta": "refusal",
+    "response.reasoning_summary_text.delta": "reasoning",
+    "response.reasoning_text.delta": "reasoning",
+}
+_ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+
+@attrs.define
+class _PartialCall:
+    id: str
+    name: str
+    arguments: str = ""
+
+
+class StreamedResponsesAnswer(StreamedResponse):
+    """A response of the Responses API. Malformed input raises a `BackendError`."""
+
+    def __init__(self, redactor: Redactor, *, input_tokens_estimate: int = 0) -> None:
+        super().__init__(redactor, input_tokens_estimate)
+        self._text = AnswerText()
+        self._reasoning = AnswerText()
+        self._refusal = AnswerText()
+        self._calls: dict[int, _PartialCall] = {}
+        self._thoughts: list[Reasoning] = []
+        self._logprobs: list[Any] = []
+        self._finish_reason: str | None = None
+        self._response: Json = {}
+
+    @property
+    def started(self) -> bool:
+        """True once the server has accepted the request or sent a part of the answer."""
+        return bool(self._response or self._pieces)
+
+    @property
+    def finished(self) -> bool:
+        """True once the server said how the response ended."""
+        return self._finish_reason is not None
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return str(self._text)
+
+    def add(self, data: str) -> str:
+        """Parse one event and return what it adds to the text. Events that are not known are skipped."""
+        if data.strip() in {"[DONE]", ""}:
+            self.done = self.done or "[DONE]" in data
+            return ""
+        event = self._parsed(data)
+        kind = optional(event, "type", str) or ""
+        if kind == "error" or (not kind and event.get("error") is not None):
+            self._fail(event.get("error") or {**event, "type": None})
+        if kind in _TEXT_EVENTS:
+            return self._take_text(_TEXT_EVENTS[kind], event)
+        if kind.startswith("response.output_item."):
+            item, index = object_or_none(event, "item") or {}, optional(event, "output_index", int) or 0
+            self._take_item(item, index, is_done=kind.endswith(".done"))
+        elif kind == "response.function_call_arguments.delta":
+            self._take_arguments(event)
+        elif kind == "response.reasoning_summary_part.added" and event.get("summary_index"):
+            self._reasoning.add("\n\n")
+        elif (response := object_or_none(event, "response")) is not None:
+            self._take_response(response, ended=kind in _ENDS)
+        return ""
+
+    def add_whole(self, data: str) -> str:
+        """Parse a response that was not streamed, and return its text."""
+        response = self._parsed(data)
+        if response.get("object") != "response":
+            raise MalformedResponse("the reply is no response of the Responses API")
+        piece = ""
+        for index, item in enumerate(list_of_objects(response, "output")):
+            for part in [*list_of_objects(item, "content"), *list_of_objects(item, "summary")]:
+                piece += self._take_part(part)
+            self._take_item(item, index, is_done=True)
+        self._take_response(response, ended=True)
+        return piece
+
+    def _take_part(self, part: Json) -> str:
+        text = optional(part, "text", str) or ""
+        self._pieces += 1
+        if part.get("type") == "output_text":
+            self._logprobs.extend(list_of_objects(part, "logprobs"))
+            return self._text.add(text)
+        if part.get("type") == "refusal":
+            self._refusal.add(optional(part, "refusal", str) or "")
+        elif part.get("type") in {"summary_text", "reasoning_text"}:
+            self._reasoning.add(text)
+        return ""
+
+    def _take_text(self, name: str, event: Json) -> str:
+        delta = optional(event, "delta", str) or ""
+        self._pieces += bool(delta)
+        if name == "reasoning":
+            self._reasoning.add(delta)
+        elif name == "refusal":
+            self._refusal.add(delta)
+        else:
+            self._logprobs.extend(list_of_objects(event, "logprobs"))
+            return self._text.add(delta)
+        return ""
+
+    def _take_item(self, item: Json, index: int, *, is_done: bool) -> None:
+        kind = item.get("type")
+        if kind == "function_call":
+            name, arguments = optional(item, "name", str) or "", optional(item, "arguments", str) or ""
+            call_id = optional(item, "call_id", str) or optional(item, "id", str) or f"call_{index}"
+            # The item at the end has the whole arguments, and the one at the beginning none.
+            before = self._calls.get(index)
+            self._calls[index] = _PartialCall(call_id, name, arguments or (before.arguments if before else ""))
+        elif kind == "reasoning" and is_done and isinstance(signature := item.get("encrypted_content"), str):
+            parts = list_of_objects(item, "summary")
+            text = "\n\n".join([optional(part, "text", str) or "" for part in parts])
+            self._thoughts.append(Reasoning(text, signature))
+
+    def _take_arguments(self, event: Json) -> None:
+        call = self._calls.get(optional(event, "output_index", int) or 0)
+        if call is None:
+            raise MalformedResponse("arguments of a function call that has not begun")
+        delta = optional(event, "delta", str) or ""
+        self._pieces += bool(delta)
+        call.arguments += delta
+
+    def _take_response(self, response: Json, *, ended: bool) -> None:
+        self._response = response
+        self._model = optional(response, "model", str) or self._model
+        usage = object_or_none(response, "usage")
+        self._take_usage(None if usage is None else read_usage(usage))
+        if not ended:
+            return
+        status = optional(response, "status", str) or "completed"
+        if status in {"failed", "cancelled"}:
+            self._fail(response.get("error") or f"the response is {status}")
+        self.done = True
+        details = object_or_none(response, "incomplete_details") or {}
+        if status == "incomplete":
+            self._finish_reason = finish_reason_of(optional(details, "reason", str) or UNKNOWN_FINISH)
+        else:
+            self._finish_reason = "tool_calls" if self._calls else "stop"
+
+    def generation(self, *, allow_missing_finish: bool = False) -> Generation:
+        """Return the generation, or raise if the stream had no answer or no end."""
+        if not self.started:
+            raise Incomplete("the stream ended before the answer started")
+        if self._finish_reason is None and not allow_missing_finish:
+            raise Incomplete("the stream ended without response.completed: the answer may be cut off")
+        calls = [self._calls[index] for index in sorted(self._calls)]
+        kept = {name: self._response[name] for name in ("id", "service_tier") if self._response.get(name)}
+        return Generation(
+            str(self._text),
+            self.spent,
+            self._finish_reason or UNKNOWN_FINISH,
+            self._model,
+            reasoning=str(self._reasoning) or None,
+            tool_calls=tuple([ToolCall(call.id, call.name, call.arguments) for call in calls]),
+            refusal=str(self._refusal) or None,
+            logprobs=tuple(self._logprobs),
+            thoughts=tuple(self._thoughts),
+            raw=kept or None,
+        )

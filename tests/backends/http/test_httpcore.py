@@ -1,0 +1,109 @@
+"""The default transport: proxies of the environment, and connections to public addresses only."""
+
+import socket
+
+import anyio
+import httpcore2
+import pytest
+
+from sampling.backends.http import _httpcore
+from sampling.backends.http._httpcore import _Network, proxy_from_environment
+from sampling.errors import FatalError
+
+PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Set variables, in an environment without any proxy."""
+    for name in PROXY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    return lambda **variables: [monkeypatch.setenv(name, value) for name, value in variables.items()]
+
+
+class Connection(httpcore2.AsyncNetworkStream):
+    """A connection that names itself."""
+
+    def get_extra_info(self, info):
+        return self
+
+
+CONNECTION = Connection()
+
+
+class TestProxy:
+    @pytest.mark.parametrize("given", ["proxy.example:3128", "http://proxy.example:3128"])
+    def test_a_proxy_needs_no_scheme(self, environment, given):
+        """Without one it is http, as for curl."""
+        environment(HTTPS_PROXY=given)
+        assert "http://proxy.example:3128" == proxy_from_environment("https://api.example/v1").reveal()
+
+    @pytest.mark.parametrize(
+        ("no_proxy", "url", "bypassed"),
+        [
+            ("api.example:8443", "https://api.example:8443/v1", True),
+            ("api.example:8443", "https://api.example/v1", False),
+            ("api.example:443", "https://api.example/v1", True),
+            ("api.example", "https://api.example:8443/v1", True),
+            (".example", "https://api.example/v1", True),
+            ("::1", "https://[::1]:8443/v1", True),
+            ("other.example", "https://api.example/v1", False),
+            ("*", "https://api.example/v1", True),
+        ],
+    )
+    def test_hosts_of_no_proxy_are_connected_to_directly(self, environment, no_proxy, url, bypassed):
+        """An entry is a host, a domain, or a host with a port."""
+        environment(HTTPS_PROXY="http://proxy.example:3128", NO_PROXY=no_proxy)
+        assert bypassed is (proxy_from_environment(url) is None)
+
+
+class TestPublicOnly:
+    @pytest.mark.parametrize(
+        "address",
+        *[["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "fe80::1%eth0", "::ffff:10.0.0.1", "64:ff9b::a9fe:a9fe"]],
+    )
+    async def test_other_addresses_are_refused(self, anyio_backend, monkeypatch, address):
+        """An IPv4 address inside of an IPv6 address counts as what it is."""
+        monkeypatch.setattr(anyio, "getaddrinfo", resolving_to(address))
+        with pytest.raises(FatalError, match="not public"):
+            await _Network(public_only=True).connect_tcp("api.example", 443, timeout=1.0)
+
+    async def test_if_one_address_does_not_answer_the_next_one_is_tried(self, anyio_backend, monkeypatch):
+        """A host may have an address that can't be reached, such as an IPv6 one."""
+        tried = []
+
+        class Network:
+            async def connect_tcp(self, host, port, timeout, local_address, socket_options):
+                await anyio.lowlevel.checkpoint()
+                tried.append((host, round(timeout, 1)))
+                if host != "1.1.1.1":
+                    raise httpcore2.ConnectError
+                return CONNECTION
+
+        monkeypatch.setattr(anyio, "getaddrinfo", resolving_to("2606:4700::1111", "8.8.8.8", "1.1.1.1"))
+        public = _Network(public_only=True)
+        public._inner = Network()
+        stream = await public.connect_tcp("api.example", 443, timeout=3.0)
+        assert stream.get_extra_info("socket") is CONNECTION
+        assert ["2606:4700::1111", "8.8.8.8", "1.1.1.1"] == [host for host, _ in tried]
+        assert 1.0 == tried[0][1]
+
+    async def test_if_none_answers_the_last_error_is_raised(self, anyio_backend, monkeypatch):
+        """It is the error of a connection, which is transient."""
+        monkeypatch.setattr(anyio, "getaddrinfo", resolving_to("127.0.0.1"))
+        monkeypatch.setattr(_httpcore, "_is_public", lambda address: True)
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            with pytest.raises(httpcore2.ConnectError):
+                await _Network(public_only=True).connect_tcp("api.example", closed.getsockname()[1], timeout=5.0)
+
+
+def resolving_to(*addresses):
+    """A resolver with these addresses."""
+
+    async def getaddrinfo(host, port, **_):
+        await anyio.lowlevel.checkpoint()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
+
+    return getaddrinfo

@@ -1,0 +1,232 @@
+"""OpenAI's Responses API: requests as the official SDK sends them, and answers as its events tell them."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import anyio.to_thread
+import openai
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from sampling import Image, Message, MultiTurnStrategy, Options, Request, Text, Tool, ToolResult, Usage
+from sampling._redaction import Redactor
+from sampling.backends.openai import OpenAIBackend, ToolCall
+from sampling.backends.openai._responses_answer import StreamedResponsesAnswer
+from sampling.errors import Incomplete, RateLimited, ServerError, Unsupported
+from sampling.parts import Reasoning
+from sampling.testing.servers import HostileServer
+
+SHAPES = Path(__file__).parent / "shapes"
+HI = (Message("user", "hi"),)
+PNG = bytes.fromhex("89504e470d0a1a0a0000000d49484452")
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER = Tool("get_weather", "Get weather", SCHEMA)
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request):
+    return request.param
+
+
+def response(name):
+    body = (SHAPES / name).read_bytes()
+    return b"HTTP/1.1 200 .\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+
+async def ask(name, request=None, **settings):
+    pieces = []
+    async with (
+        HostileServer([response(name)]) as server,
+        OpenAIBackend(server.url, "k", "m", endpoint="responses", **settings) as backend,
+    ):
+        generation = await backend.stream(request or Request(HI), pieces.append)
+    return generation, pieces, server.requests[0]
+
+
+class TestAnswers:
+    async def test_text(self):
+        """It comes in pieces, and the usage with the end."""
+        generation, pieces, request = await ask("responses_text.sse")
+        assert ("pong", "stop", "gpt-5.5-2026-04-23") == (generation.text, generation.finish_reason, generation.model)
+        assert ["pong"] == pieces
+        assert Usage(11, 5) == generation.usage
+        assert generation.raw["id"].startswith("resp_")
+        assert "/v1/responses" == request.path
+
+    async def test_a_function_call(self):
+        """Its id is the call_id, to which a result refers."""
+        generation, _, _ = await ask("responses_tool_call.sse")
+        assert (
+            ToolCall("call_2FQdm3Br7Qb35YUBSkDR7kue", "get_weather", '{"city":"Beijing"}'),
+        ) == generation.tool_calls
+        assert ("", "tool_calls", Usage(45, 25)) == (generation.text, generation.finish_reason, generation.usage)
+
+    async def test_a_failure_is_typed(self):
+        """By the code in the stream."""
+        with pytest.raises(RateLimited, match="Request too large"):
+            await ask("responses_failed.sse")
+
+    def read(self, *events, **settings):
+        answer = StreamedResponsesAnswer(Redactor(), **settings)
+        for event in events:
+            answer.add(json.dumps(event))
+        return answer.generation()
+
+    @pytest.mark.parametrize(
+        ("reason", "expected"), [("max_output_tokens", "length"), ("content_filter", "content_filter")]
+    )
+    def test_an_answer_that_was_cut_off_says_why(self, reason, expected):
+        """With its usage, cached and reasoning tokens included."""
+        usage = {
+            "input_tokens": 9,
+            "input_tokens_details": {"cached_tokens": 4},
+            "output_tokens": 3,
+            "output_tokens_details": {"reasoning_tokens": 2},
+        }
+        end = {"status": "incomplete", "incomplete_details": {"reason": reason}, "usage": usage}
+        generation = self.read(
+            {"type": "response.output_text.delta", "delta": "a"}, {"type": "response.incomplete", "response": end}
+        )
+        assert ("a", expected, Usage(9, 3, 0.0, 4, 2)) == (generation.text, generation.finish_reason, generation.usage)
+
+    def test_reasoning_refusals_and_signatures_are_kept_apart(self):
+        """Summaries are separated by an empty line, and encrypted reasoning can go back."""
+        item = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "ab"}], "encrypted_content": "SIG"}
+        generation = self.read(
+            {"type": "response.reasoning_summary_part.added", "summary_index": 0},
+            {"type": "response.reasoning_summary_text.delta", "delta": "a"},
+            {"type": "response.reasoning_summary_part.added", "summary_index": 1},
+            {"type": "response.reasoning_summary_text.delta", "delta": "b"},
+            {"type": "response.output_item.added", "output_index": 0, "item": {**item, "encrypted_content": "S"}},
+            {"type": "response.output_item.done", "output_index": 0, "item": item},
+            {"type": "response.refusal.delta", "delta": "No."},
+            {"type": "response.completed", "response": {"status": "completed"}},
+        )
+        assert ("a\n\nb", "No.") == (generation.reasoning, generation.refusal)
+        assert (Reasoning("ab", "SIG"),) == generation.thoughts
+
+    def test_an_error_event_and_a_missing_end_are_errors(self):
+        """Neither is an answer."""
+        with pytest.raises(ServerError, match="boom"):
+            self.read({"type": "error", "code": "server_error", "message": "boom", "param": None})
+        with pytest.raises(Incomplete, match=r"response\.completed"):
+            self.read({"type": "response.output_text.delta", "delta": "a"})
+
+    async def test_a_reply_that_is_not_streamed_is_read(self):
+        """As from a proxy that ignores `stream`."""
+        whole = json.loads((SHAPES / "responses_text.sse").read_text().rpartition("data: ")[2])["response"]
+        body = json.dumps(whole).encode()
+        head = b"HTTP/1.1 200 .\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        async with (
+            HostileServer([head + body]) as server,
+            OpenAIBackend(server.url, model="m", endpoint="responses") as backend,
+        ):
+            generation = await backend.generate(Request(HI))
+        assert ("pong", "stop", Usage(11, 5)) == (generation.text, generation.finish_reason, generation.usage)
+
+
+class City(BaseModel):
+    city: str
+
+
+CONVERSATION = (
+    Message("system", "Be brief."),
+    Message("user", [Text("What is this?"), Image(PNG, "image/png")]),
+    Message("assistant", [ToolCall("c1", "get_weather", '{"city":"Rome"}')]),
+    Message("tool", [ToolResult("c1", "sunny")]),
+    Message("user", "And now?"),
+)
+IMAGE_URL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUg=="
+INPUT = [
+    {"role": "system", "content": "Be brief."},
+    {
+        "role": "user",
+        "content": [
+            {"type": "input_text", "text": "What is this?"},
+            {"type": "input_image", "image_url": IMAGE_URL, "detail": "auto"},
+        ],
+    },
+    {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": '{"city":"Rome"}'},
+    {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
+    {"role": "user", "content": "And now?"},
+]
+FUNCTION = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Get weather",
+    "parameters": SCHEMA,
+    "strict": True,
+}
+
+
+class TestRequests:
+    async def of_the_sdk(self, method, **arguments):
+        """Return the body that the official SDK sends."""
+        async with HostileServer([response("responses_text.sse")]) as server:
+
+            def call():
+                client = openai.OpenAI(base_url=server.url, api_key="k", max_retries=0)
+                result = getattr(client.responses, method)(model="m", **arguments)
+                if method == "stream":
+                    # The recorded text is not of that class, which the SDK notices after it has sent the request.
+                    with suppress(ValidationError), result as events:
+                        list(events)
+                else:
+                    list(result)
+                client.close()
+
+            await anyio.to_thread.run_sync(call)
+        return server.requests[0]
+
+    @pytest.mark.parametrize(
+        ("options", "arguments"),
+        [
+            ({}, {}),
+            (
+                {"temperature": 0.5, "top_p": 0.9, "max_tokens": 7},
+                {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 7},
+            ),
+            ({"reasoning_effort": "low"}, {"reasoning": {"effort": "low"}}),
+            ({"logprobs": 2}, {"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+            ({"tools": [WEATHER], "tool_choice": "required"}, {"tools": [FUNCTION], "tool_choice": "required"}),
+            (
+                {"tools": [WEATHER], "tool_choice": "get_weather"},
+                {"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "get_weather"}},
+            ),
+        ],
+    )
+    async def test_a_request_is_that_of_the_official_sdk(self, options, arguments):
+        """The same call has the same path and the same body."""
+        theirs = await self.of_the_sdk("create", input=INPUT, stream=True, **arguments)
+        _, _, ours = await ask("responses_text.sse", Request(CONVERSATION, Options(**options)))
+        assert theirs.path == ours.path
+        assert theirs.json() == ours.json()
+
+    async def test_a_schema_is_that_of_the_official_sdk(self):
+        """A class goes as its helper for structured answers sends it."""
+        theirs = await self.of_the_sdk("stream", input=[{"role": "user", "content": "hi"}], text_format=City)
+        _, _, ours = await ask("responses_text.sse", Request(HI, Options(schema=City)))
+        assert theirs.json() == ours.json()
+
+    async def test_what_the_api_does_not_have_is_refused_or_dropped(self):
+        """Before anything is sent."""
+        with pytest.raises(Unsupported, match=r"Responses API has no Options\.stop"):
+            await ask("responses_text.sse", Request(HI, Options(stop=["x"])))
+        _, _, request = await ask("responses_text.sse", Request(HI, Options(seed=3)), drop_unsupported=True)
+        assert {"model", "input", "stream"} == request.json().keys()
+
+    async def test_a_repair_sends_a_conversation(self):
+        """The answer of the first attempt is an assistant's message in the second."""
+        async with (
+            HostileServer([response("responses_text.sse")]) as server,
+            OpenAIBackend(server.url, model="m", endpoint="responses") as backend,
+        ):
+            result = await MultiTurnStrategy(loop_budget=2).sample("hi", None, backend, [lambda text: False])
+        assert Usage(22, 10) == result.usage
+        assert ["user", "assistant", "user"] == [item["role"] for item in server.requests[1].json()["input"]]
