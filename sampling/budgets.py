@@ -3,13 +3,16 @@
 import math
 import threading
 import time
+from collections import deque
+from collections.abc import Iterable
 
 import attrs
 
-from sampling._arguments import check_int, check_number
+from sampling._arguments import check_int, check_number, short_repr
+from sampling._event_loop import Wakeup
 from sampling._text import estimate_tokens
-from sampling.errors import BudgetExceeded
-from sampling.usage import Usage
+from sampling.errors import BudgetExceeded, UnknownPrice
+from sampling.usage import NO_USAGE, Usage
 
 __all__ = ["Budget", "Reservation"]
 
@@ -24,6 +27,9 @@ class Reservation:
     cost: float
 
 
+_NOTHING = Reservation(0, 0, 0, 0.0)
+
+
 class Budget:
     """
     A limit on attempts, requests, tokens, cost and time, for one call or shared by many.
@@ -32,8 +38,12 @@ class Budget:
     also when it was cancelled. Its usage is not known in advance, so the reservation is an estimate:
     the prompt at four characters per token, plus `max_tokens` if set, else the largest answer of this budget so far.
     A request is sent only if its estimate fits beside everything spent and reserved.
+    If it does not fit beside what is reserved, it waits until the requests in flight are settled, first come,
+    first served. Only what is spent ends a call.
     A limit can be exceeded only by what the requests in flight use beyond their estimates.
     If a backend reports no usage, the estimate is charged.
+
+    A limit on the cost needs a backend that reports one, else the call raises `UnknownPrice`: see `Priced`.
 
     The clock of `deadline_s` starts at the first use of the budget.
     """
@@ -57,8 +67,13 @@ class Budget:
         self._usage = Usage()
         self._largest_answer = 0
         self._largest_cost = 0.0
+        self._is_unpriced = False
         self._first_used_s: float | None = None
         self._deadline: tuple[object, float] | None = None
+        self._outstanding: dict[int, Reservation] = {}
+        """The reservations of requests in this process, by their `id`."""
+
+        self._waiting: deque[_Waiter] = deque()
         # Calls in several threads may share a budget. The lock is never held across an await.
         self._lock = threading.Lock()
 
@@ -92,6 +107,21 @@ class Budget:
         """The totals held for requests in flight."""
         return self._reserved
 
+    def check_prices(self, backend: object) -> None:
+        """Raise `UnknownPrice` if this budget limits the cost, and a backend is known to report none."""
+        reports_cost: bool | None = getattr(backend, "reports_cost", None)
+        if self.cost is not None and (reports_cost is False or (self._is_unpriced and reports_cost is None)):
+            raise UnknownPrice(f"budget of {self.cost:g} cost: the backend {short_repr(backend)} reports no cost")
+
+    def check_cost(self, backend: object, used: Usage | None) -> None:
+        """Raise `UnknownPrice` for an answer without a cost, if this budget has seen no other."""
+        # A used-up zero is a cached answer. None means that the backend reported nothing at all.
+        if self.cost is None or self._usage.cost or (used is not None and not used.total_tokens):
+            return
+        if not getattr(backend, "reports_cost", None):
+            self._is_unpriced = True
+            raise UnknownPrice(f"budget of {self.cost:g} cost: an answer of {short_repr(backend)} has no cost")
+
     def deadline(self, clock: object, now: float) -> float:
         """
         Return the deadline on the clock of an event loop.
@@ -110,15 +140,95 @@ class Budget:
                 self._deadline = (clock, now + self.deadline_s - age_s)
             return self._deadline[1]
 
+    @property
+    def limits_spending(self) -> bool:
+        """True if anything but time is limited."""
+        return any(limit is not None for limit in (self.attempts, self.requests, self.tokens, self.cost))
+
     def reserve(self, *, attempts: int = 0, prompt_chars: int = 0, max_tokens: int | None = None) -> Reservation:
-        """Reserve room for one request, or raise `BudgetExceeded`."""
+        """Reserve room for one request, or raise `BudgetExceeded` if there is none now."""
         with self._lock:
-            answer_tokens = self._largest_answer if max_tokens is None else max_tokens
-            tokens = estimate_tokens(prompt_chars) + answer_tokens
-            # At least one token: otherwise an empty prompt would fit into a used-up budget.
-            wanted = Reservation(attempts, 1, max(tokens, 1), self._largest_cost)
-            self._reserve(wanted)
-            return wanted
+            return self._reserve(self._estimate(_Asked(attempts, prompt_chars, max_tokens)))
+
+    async def acquire(
+        self,
+        *,
+        attempts: int = 0,
+        prompt_chars: int = 0,
+        max_tokens: int | None = None,
+        holding: Iterable[Reservation] = (),
+        used: Usage = NO_USAGE,
+        held: Reservation = _NOTHING,
+    ) -> Reservation:
+        """
+        Reserve room for one request, and wait for room that is only reserved.
+
+        `holding` are reservations that are not settled before this one: those of the calls around this call.
+        For a further request of an attempt, `used` is what its earlier requests used, and `held` is what it holds
+        already. Only what goes beyond that is reserved.
+        Raise `BudgetExceeded` if what is spent leaves no room, or if waiting could never end.
+        """
+        with self._lock:
+            asked = _Asked(attempts, prompt_chars, max_tokens, used, held)
+            wanted = self._estimate(asked)
+            if not self._waiting and self._lacking(wanted) is None:
+                return self._reserve(wanted)
+            waiter = _Waiter(asked, frozenset(map(id, holding)))
+            self._waiting.append(waiter)
+            self._serve()
+        try:
+            await waiter.wakeup.wait()
+        except BaseException:
+            self._leave_queue(waiter)
+            raise
+        if waiter.granted is None:
+            raise BudgetExceeded(waiter.refusal)
+        return waiter.granted
+
+    def _leave_queue(self, waiter: "_Waiter") -> None:
+        """Forget a waiter that was cancelled, and give back what it was granted in the meantime."""
+        with self._lock:
+            if waiter.granted is not None:
+                self._unreserve(waiter.granted)
+            elif waiter in self._waiting:
+                self._waiting.remove(waiter)
+            self._serve()
+
+    def _serve(self) -> None:
+        """Grant or refuse waiting reservations in their order, as far as that can be decided now."""
+        while self._waiting:
+            waiter = self._waiting[0]
+            wanted = self._estimate(waiter.asked)
+            lacking = self._lacking(wanted)
+            if lacking is None:
+                waiter.granted = self._reserve(wanted)
+            elif self._lacking(wanted, reserved=False) is not None or self._is_stuck():
+                waiter.refusal = lacking
+            else:
+                # Later ones wait, too, even if they would fit: otherwise a large request might wait for ever.
+                return
+            self._waiting.popleft()
+            waiter.wakeup.set()
+
+    def _is_stuck(self) -> bool:
+        """Return whether everything reserved is held around calls that wait themselves."""
+        if self._reserved.requests > len(self._outstanding):
+            # Another process holds the rest, and will return it.
+            return False
+        return self._outstanding.keys() <= frozenset[int]().union(*[waiter.holding for waiter in self._waiting])
+
+    def _estimate(self, asked: "_Asked") -> Reservation:
+        used, held = asked.used, asked.held
+        # Earlier requests of the attempt are not settled yet. Of several only the mean is known.
+        earlier = max(held.requests, 1)
+        answer_tokens = asked.max_tokens
+        if answer_tokens is None:
+            answer_tokens = max(self._largest_answer, math.ceil(used.output_tokens / earlier))
+        tokens = estimate_tokens(asked.prompt_chars) + answer_tokens
+        # At least one token: otherwise an empty prompt would fit into a used-up budget.
+        tokens = max(tokens, 1) + used.total_tokens - held.tokens
+        cost = max(self._largest_cost, used.cost / earlier) + used.cost - held.cost
+        return Reservation(asked.attempts, 1, max(tokens, 0), max(cost, 0.0))
 
     def hold(self, wanted: Reservation) -> None:
         """
@@ -128,13 +238,19 @@ class Budget:
         """
         with self._lock:
             self._reserve(wanted)
+            del self._outstanding[id(wanted)]
 
-    def _reserve(self, wanted: Reservation) -> None:
-        self._check_room("attempts", self.attempts, self._spent.attempts, self._reserved.attempts, wanted.attempts)
-        self._check_room("requests", self.requests, self._spent.requests, self._reserved.requests, wanted.requests)
-        self._check_room("tokens", self.tokens, self._spent.tokens, self._reserved.tokens, wanted.tokens)
-        self._check_room("cost", self.cost, self._spent.cost, self._reserved.cost, wanted.cost)
+    def _reserve(self, wanted: Reservation) -> Reservation:
+        lacking = self._lacking(wanted)
+        if lacking is not None:
+            raise BudgetExceeded(lacking)
         self._reserved = _add(self._reserved, wanted, 1)
+        self._outstanding[id(wanted)] = wanted
+        return wanted
+
+    def _unreserve(self, reservation: Reservation) -> None:
+        self._reserved = _add(self._reserved, reservation, -1)
+        self._outstanding.pop(id(reservation), None)
 
     def settle_held(self, held: Reservation, spent: Reservation, usage: Usage) -> None:
         """
@@ -143,16 +259,20 @@ class Budget:
         `spent` is charged, and `usage` is what its backend reported.
         """
         with self._lock:
-            self._reserved = _add(self._reserved, held, -1)
-            self._spent = _add(self._spent, spent, 1)
-            self._usage += usage
+            self._unreserve(held)
+            self._charge(spent, usage)
 
-    @staticmethod
-    def _check_room(name: str, limit: float | None, spent: float, reserved: float, wanted: float) -> None:
-        if limit is not None and spent + reserved + wanted > limit:
-            raise BudgetExceeded(
-                f"budget of {limit:g} {name}: {spent:g} spent, {reserved:g} reserved, {wanted:g} more needed"
-            )
+    def _lacking(self, wanted: Reservation, *, reserved: bool = True) -> str | None:
+        """Return what there is no room for, or None. Without `reserved`, as if nothing were reserved."""
+        spent, held = self._spent, self._reserved if reserved else _NOTHING
+        # A started attempt counts, whatever becomes of it.
+        started = self._reserved.attempts
+        return (
+            _lacking("attempts", self.attempts, spent.attempts, started, wanted.attempts)
+            or _lacking("requests", self.requests, spent.requests, held.requests, wanted.requests)
+            or _lacking("tokens", self.tokens, spent.tokens, held.tokens, wanted.tokens)
+            or _lacking("cost", self.cost, spent.cost, held.cost, wanted.cost)
+        )
 
     def settle(self, reservation: Reservation, usage: Usage | None) -> None:
         """
@@ -161,31 +281,50 @@ class Budget:
         None means unknown, and charges the estimate.
         """
         with self._lock:
-            self._reserved = _add(self._reserved, reservation, -1)
-            charged = reservation
-            if usage is not None:
-                charged = attrs.evolve(reservation, tokens=usage.total_tokens, cost=usage.cost)
-                self._usage += usage
-                self._largest_answer = max(self._largest_answer, usage.output_tokens)
-                self._largest_cost = max(self._largest_cost, usage.cost)
-            self._spent = _add(self._spent, charged, 1)
+            self._unreserve(reservation)
+            if usage is None:
+                self._charge(reservation, Usage())
+            else:
+                self._charge(attrs.evolve(reservation, tokens=usage.total_tokens, cost=usage.cost), usage)
 
-    def charge(self, usage: Usage, *, attempts: int = 0, requests: int = 0) -> None:
+    def charge(self, usage: Usage, *, attempts: int = 0, requests: int = 0, estimated_tokens: int = 0) -> None:
         """
         Add spending without checking the limits.
 
-        For what another process spent, or this one before a resume.
+        For what another process spent, or this one before a resume. `estimated_tokens` are those of requests whose
+        usage nobody reported.
         """
-        charged = Reservation(attempts, requests, usage.total_tokens, usage.cost)
         with self._lock:
-            self._usage += usage
-            self._spent = _add(self._spent, charged, 1)
+            tokens = usage.total_tokens + estimated_tokens
+            self._charge(Reservation(attempts, requests, tokens, usage.cost), usage)
+
+    def _charge(self, spent: Reservation, usage: Usage) -> None:
+        self._spent = _add(self._spent, spent, 1)
+        self._usage += usage
+        # Of several requests only the mean is known, and the largest one had at least that.
+        requests = max(spent.requests, 1)
+        self._largest_answer = max(self._largest_answer, math.ceil(usage.output_tokens / requests))
+        self._largest_cost = max(self._largest_cost, usage.cost / requests)
+        self._serve()
 
     def count_request(self) -> None:
         """Count a further request of a reserved attempt, such as a retry."""
         with self._lock:
-            self._check_room("requests", self.requests, self._spent.requests, self._reserved.requests, 1)
+            lacking = _lacking("requests", self.requests, self._spent.requests, self._reserved.requests, 1)
+            if lacking is not None:
+                raise BudgetExceeded(lacking)
             self._spent = attrs.evolve(self._spent, requests=self._spent.requests + 1)
+
+    def settle_requests(self, reservation: Reservation) -> None:
+        """
+        Return the reservation of a further request of an attempt, and count the request.
+
+        Its usage is settled with the attempt.
+        """
+        with self._lock:
+            self._unreserve(reservation)
+            self._spent = attrs.evolve(self._spent, requests=self._spent.requests + reservation.requests)
+            self._serve()
 
     def release(self, reservation: Reservation) -> None:
         """
@@ -194,8 +333,15 @@ class Budget:
         A started attempt still counts.
         """
         with self._lock:
-            self._reserved = _add(self._reserved, reservation, -1)
+            self._unreserve(reservation)
             self._spent = attrs.evolve(self._spent, attempts=self._spent.attempts + reservation.attempts)
+            self._serve()
+
+    def withdraw(self, reservation: Reservation) -> None:
+        """Return a reservation whose attempt never started."""
+        with self._lock:
+            self._unreserve(reservation)
+            self._serve()
 
     def __repr__(self) -> str:
         limits = ("attempts", "requests", "tokens", "cost", "deadline_s")
@@ -211,3 +357,31 @@ def _add(left: Reservation, right: Reservation, sign: int) -> Reservation:
         # Rounding may leave a tiny negative rest.
         max(0.0, left.cost + sign * right.cost),
     )
+
+
+def _lacking(name: str, limit: float | None, spent: float, reserved: float, wanted: float) -> str | None:
+    if limit is None or spent + reserved + wanted <= limit:
+        return None
+    return f"budget of {limit:g} {name}: {spent:g} spent, {reserved:g} reserved, {wanted:g} more needed"
+
+
+@attrs.frozen
+class _Asked:
+    """A request that room is reserved for."""
+
+    attempts: int
+    prompt_chars: int
+    max_tokens: int | None
+    used: Usage = NO_USAGE
+    held: Reservation = _NOTHING
+
+
+@attrs.define(eq=False)
+class _Waiter:
+    """A request that waits for room."""
+
+    asked: _Asked
+    holding: frozenset[int]
+    wakeup: Wakeup = attrs.field(factory=Wakeup)
+    granted: Reservation | None = None
+    refusal: str = ""

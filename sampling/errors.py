@@ -10,22 +10,27 @@ The exceptions of `sampling`.
     │   │   ├── ConnectFailed        the server was not reached
     │   │   ├── ConnectionLost       the server was reached, and may have done the work
     │   │   ├── WorkerLost           the worker process of a cluster died twice
+    │   │   ├── AnswerRejected       the server refused what the model wrote
     │   │   ├── Incomplete           the answer ended without a finish_reason
-    │   │   └── MalformedResponse
+    │   │   ├── MalformedResponse
+    │   │   └── UnexpectedCancellation   the backend raised a cancellation that nobody requested
     │   ├── FatalError               another try can't succeed
     │   │   ├── AuthenticationFailed
-    │   │   ├── BadRequest
-    │   │   │   └── RequestTooLarge
+    │   │   ├── BadRequest           about one request: siblings with another request continue
+    │   │   │   ├── RequestTooLarge
+    │   │   │   └── Unsupported      the backend has no such part or option
     │   │   ├── CassetteMiss         the request is not in the recording
     │   │   ├── CertificateInvalid
-    │   │   ├── ModelNotFound
+    │   │   ├── ModelNotFound        about one request, too
     │   │   ├── QuotaExhausted
-    │   │   └── Redirected
+    │   │   ├── Redirected
+    │   │   └── UnknownPrice         a budget limits the cost, and the backend reports none
     │   └── ResponseTooLarge         ends only its subsample
     ├── BudgetExceeded               the budget has no room for a request
     ├── NoValidAnswer                raised by `result.unwrap()`
     ├── CheckTimeout                 a check took too long
     ├── BadVerdict (TypeError)       a check returned something other than a verdict
+    ├── ScoreNotFinite (ValueError)  a check gave a score that is NaN or infinite
     ├── UnclearJudgement             a judging model gave no readable verdict
     ├── HookTimeout                  a hook took too long
     ├── SelectionFailed              `select` or `select_from_failure` failed
@@ -47,11 +52,13 @@ The exceptions of `sampling`.
     └── InsideEventLoop (RuntimeError)   `sample_sync` called where `await sample` is needed
 
 Every class has `retryable` (another try may succeed) and `hint` (how to fix it, also a note in the traceback).
-Invalid arguments raise plain `TypeError` and `ValueError`.
+All of them can be pickled and copied. Invalid arguments raise plain `TypeError` and `ValueError`.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from sampling._picklable import Picklable
 
 if TYPE_CHECKING:
     # Only for annotations: these modules import this one.
@@ -59,6 +66,7 @@ if TYPE_CHECKING:
     from sampling.results import SamplingResult, Slice
 
 __all__ = [
+    "AnswerRejected",
     "AuthenticationFailed",
     "BackendError",
     "BadRequest",
@@ -95,18 +103,21 @@ __all__ = [
     "RequestTooLarge",
     "ResponseTooLarge",
     "SamplingError",
+    "ScoreNotFinite",
     "SelectionFailed",
     "ServerError",
     "Timeout",
     "TransientError",
     "UnclearJudgement",
+    "UnexpectedCancellation",
+    "Unsupported",
     "WorkerFailed",
     "WorkerLost",
     "WrongThread",
 ]
 
 
-class SamplingError(Exception):
+class SamplingError(Picklable, Exception):
     """The base class of all exceptions of this library."""
 
     retryable: ClassVar[bool] = False
@@ -223,12 +234,43 @@ class MalformedResponse(TransientError):
     maybe_billed = True
 
 
+class AnswerRejected(TransientError):
+    """
+    The server refused what the model wrote, such as JSON that does not match the schema.
+
+    It costs one attempt. `partial_text` is the text that was refused, if the server returned it.
+    """
+
+    hint = "Another sample may pass: raise loop_budget, or use a simpler schema or another model."
+    maybe_billed = True
+
+
+class UnexpectedCancellation(TransientError):
+    """
+    The code of an attempt or a hook raised a cancellation that nobody requested.
+
+    It costs one attempt. The caller's own cancellation is never turned into this.
+    """
+
+    hint = "Look in the backend and the checks for a task that was cancelled and awaited, or a scope that leaks."
+    maybe_billed = True
+
+    def __init__(
+        self, message: str = "a cancellation was raised that nobody requested", *, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+
+
 class FatalError(BackendError):
     """
-    The backend can't answer this request.
+    The backend can't answer, and another try can't succeed.
 
-    The call ends at once, and all other subsamples with it.
+    The call ends at once, and all other subsamples with it. If the error is about one request, only its subsample
+    ends, unless every other subsample sends the same request.
     """
+
+    about_request: ClassVar[bool] = False
+    """True if another request may succeed."""
 
 
 class AuthenticationFailed(FatalError):
@@ -240,6 +282,7 @@ class AuthenticationFailed(FatalError):
 class BadRequest(FatalError):
     """The backend rejected the request."""
 
+    about_request = True
     hint = "The same request fails every time: change the options or the messages."
 
 
@@ -247,6 +290,12 @@ class RequestTooLarge(BadRequest):
     """The request is larger than the backend or the server allows."""
 
     hint = "Send fewer or shorter messages, or raise the backend's max_request_bytes."
+
+
+class Unsupported(BadRequest):
+    """The backend can't send a part or an option of the request. Nothing was sent."""
+
+    hint = "Use a backend that has it, or leave it out."
 
 
 class CassetteMiss(FatalError):
@@ -268,6 +317,7 @@ class CertificateInvalid(FatalError):
 class ModelNotFound(FatalError):
     """The backend has no model with this name."""
 
+    about_request = True
     hint = "Compare the model's name with the server's list of models."
 
 
@@ -285,6 +335,16 @@ class Redirected(FatalError):
     """
 
     hint = "If the new address is right, use it as base_url."
+
+
+class UnknownPrice(FatalError):
+    """
+    A budget limits the cost, and the backend reports none.
+
+    The limit could never be reached.
+    """
+
+    hint = "Give the prices of a million tokens: `Priced(backend, Price(0.15, 0.60))`, or limit tokens instead of cost."
 
 
 class ResponseTooLarge(BackendError):
@@ -317,8 +377,8 @@ class NoValidAnswer(SamplingError):
 
     hint = "Read result.explain(): it shows every attempt and which requirement failed."
 
-    def __init__(self, result: "SamplingResult[Any]") -> None:
-        super().__init__(str(result))
+    def __init__(self, result: "SamplingResult[Any]", why: str = "") -> None:
+        super().__init__(f"{result} · failed: {why}" if why else str(result))
         self.result = result
 
 
@@ -339,6 +399,16 @@ class BadVerdict(SamplingError, TypeError):
     """A check returned something other than a verdict."""
 
     hint = "Return True or False, Validation(passed, reason, score), or (passed, reason)."
+
+
+class ScoreNotFinite(SamplingError, ValueError):
+    """
+    A check gave a score that is NaN or infinite.
+
+    The attempt counts as invalid.
+    """
+
+    hint = "Return a finite score, or none: Validation(passed, reason)."
 
 
 class UnclearJudgement(SamplingError):
@@ -513,8 +583,21 @@ class WorkerFailed(SamplingError):
 class MissingExtra(SamplingError, ImportError):
     """A feature needs a package that is not installed."""
 
-    def __init__(self, what: str, package: str, extra: str) -> None:
-        super().__init__(f'{what} needs the package {package!r}: pip install "sampling[{extra}]"')
+    def __init__(self, what: str, package: str, extra: str, *, install: str | None = None) -> None:
+        """
+        Build the message.
+
+        Args:
+            what: The feature.
+
+            package: The package that it needs.
+
+            extra: The extra that has the package.
+
+            install: What to pass to `pip install`. None means the extra.
+        """
+        install = install or f'"sampling[{extra}]"'
+        super().__init__(f"{what} needs the package {package!r}: pip install {install}")
         self.extra = extra
 
 

@@ -3,15 +3,18 @@
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from inspect import isawaitable
+from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar, cast
 
 import anyio
 import attrs
-import structlog
 
-from sampling._arguments import check_bool, check_budgets, check_number, wrong_type
+from sampling._arguments import check_bool, check_budgets, check_number, short_repr, wrong_type
+from sampling._event_loop import cancellation_requested
+from sampling._log import Logger
+from sampling._picklable import Picklable
 from sampling._watchdog import warn_if_blocked
-from sampling.errors import HookTimeout
+from sampling.errors import HookTimeout, UnexpectedCancellation
 from sampling.messages import Action, Attempt, Context, Options
 from sampling.requirements import Requirement
 from sampling.results import HookFailure, SamplingResult, Slice, StopReason
@@ -27,7 +30,10 @@ __all__ = [
     "Repaired",
 ]
 
-_log = structlog.get_logger("sampling")
+_log = Logger()
+
+MAX_FAILURES = 100
+"""The number of failures of hooks that are kept. All of them are logged."""
 
 
 @attrs.frozen(kw_only=True)
@@ -44,6 +50,9 @@ class Event:
     parent_id: str | None
     """The iteration_id of the attempt that made this call, if it is nested."""
 
+    strategy: str
+    """The name of the strategy's class."""
+
 
 @attrs.frozen(kw_only=True)
 class LoopStarted(Event):
@@ -52,9 +61,6 @@ class LoopStarted(Event):
 
     A hook may return a copy with another `loop_budget` or `concurrency_budget`.
     """
-
-    strategy: str
-    """The name of the strategy's class."""
 
     action: Action[Any]
     context: Context
@@ -143,6 +149,8 @@ class Hook:
     function: Callable[[Any], Any]
     critical: bool
     timeout_s: float
+    order: float = 0
+    """Hooks with a lower order are called first."""
 
     @property
     def name(self) -> str:
@@ -156,7 +164,7 @@ class Hook:
 
 class Hooks:
     """
-    A registry of sync and async functions to call on events, in the order of registration.
+    A registry of sync and async functions to call on events, by their `order`, then in the order of registration.
 
     If a hook raises or takes longer than its timeout, the failure is logged and recorded on the result,
     and the call continues. If the hook is critical, its exception ends the call.
@@ -169,20 +177,48 @@ class Hooks:
         self._hooks: tuple[Hook, ...] = ()
 
     def on(
-        self, *events: type[E], critical: bool = False, timeout_s: float | None = None
+        self, *events: type[E], critical: bool = False, timeout_s: float | None = None, order: float = 0
     ) -> Callable[[HookFunction[E]], HookFunction[E]]:
-        """Register the decorated function for these types of events."""
+        """
+        Register the decorated function for these types of events.
+
+        Args:
+            events: The types of events. `Event` means all of them.
+
+            critical: If True, an exception of the hook ends the call.
+
+            timeout_s: The time limit of an async hook. By default, that of this registry.
+
+            order: Hooks with a lower order are called first, those of plugins, strategy and call alike.
+        """
         _check_events(events)
         check_bool("critical", critical)
+        check_number("order", order)
         limit_s = self.timeout_s if timeout_s is None else check_number("timeout_s", timeout_s, above=0)
 
         def register(function: HookFunction[E]) -> HookFunction[E]:
             if not callable(function):
                 raise wrong_type("hook", function, "a callable of one event")
-            self._hooks += tuple(Hook(event, function, critical, limit_s) for event in events)
+            self._hooks += tuple(Hook(event, function, critical, limit_s, order) for event in events)
             return function
 
         return register
+
+    def off(self, function: Callable[..., Any]) -> None:
+        """
+        Unregister a function from all events.
+
+        Calls that have started still call it. Raise `ValueError` if it is not registered.
+        """
+        # By equality: a bound method is another object each time.
+        kept = tuple(hook for hook in self._hooks if hook.function != function)
+        if len(kept) == len(self._hooks):
+            raise ValueError(f"off() needs a registered function, got {short_repr(function)}")
+        self._hooks = kept
+
+    def add(self, hook: Hook) -> None:
+        """Register a hook of another registry, with all of its settings."""
+        self._hooks += (hook,)
 
     def include(self, other: "Hooks") -> None:
         """Append the hooks that `other` has at this moment."""
@@ -214,7 +250,7 @@ def _check_events(events: Sequence[Any]) -> None:
             )
 
 
-class CriticalHookError(Exception):
+class CriticalHookError(Picklable, Exception):
     """
     The exception of a critical hook, on its way through the engine.
 
@@ -230,11 +266,13 @@ class Emitter:
     """Calls hooks, and records their failures."""
 
     def __init__(self, hooks: Iterable[Hook]) -> None:
-        self._hooks = tuple(hooks)
+        # Sorting is stable: of equal order, the first registered comes first.
+        self._hooks = tuple(sorted(hooks, key=attrgetter("order")))
         self._by_event: dict[type[Event], tuple[Hook, ...]] = {}
         self.silent: bool = not self._hooks
         """True without any hooks. The engine then skips all events."""
         self.failures: list[HookFailure] = []
+        """The first failures. A run with a million items may have as many, and each keeps its event in memory."""
 
     def hooks_for(self, event: type[Event]) -> tuple[Hook, ...]:
         """
@@ -289,6 +327,13 @@ class Emitter:
         except Exception as error:  # noqa: BLE001 - user code, which must not end the call
             self._record_failure(hook, event, error)
             return None
+        except anyio.get_cancelled_exc_class() as error:  # noqa: ASYNC103 - only a requested one ends the call
+            if cancellation_requested():
+                raise
+            unexpected = UnexpectedCancellation()
+            unexpected.__cause__ = error
+            self._record_failure(hook, event, unexpected)
+            return None  # noqa: ASYNC104
         return answer
 
     def _record_failure(self, hook: Hook, event: Event, error: Exception) -> None:
@@ -297,7 +342,8 @@ class Emitter:
             error.add_note(f"raised by critical hook {hook.name!r} on {kind}, which ended the call")
             raise CriticalHookError(error)
         iteration_id = getattr(event, "iteration_id", None)
-        self.failures.append(HookFailure(hook.name, kind, error, iteration_id))
+        if len(self.failures) < MAX_FAILURES:
+            self.failures.append(HookFailure(hook.name, kind, error, iteration_id))
         _log.warning("hook_failed", hook=hook.name, hook_event=kind, error_type=type(error).__name__)
 
 

@@ -1,11 +1,9 @@
 """Requirements: checks that every answer must pass."""
 
-import ast
-import linecache
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from functools import lru_cache
+from functools import partial
 from inspect import Parameter, signature
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
@@ -13,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 import attrs
 
 from sampling._arguments import check_bool, check_number, check_str, short_repr, wrong_type
-from sampling.errors import BadVerdict
+from sampling._lambda_source import describe_lambda
+from sampling.errors import BadVerdict, ScoreNotFinite
 from sampling.messages import Context, Generation, Message, Options
 
 if TYPE_CHECKING:
@@ -33,38 +32,63 @@ class Validation:
     score: float | None = None
     """A grade, higher is better. It ranks answers that failed."""
 
-    requirement: "Requirement | None" = attrs.field(default=None, kw_only=True)
+    requirement: "Requirement | None" = attrs.field(
+        default=None, kw_only=True, repr=lambda requirement: repr(requirement and requirement.description)
+    )
     """The requirement that was checked. Set by the library."""
 
     error: Exception | None = attrs.field(default=None, kw_only=True)
     """The exception that the check raised, if any. A check that raises has failed."""
+
+    transcript: tuple[Message, ...] = attrs.field(default=(), kw_only=True, repr=False)
+    """The messages that a judge was sent, and its reply. Empty if no model judged."""
 
     def __attrs_post_init__(self) -> None:
         if type(self.passed) is not bool:
             raise BadVerdict(f"passed must be True or False, got {short_repr(self.passed)}")
         if self.reason is not None and not isinstance(self.reason, str):
             raise BadVerdict(f"reason must be a str or None, got {short_repr(self.reason)}")
-        if self.score is not None and not _is_score(self.score):
-            raise BadVerdict(f"score must be a finite number or None, got {short_repr(self.score)}")
+        if self.score is not None and type(self.score) is not float:
+            object.__setattr__(self, "score", _as_float(self.score))
+        if self.score is not None and not math.isfinite(self.score):
+            self._fail_without_score()
         if self.requirement is not None and not isinstance(self.requirement, Requirement):
             raise wrong_type("requirement", self.requirement, "a Requirement or None")
         if self.error is not None and not isinstance(self.error, Exception):
             raise wrong_type("error", self.error, "an Exception or None")
 
+    def _fail_without_score(self) -> None:
+        """Make this a failure: an answer whose score is not a number can't be ranked."""
+        error = ScoreNotFinite(f"the score of an answer must be finite, got {self.score}")
+        for name, value in (("passed", False), ("score", None), ("error", self.error or error)):
+            object.__setattr__(self, name, value)
+        if not self.reason:
+            object.__setattr__(self, "reason", "it could not be scored")
+
     @property
     def complaint(self) -> str:
         """
-        The reason, else the description of the requirement.
+        The requirement and the reason why it failed.
 
         Repairs send it to the model after a failure.
         """
-        if self.reason:
-            return self.reason
-        return self.requirement.description if self.requirement is not None else "a requirement was not met"
+        if self.requirement is None:
+            return self.reason or "a requirement was not met"
+        description = self.requirement.description
+        if not self.reason:
+            return description
+        # A reason may state the requirement by itself.
+        return self.reason if description in self.reason else f"{description.rstrip('.')}: {self.reason}"
 
 
-def _is_score(score: object) -> bool:
-    return isinstance(score, int | float) and not isinstance(score, bool) and math.isfinite(score)
+def _as_float(score: object) -> float:
+    """Convert a score, of numpy for example. One that is too large for a float is infinite."""
+    try:
+        return float(cast("Any", score))
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError):
+        raise BadVerdict(f"score must be a finite number or None, got {short_repr(score)}") from None
 
 
 Verdict: TypeAlias = bool | Validation | tuple[bool, str | None]
@@ -136,11 +160,19 @@ class Requirement:
     judged: bool = attrs.field(default=False, kw_only=True)
     """True if the check calls a model. Models cost money, so it runs after all other checks have passed."""
 
+    key: Hashable = attrs.field(init=False, repr=False)
+    """Equal for requirements that check the same, so that each is checked once."""
+
     takes_view: bool = attrs.field(init=False, repr=False)
     """True if the check takes a `View` as its second argument."""
 
     _plain: dict[bool, Validation] = attrs.field(init=False, repr=False, factory=dict[bool, Validation])
     """Validations for a plain True and False, cached because most checks return nothing else."""
+
+    @key.default  # pyright: ignore[reportAttributeAccessIssue, reportUntypedFunctionDecorator, reportUnknownMemberType]
+    def _default_key(self) -> Hashable:
+        # By value: a bound method is another object each time, and judges of one sentence are the same.
+        return self.description, _hashable(self.check), _hashable(self.partial)
 
     @takes_view.default  # pyright: ignore[reportAttributeAccessIssue, reportUntypedFunctionDecorator, reportUnknownMemberType]
     def _default_takes_view(self) -> bool:
@@ -186,6 +218,15 @@ class Requirement:
     def bad_verdict(self, what: str) -> BadVerdict:
         """Build the error for an unusable return value."""
         return BadVerdict(f"requirement {self.description!r}: {what}")
+
+
+def _hashable(function: object) -> Hashable:
+    """Return the function, or its identity if it can't be a key."""
+    try:
+        hash(function)
+    except TypeError:
+        return id(function)
+    return function
 
 
 RequirementLike: TypeAlias = Requirement | Check | str
@@ -244,31 +285,13 @@ def _describe(check: Any) -> str:
 
     The source is used for a lambda.
     """
+    if isinstance(check, partial):
+        return _describe(check.func)
     function = check.__func__ if isinstance(check, MethodType) else check
     code = getattr(function, "__code__", None)
     if isinstance(code, CodeType) and code.co_name == "<lambda>":
-        return _describe_lambda(code)
+        return describe_lambda(code)
     doc = getattr(function, "__doc__", None) if isinstance(code, CodeType) else None
     first_line = doc.strip().partition("\n")[0].strip() if isinstance(doc, str) else ""
     name = getattr(check, "__name__", type(check).__name__)
     return first_line or str(name).replace("_", " ").strip() or "a check"
-
-
-@lru_cache(maxsize=1024)
-def _describe_lambda(code: CodeType) -> str:
-    place = f"the check at {code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"
-    # linecache also knows the source of notebook cells, which are not files.
-    source = "".join(linecache.getlines(code.co_filename))
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return place
-    # Several lambdas may share a line: the columns of the code's instructions identify this one.
-    columns = [column for line, _, column, _ in code.co_positions() if line == code.co_firstlineno and column]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno:
-            body = node.body
-            same_line = body.lineno == node.lineno
-            if not columns or not same_line or body.col_offset <= min(columns) < (body.end_col_offset or 0):
-                return ast.unparse(body)
-    return place

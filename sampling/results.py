@@ -16,6 +16,8 @@ __all__ = ["HookFailure", "Outcome", "SamplingResult", "Slice", "StopReason"]
 
 T = TypeVar("T")
 
+_MAX_NAMED_FAILURES = 3
+
 Outcome: TypeAlias = Literal["valid", "invalid", "errored", "cancelled"]
 """The outcome of an attempt. Every attempt that starts has exactly one."""
 
@@ -24,7 +26,7 @@ StopReason: TypeAlias = Literal["validated", "exhausted", "budget", "deadline", 
 
 
 # slots=False: attrs creates frozen objects with a __dict__ faster, and every attempt has a slice.
-@attrs.frozen(slots=False)
+@attrs.frozen(slots=False, repr=False)
 class Slice(Generic[T]):
     """The record of one attempt."""
 
@@ -72,6 +74,9 @@ class Slice(Generic[T]):
     tried: Attempt[T] | None = None
     """The attempt as the strategy planned it: action, context before it, and its own options."""
 
+    from_cache: bool = False
+    """True if a `Cached` layer answered, so that the latency says nothing about the model."""
+
     @property
     def valid(self) -> bool:
         """True if the answer met every requirement."""
@@ -113,6 +118,16 @@ class Slice(Generic[T]):
     def elapsed_s(self) -> float:
         """The duration of the attempt, in seconds."""
         return self.finished_s - self.started_s
+
+    def __repr__(self) -> str:
+        parts = [f"{self.outcome} in {self.elapsed_s:.2f} s"]
+        if self.error is not None:
+            parts.append(type(self.error).__name__)
+        if self.validations:
+            parts.append(f"{self.passed} of {len(self.validations)} requirements met")
+        if self.text is not None:
+            parts.append(quoted(self.text, 60))
+        return f"<Slice {self.iteration}: {' · '.join(parts)}>"
 
 
 @attrs.frozen
@@ -163,6 +178,12 @@ class SamplingResult(Generic[T]):
 
     hook_failures: tuple[HookFailure, ...] = ()
 
+    agreement: float | None = None
+    """The share of the votes that the answer got, or None if there was no vote."""
+
+    margin: float | None = None
+    """The lead of the answer over the next one, as a share of the votes, or None if there was no vote."""
+
     @property
     def value(self) -> T | None:
         """
@@ -185,7 +206,7 @@ class SamplingResult(Generic[T]):
     def unwrap(self) -> T:
         """Return the value of a success, or raise `NoValidAnswer`."""
         if not self.success or self.best is None:
-            raise NoValidAnswer(self)
+            raise NoValidAnswer(self, self.explain_failure())
         return cast("T", self.best.value)
 
     def __str__(self) -> str:
@@ -222,16 +243,39 @@ class SamplingResult(Generic[T]):
         if self.stop_detail is not None:
             lines.append(f"stopped by the {self.stop_detail}")
         for attempt in self.attempts:
-            lines.extend(_explain_attempt(attempt, chosen=attempt is self.best))
+            mark = "" if attempt is not self.best else "  ← the answer" if self.success else "  ← the best failure"
+            lines.extend(_explain_attempt(attempt, mark))
         lines.extend(
             f"hook {failure.hook} on {failure.event}: {_explain_error(failure.error)}" for failure in self.hook_failures
         )
         return "\n".join(lines)
 
+    def explain_failure(self) -> str:
+        """
+        Name the requirements that failed most often, with one reason each.
 
-def _explain_attempt(attempt: Slice[Any], *, chosen: bool) -> list[str]:
+        Empty if none failed.
+        """
+        failed = [one for attempt in self.slices for one in attempt.validations if not one.passed]
+        counts = Counter(map(_description, failed)).most_common(_MAX_NAMED_FAILURES)
+        # The last reason: repairs get closer to what is wanted, so it says what is still missing.
+        reasons = {_description(one): one.reason for one in failed if one.reason}
+        return ", ".join(
+            f"{quoted(description, 100)} ×{count}{_explain_reason(description, reasons.get(description))}"
+            for description, count in counts
+        )
+
+
+def _description(validation: Validation) -> str:
+    return validation.requirement.description if validation.requirement is not None else "a requirement"
+
+
+def _explain_reason(description: str, reason: str | None) -> str:
+    return f" ({quoted(reason, 100)})" if reason and reason != description else ""
+
+
+def _explain_attempt(attempt: Slice[Any], mark: str) -> list[str]:
     tokens = f" · {attempt.usage.total_tokens} tokens" if attempt.usage.total_tokens else ""
-    mark = "  ← the answer" if chosen else ""
     lines = [
         "",
         f"iteration {attempt.iteration} (subsample {attempt.subsample}, attempt {attempt.attempt}): {attempt.outcome}"
@@ -248,10 +292,9 @@ def _explain_attempt(attempt: Slice[Any], *, chosen: bool) -> list[str]:
 
 def _explain_validation(validation: Validation) -> str:
     verdict = "passed" if validation.passed else "failed" if validation.error is None else "broke "
-    description = validation.requirement.description if validation.requirement is not None else "a requirement"
     reason = f": {quoted(validation.reason, 200)}" if validation.reason and not validation.passed else ""
     score = f" (score {validation.score:g})" if validation.score is not None else ""
-    return f"  {verdict}    {quoted(description, 100)}{reason}{score}"
+    return f"  {verdict}    {quoted(_description(validation), 100)}{reason}{score}"
 
 
 def _explain_error(error: BaseException) -> str:

@@ -1,11 +1,14 @@
 """The base class of all strategies: budgets, decisions to override, and `sample()`."""
 
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, ClassVar, Self, TypedDict, TypeVar, Unpack, cast, final, overload
 
 import anyio
 import attrs
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from sampling._arguments import (
     check_bool,
@@ -18,19 +21,20 @@ from sampling._arguments import (
 )
 from sampling._engine.call import Call
 from sampling._engine.run import Run
-from sampling._engine.scope import current_item, new_sampling_id, parent_id
+from sampling._engine.scope import current_item, new_sampling_id, parent_id, reservations_around
 from sampling._engine.stages import stages_of
 from sampling._event_loop import running_loop
 from sampling._plugins import installed_hooks
 from sampling.budgets import Budget
 from sampling.errors import InsideEventLoop
 from sampling.hooks import SILENT, Emitter, Hooks
-from sampling.messages import Action, Attempt, Context, Options
+from sampling.messages import Action, Attempt, Context, Options, as_action
+from sampling.parts import Part
 from sampling.protocols import BackendLike, Progress, Stage, Variation, generate_of
 from sampling.requirements import Requirement, RequirementLike, as_requirements
 from sampling.results import SamplingResult, Slice, by_merit, first_tried
 
-__all__ = ["BaseSamplingStrategy", "StrategySettings"]
+__all__ = ["BaseSamplingStrategy", "StrategySettings", "keep_open"]
 
 T = TypeVar("T")
 
@@ -80,6 +84,12 @@ class StrategySettings(TypedDict, total=False):
     variation: Variation | None
     """Makes subsamples differ. With None, all of them start with the same request."""
 
+    state_requirements: bool | None
+    """Put the requirements into the first prompt."""
+
+    accept_incomplete: bool | None
+    """Check answers that were cut off, filtered or refused like others, instead of calling them invalid."""
+
 
 class BaseSamplingStrategy:
     """
@@ -120,6 +130,12 @@ class BaseSamplingStrategy:
     variation: Variation | None = None
     """Makes subsamples differ. With None, all of them start with the same request."""
 
+    state_requirements: bool = False
+    """Put the requirements into the first prompt, so that the model need not learn them from failures."""
+
+    accept_incomplete: bool = False
+    """Check answers that were cut off, filtered or refused like others, instead of calling them invalid."""
+
     _overridden: ClassVar[frozenset[str]] = frozenset()
     """The optional decisions that this class overrides. The engine skips the others."""
 
@@ -152,9 +168,11 @@ class BaseSamplingStrategy:
         as_requirements("requirements", self.requirements)
         check_instance("hooks", self.hooks, Hooks, "Hooks")
         check_bool("deterministic", self.deterministic)
+        check_bool("accept_incomplete", self.accept_incomplete)
         if self.check_timeout_s is not None:
             check_number("check_timeout_s", self.check_timeout_s, above=0)
         check_int("max_context_chars", self.max_context_chars, least=1)
+        check_bool("state_requirements", self.state_requirements)
         if self.variation is not None and not callable(self.variation):
             raise wrong_type("variation", self.variation, "a callable of (plan, subsample, attempt), or None")
 
@@ -246,6 +264,14 @@ class BaseSamplingStrategy:
         """
         return None
 
+    def count_votes(self, slices: Sequence[Slice[T]]) -> tuple[float | None, float | None]:
+        """
+        Return the `agreement` and the `margin` of the result, given the slices to select from.
+
+        By default there is no vote, and both are None.
+        """
+        return None, None
+
     def learn(self, attempts: Sequence[Slice[T]]) -> None:
         """Learn from all attempts of a call when it is over, however it ended, for later calls."""
 
@@ -258,7 +284,7 @@ class BaseSamplingStrategy:
     @overload
     async def sample(
         self,
-        action: str,
+        action: str | Sequence[Part],
         ctx: Context | None,
         backend: BackendLike,
         reqs: Iterable[RequirementLike] | None = None,
@@ -284,7 +310,7 @@ class BaseSamplingStrategy:
     @final
     async def sample(
         self,
-        action: Action[Any] | str,
+        action: Action[Any] | str | Sequence[Part],
         ctx: Context | None,
         backend: BackendLike,
         reqs: Iterable[RequirementLike] | None = None,
@@ -298,7 +324,7 @@ class BaseSamplingStrategy:
         Sample until an answer is valid or the budgets are used up.
 
         Args:
-            action: An `Action`, or its text.
+            action: An `Action`, or its text, or its parts.
 
             ctx: The conversation so far. None starts a new one.
 
@@ -328,7 +354,7 @@ class BaseSamplingStrategy:
     @overload
     def sample_sync(
         self,
-        action: str,
+        action: str | Sequence[Part],
         ctx: Context | None,
         backend: BackendLike,
         reqs: Iterable[RequirementLike] | None = None,
@@ -354,7 +380,7 @@ class BaseSamplingStrategy:
     @final
     def sample_sync(
         self,
-        action: Action[Any] | str,
+        action: Action[Any] | str | Sequence[Part],
         ctx: Context | None,
         backend: BackendLike,
         reqs: Iterable[RequirementLike] | None = None,
@@ -364,11 +390,23 @@ class BaseSamplingStrategy:
         validation_ctx: Context | None = None,
         hooks: Hooks | None = None,
     ) -> SamplingResult[Any]:
-        """Run `sample()` from code without an event loop. Inside of one, raise `InsideEventLoop`."""
+        """
+        Run `sample()` from code without an event loop. Inside of one, raise `InsideEventLoop`.
+
+        Each call opens its own connections, unless the backend is in a `with keep_open(backend)`.
+        """
         if _loop_is_running():
             raise InsideEventLoop
         call = partial(self.sample, options=options, budget=budget, validation_ctx=validation_ctx, hooks=hooks)
-        return anyio.run(call, cast("Action[Any]", action), ctx, backend, reqs)
+        portal = _portal_of(backend)
+        if portal is None:
+            return anyio.run(call, cast("Action[Any]", action), ctx, backend, reqs)
+        running = portal.start_task_soon(call, cast("Action[Any]", action), ctx, backend, reqs)
+        try:
+            return running.result()
+        finally:
+            # After an interrupt of this thread, such as Ctrl-C, the call must not go on in the other one.
+            running.cancel()
 
     def _call(
         self,
@@ -382,19 +420,22 @@ class BaseSamplingStrategy:
         hooks: Hooks | None,
     ) -> Call[Any]:
         """Check the arguments of `sample()`, and freeze them together with the decisions of this strategy."""
-        if isinstance(action, str):
-            action = Action(action)
-        elif not isinstance(action, Action):
-            raise wrong_type("action", action, "an Action or a str")
+        asked = as_action(action)
         _check_arguments(ctx, options, budget, validation_ctx, hooks)
+        # Checked again, since they may be set between calls.
         check_budgets(self.loop_budget, self.concurrency_budget)
         overridden = self._overridden
-        generate = generate_of(backend)
+        ask = generate = generate_of(backend)
         if "wrap_backend" in overridden:
             backend = self.wrap_backend(backend)
             generate = generate_of(backend)
+        if budget is not None:
+            budget.check_prices(backend)
         requirements = _deduplicated(self.requirements, as_requirements("reqs", reqs))
         streamed, needs_view = _needs_of(requirements)
+        first = Attempt(asked, ctx or NO_CONTEXT)
+        if self.state_requirements:
+            first = _with_requirements(first, requirements)
         loop = running_loop()
         item = current_item()
         return Call(
@@ -406,9 +447,10 @@ class BaseSamplingStrategy:
             cancelled=loop.cancelled,
             started_at=loop.time(),
             strategy=cast("Any", self),
-            first=Attempt(cast("Action[Any]", action), ctx or NO_CONTEXT),
+            first=first,
             backend=backend,
             generate=generate,
+            ask=ask,
             requirements=requirements,
             partial=streamed if callable(getattr(backend, "stream", None)) else (),
             needs_view=needs_view,
@@ -417,9 +459,11 @@ class BaseSamplingStrategy:
             concurrency_budget=self.concurrency_budget,
             deterministic=self.deterministic,
             budget=budget,
+            holding=() if budget is None else reservations_around(),
             validation_ctx=validation_ctx,
             emitter=self._emitter(hooks),
             hooks=hooks,
+            accept_incomplete=self.accept_incomplete,
             check_timeout_s=self.check_timeout_s,
             max_context_chars=self.max_context_chars,
             overridden=overridden,
@@ -445,12 +489,18 @@ class BaseSamplingStrategy:
         item = outer.item
         own = attrs.evolve(
             call,
-            first=stage.first,
+            first=_with_requirements(stage.first, call.requirements) if self.state_requirements else stage.first,
             item=item,
             item_call_name=None if item is None else item.next_call_name(),
             should_continue=_both(call.should_continue, stage.should_continue),
         )
         return self._run(own)
+
+    def settings_of_stages(self) -> StrategySettings:
+        """Return the settings of this strategy for the calls inside its own."""
+        # Requirements and hooks are left out: a nested call takes those of the outer call.
+        names = StrategySettings.__annotations__.keys() - {"requirements", "hooks"}
+        return cast("StrategySettings", {name: getattr(self, name) for name in names})
 
     def _run(self, call: Call[Any]) -> Run[Any]:
         stages = stages_of(self, call.hooks) if "next_stage" in call.overridden else None
@@ -466,7 +516,16 @@ class BaseSamplingStrategy:
         return f"{type(self).__name__}({budgets}{', deterministic=True' if self.deterministic else ''})"
 
 
-_OPTIONAL = ("settled", "next_subsample_in_s", "vary", "should_continue", "next_stage", "learn", "wrap_backend")
+_OPTIONAL = (
+    "count_votes",
+    "settled",
+    "next_subsample_in_s",
+    "vary",
+    "should_continue",
+    "next_stage",
+    "learn",
+    "wrap_backend",
+)
 _DONE = BaseSamplingStrategy.done
 _REPAIR = BaseSamplingStrategy.repair
 
@@ -514,12 +573,61 @@ def _loop_is_running() -> bool:
     return True
 
 
+def _with_requirements(plan: Attempt[T], requirements: Sequence[Requirement]) -> Attempt[T]:
+    """Return the attempt with the requirements in its prompt, unless they are in the conversation already."""
+    listed = "\n".join([f"- {requirement.description}" for requirement in requirements])
+    if not listed or any(listed in message.text for message in plan.messages):
+        return plan
+    text = f"{plan.action.text}\n\nThe answer must meet these requirements:\n{listed}"
+    return Attempt(plan.action.with_text(text), plan.context, plan.options)
+
+
 def _deduplicated(own: Iterable[RequirementLike], given: tuple[Requirement, ...]) -> tuple[Requirement, ...]:
     """Return the requirements of the strategy, then those of the call, each once."""
-    if not own:
-        return given
-    both = (*as_requirements("requirements", own), *given)
-    once: dict[tuple[str, int], Requirement] = {}
+    both = (*as_requirements("requirements", own), *given) if own else given
+    if len(both) < 2:
+        return both
+    once: dict[object, Requirement] = {}
     for requirement in both:
-        once.setdefault((requirement.description, id(requirement.check)), requirement)
+        once.setdefault(requirement.key, requirement)
     return tuple(once.values())
+
+
+_portals: dict[int, tuple[int, BlockingPortal]] = {}
+"""For each backend that is kept open: the process in which it is, and its event loop. By the id of the backend."""
+
+
+@contextmanager
+def keep_open(backend: BackendLike) -> Generator[BackendLike]:
+    """
+    Keep the connections of a backend open over many `sample_sync` calls.
+
+        with keep_open(OpenAIBackend(…)) as backend:
+            for question in questions:
+                strategy.sample_sync(question, None, backend)
+
+    All calls with this backend run in one event loop, in a thread of its own, from whatever thread they are made.
+    The end of the block closes the connections and the thread. In async code, use `async with backend`.
+    A child process that was forked inside of the block opens connections of its own.
+    """
+    generate_of(backend)
+    if _loop_is_running():
+        raise RuntimeError("keep_open() is for code without an event loop: write `async with backend` instead")
+    if _portal_of(backend) is not None:
+        raise RuntimeError(f"{backend!r} is kept open already: use it inside of that block")
+    with start_blocking_portal() as portal, ExitStack() as stack:
+        untyped: Any = backend
+        if isinstance(untyped, AbstractAsyncContextManager):
+            opened = cast("AbstractAsyncContextManager[Any]", untyped)
+            stack.enter_context(portal.wrap_async_context_manager(opened))
+        _portals[id(backend)] = (os.getpid(), portal)
+        try:
+            yield backend
+        finally:
+            del _portals[id(backend)]
+
+
+def _portal_of(backend: object) -> BlockingPortal | None:
+    pid, portal = _portals.get(id(backend), (0, None))
+    # Threads do not survive a fork.
+    return portal if pid == os.getpid() else None

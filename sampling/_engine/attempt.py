@@ -7,10 +7,11 @@ from typing import Any, Generic, TypeVar, cast
 import attrs
 
 from sampling._arguments import wrong_type
+from sampling._completeness import incomplete
 from sampling._engine.call import Call
 from sampling._engine.scope import Scope, enter_part, iteration_id, leave_part
 from sampling._engine.validation import Checking, CutShort, PartialText, check, first_error, parse
-from sampling.budgets import Reservation
+from sampling.budgets import Budget, Reservation
 from sampling.messages import Attempt, Context, Generation, Message, Options, Request
 from sampling.protocols import StreamingBackend, as_generation, generate_of
 from sampling.requirements import Validation, View
@@ -23,11 +24,14 @@ T = TypeVar("T")
 
 
 def prepare(call: Call[T], plan: Attempt[T], subsample: int, attempt: int) -> "RunningAttempt[T]":
-    """Build the request of an attempt and reserve its budget, or raise `BudgetExceeded`."""
+    """Build the request of an attempt. If the call has a budget, `reserve` must follow."""
     options = call.options if plan.options is None else call.options.overlaid(plan.options)
     if plan.action.schema is not None and options.schema is None:
         options = attrs.evolve(options, schema=plan.action.schema)
     iteration = subsample * call.loop_budget + attempt + 1
+    if call.options.seed is not None and (plan.options is None or plan.options.seed is None):
+        # The caller's seed is that of the call. One that the strategy sets is that of the attempt.
+        options = attrs.evolve(options, seed=call.options.seed + iteration - 1)
     request = Request(
         plan.messages,
         options,
@@ -37,13 +41,9 @@ def prepare(call: Call[T], plan: Attempt[T], subsample: int, attempt: int) -> "R
         subsample,
         attempt,
         None if call.item is None else f"{call.item_call_name}:{iteration}",
+        action=plan.action,
     )
-    budget = call.budget
-    reservation = None
-    if budget is not None:
-        reservation = budget.reserve(attempts=1, prompt_chars=plan.chars, max_tokens=options.max_tokens)
-    scope = Scope(call.sampling_id, call.parent_id, request, budget)
-    return RunningAttempt(call, plan, request, scope, call.clock(), reservation)
+    return RunningAttempt(call, plan, request, Scope(call.sampling_id, call.parent_id, request), call.clock())
 
 
 @attrs.define
@@ -59,10 +59,21 @@ class RunningAttempt(Generic[T]):
     started_at: float
     """By the clock of the call."""
 
-    reservation: Reservation | None
+    reservation: Reservation | None = None
     """What is held of the budget until the request is sent."""
 
     generation: Generation | None = None
+
+    async def reserve(self, budget: Budget) -> None:
+        """Reserve the budget, and wait for what is only reserved, or raise `BudgetExceeded`."""
+        call, scope = self.call, self.scope
+        self.reservation = await budget.acquire(
+            attempts=1, prompt_chars=self.plan.chars, max_tokens=self.request.options.max_tokens, holding=call.holding
+        )
+        scope.budget = budget
+        scope.holding = (*call.holding, self.reservation)
+        # The attempt starts now: waiting for the budget is no part of it.
+        self.started_at = call.clock()
 
     async def run(self) -> Slice[T]:
         """Send the request, check the answer, and return the slice. Errors of the backend are raised."""
@@ -75,18 +86,26 @@ class RunningAttempt(Generic[T]):
             generation = as_generation(await self._send(scope, self.request, generate))
             used = generation.usage
         finally:
-            self._settle(scope, reservation, used)
+            used = self._settle(scope, reservation, used)
+        if call.budget is not None:
+            call.budget.check_cost(call.backend, used)
         self.generation = generation
         text = generation.text
-        context = Context.sent(plan.messages, plan.chars, text)
+        context = Context.sent(plan.messages, plan.chars, generation.as_answer())
+        if generation.finish_reason != "stop" or not text or generation.tool_calls or generation.refusal is not None:
+            cut_off = None if call.accept_incomplete else incomplete(generation, self.request.options)
+            if cut_off is not None:
+                return self.record("invalid", context, self._unparsed(text), (cut_off,))
         value: Any = text
         if plan.action.parser is not None:
             value, unparsable = parse(plan.action, text)
             if unparsable is not None:
                 return self.record("invalid", context, validations=(unparsable,))
-        view = None
-        if call.needs_view:
-            view = View(value, call.validation_ctx or context, generation, partial(self._ask_for_check))
+        view = (
+            View(value, call.validation_ctx or context, generation, partial(self._ask_for_check))
+            if call.needs_view
+            else None
+        )
         validations = check(call.requirements, text, view)
         if isinstance(validations, Checking):
             validations = await validations.finish(call.check_timeout_s)
@@ -94,6 +113,10 @@ class RunningAttempt(Generic[T]):
         if not failed:
             return self.record("valid", context, value, validations)
         return self.record("invalid", context, value, validations, first_error(failed))
+
+    def _unparsed(self, text: str) -> Any:
+        """Return the value of an answer that is not parsed: its text, if that is what the action asks for."""
+        return text if self.plan.action.parser is None else None
 
     def _send(
         self, scope: Scope, request: Request, generate: Callable[[Request], Awaitable[Generation | str]]
@@ -106,24 +129,32 @@ class RunningAttempt(Generic[T]):
             raise wrong_type("backend", generate, "async: it answered without being awaited")
         return answer
 
-    def _settle(self, scope: Scope, reservation: Reservation | None, used: Usage | None) -> None:
-        """Account for a request that has ended."""
+    def _settle(self, scope: Scope, reservation: Reservation | None, used: Usage | None) -> Usage | None:
+        """Account for a request that has ended, and return its usage if that is known."""
         used = scope.settle(used)
         call = self.call
         if call.item is not None:
-            call.item.add_request(used)
+            call.item.add_requests(scope.requests, used)
+            # The requests of judges have a scope of their own.
+            call.item.attempts += scope is self.scope
         if reservation is not None and call.budget is not None:
             call.budget.settle(reservation, used)
+            if scope.further:
+                scope.settle_further()
+            if used is None and call.item is not None:
+                call.item.estimated_tokens += reservation.tokens
+            self.scope.holding = call.holding
+        return used
 
     async def _stream(self, request: Request) -> Generation | str:
         """Generate with partial checks on the growing text."""
         text = PartialText(self.call.partial)
         try:
-            return await cast("StreamingBackend", self.call.backend).stream(request, text.add)
+            return await cast("StreamingBackend", self.call.backend).stream(request, text)
         except Exception:
             # A backend may turn the interruption into an error of its own.
-            if text.cut is not None:
-                raise text.cut from None
+            if text.raised is not None:
+                raise text.raised from None
             raise
 
     async def _ask_for_check(
@@ -131,15 +162,18 @@ class RunningAttempt(Generic[T]):
     ) -> Generation:
         """Send a request for a check, with the ids of this attempt but a reservation of its own."""
         call, scope = self.call, self.scope
-        generate = call.generate if backend is None else generate_of(backend)
+        generate = call.ask if backend is None else generate_of(backend)
         if options is None:
             # A backend of the check's own has a model of its own.
             options = Options(model=self.request.options.model if backend is None else None)
-        request = attrs.evolve(self.request, messages=messages, options=options, idempotency_key=None)
+        request = attrs.evolve(self.request, messages=messages, options=options, idempotency_key=None, action=None)
         reservation = None
         if call.budget is not None:
-            reservation = call.budget.reserve(prompt_chars=sum(len(message.content) for message in request.messages))
-        part = Scope(scope.sampling_id, scope.parent_id, request, scope.budget)
+            prompt_chars = sum(message.chars for message in request.messages)
+            reservation = await call.budget.acquire(prompt_chars=prompt_chars, holding=call.holding)
+        part = Scope(scope.sampling_id, scope.parent_id, request)
+        part.budget = scope.budget
+        part.holding = call.holding if reservation is None else (*call.holding, reservation)
         entered = enter_part(part)
         used: Usage | None = None
         try:
@@ -183,6 +217,7 @@ class RunningAttempt(Generic[T]):
             scope.requests,
             0,
             plan,
+            scope.from_cache,
         )
 
     def record_cut(self, cut: CutShort, longest_answer: int) -> Slice[T]:

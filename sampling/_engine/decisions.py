@@ -1,17 +1,20 @@
-"""Call the decisions of a strategy, and check what they return."""
+"""Call the decisions of a strategy, check what they return, and decide what an error ends."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
 from typing import Any, TypeVar
 
 from sampling._arguments import short_repr, wrong_type
-from sampling.errors import ContextTooLarge, SelectionFailed
+from sampling.errors import BadVerdict, ContextTooLarge, FatalError, SamplingError, SelectionFailed
 from sampling.messages import Attempt
 from sampling.protocols import Decisions, Progress, Stage, Variation
 from sampling.results import SamplingResult, Slice
 
 __all__ = [
     "TRACKED",
+    "Ends",
+    "ended_by",
     "failure_of",
     "is_done",
     "is_settled",
@@ -26,6 +29,41 @@ T = TypeVar("T")
 
 TRACKED = frozenset({"settled", "next_subsample_in_s"})
 """The decisions that need the state of every subsample."""
+
+
+class Ends(IntEnum):
+    """What an error ends, from the least to the most."""
+
+    ATTEMPT = 0
+    SUBSAMPLE = 1
+    EQUAL_REQUESTS = 2
+    """Its subsample, and the call if every other subsample sends the same request."""
+    CALL = 3
+    PROCESS = 4
+    """Not an error of an attempt: it passes through."""
+
+
+def ended_by(error: BaseException) -> Ends:
+    """Return what an error ends. A group ends as much as the worst of its leaves."""
+    return max(map(_ended_by_leaf, _leaves(error)))
+
+
+def _ended_by_leaf(error: BaseException) -> Ends:
+    if isinstance(error, MemoryError | RecursionError) or not isinstance(error, Exception):
+        return Ends.PROCESS
+    if isinstance(error, FatalError):
+        return Ends.EQUAL_REQUESTS if error.about_request else Ends.CALL
+    if isinstance(error, BadVerdict):
+        return Ends.CALL
+    return Ends.ATTEMPT if isinstance(error, SamplingError) and error.retryable else Ends.SUBSAMPLE
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
+        return
+    for part in error.exceptions:  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        yield from _leaves(part)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def repair(

@@ -5,6 +5,7 @@ from threading import get_ident
 from typing import Generic, TypeVar, overload
 
 from sampling.errors import WrongThread
+from sampling.messages import Request
 from sampling.results import Slice
 
 __all__ = ["OrderedQueue", "Prefix", "ResultQueue"]
@@ -62,16 +63,20 @@ class ResultQueue(Generic[T]):
         self._seen = 0
         self._thread = get_ident()
 
-    def put(self, record: Slice[T]) -> None:
-        """Add one record."""
+    def put(self, record: Slice[T], *, counts: bool = True) -> None:
+        """Add one record. If it does not count, it is no slice to decide on or to choose from."""
         if get_ident() != self._thread:
             raise WrongThread("a record can only be added in the thread that the call runs in")
         self.records.append(record)
-        if record.outcome in _ANSWERED:
+        if counts and record.outcome in _ANSWERED:
             self.slices.append(record)
 
     def newly_ready(self) -> Iterator[Sequence[Slice[T]]]:
-        """Yield the slices to decide on, once for each slice that became ready since the last time."""
+        """
+        Yield the slices to decide on, once for each slice that became ready since the last time.
+
+        A caller that has decided stops here: the strategy does not see the rest.
+        """
         while self._seen < len(self.ready):
             self._seen += 1
             yield Prefix(self.ready, self._seen)
@@ -101,11 +106,14 @@ class OrderedQueue(ResultQueue[T]):
     def __init__(self, subsamples: int) -> None:
         super().__init__()
         self.ready = []
+        self.last: Slice[T] | None = None
+        """The record that was released last, whatever its outcome."""
+
         self._held = _InOrder[T](subsamples)
 
-    def put(self, record: Slice[T]) -> None:
+    def put(self, record: Slice[T], *, counts: bool = True) -> None:
         """Add one record."""
-        super().put(record)
+        super().put(record, counts=counts)
         self._held.put(record)
 
     def close(self, subsample: int) -> None:
@@ -113,13 +121,18 @@ class OrderedQueue(ResultQueue[T]):
         self._held.close(subsample)
 
     def newly_ready(self) -> Iterator[Sequence[Slice[T]]]:
-        """Yield the slices to decide on, as far as there is no gap before them."""
-        self.ready.extend(record for record in self._held.release() if record.outcome in _ANSWERED)
-        return super().newly_ready()
+        """Yield the slices to decide on after every record, as far as there is no gap before it."""
+        # One record at a time: once the call is decided, those that follow must not count, however early they came.
+        for record in self._held.release():
+            self.last = record
+            if record.outcome in _ANSWERED:
+                self.ready.append(record)
+                self._seen += 1
+            yield Prefix(self.ready)
 
     def candidates(self, *, decided: bool) -> Sequence[Slice[T]]:
         """Return the slices to choose the answer from, in the order in which the strategy saw them, or would have."""
-        # The call ended before the strategy decided: slices that were held back for the sake of order count, too.
+        # The call ended before a decision: slices that were held back for the sake of order count, too.
         return self.ready if decided else sorted(self.slices, key=order_key)
 
     def known_up_to(self, record: Slice[T]) -> list[Slice[T]]:
@@ -127,7 +140,7 @@ class OrderedQueue(ResultQueue[T]):
         return sorted((s for s in self.slices if order_key(s) <= order_key(record)), key=order_key)
 
 
-def order_key(record: Slice[T]) -> tuple[int, int]:
+def order_key(record: Slice[T] | Request) -> tuple[int, int]:
     """Rank records as a deterministic call does."""
     return record.attempt, record.subsample
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import anyio
 import attrs
-import structlog
 from anyio.abc import TaskGroup
-from anyio.lowlevel import checkpoint_if_cancelled, current_token
+from anyio.lowlevel import checkpoint, checkpoint_if_cancelled, current_token
 
 from sampling._engine import decisions
 from sampling._engine.attempt import RunningAttempt, prepare
@@ -24,8 +23,11 @@ from sampling._engine.call import Call
 from sampling._engine.records import OrderedQueue, Prefix, ResultQueue
 from sampling._engine.scope import Scope, enter_attempt, enter_call, leave_attempts, leave_call
 from sampling._engine.tracking import Tracker
-from sampling._engine.validation import CutShort
-from sampling.errors import BadVerdict, BudgetExceeded, FatalError, SamplingError, SelectionFailed
+from sampling._engine.validation import CheckDefect, CutShort
+from sampling._event_loop import cancellation_requested, raise_if_cancelled
+from sampling._log import Logger
+from sampling.budgets import Budget
+from sampling.errors import BadVerdict, BudgetExceeded, SelectionFailed, UnexpectedCancellation
 from sampling.hooks import (
     CriticalHookError,
     Event,
@@ -46,7 +48,10 @@ __all__ = ["Run"]
 
 T = TypeVar("T")
 
-log = structlog.get_logger("sampling")
+log = Logger()
+
+_TURN_S = 0.1
+"""The time after which other tasks get a turn between two attempts, for backends that never await."""
 
 
 class Run(Generic[T]):
@@ -67,13 +72,20 @@ class Run(Generic[T]):
     _exhausted = False
     """Whether a subsample used its whole loop budget."""
 
-    _subsamples_ended = 0
+    _deadline = math.inf
+    """The end of the call, by its clock."""
+
+    _timed_out = False
+    """Whether an attempt was not started because the deadline had passed."""
 
     _abort: BaseException | None = None
     """Ends the call with an exception, whatever answers there are: from a critical hook, or a crash."""
 
     fatal: Exception | None = None
     """Ends the call, but does not undo an answer that is there already."""
+
+    _defects: tuple[Exception, ...] = ()
+    """Defects of checks, which are raised even if there are invalid answers."""
 
     failure: Exception | None = None
     """The exception that the call raises because no attempt came to an answer."""
@@ -83,6 +95,9 @@ class Run(Generic[T]):
 
     stop_reason: StopReason | None = None
     """The stop reason of the last stage, if the call has stages."""
+
+    votes: tuple[float | None, float | None] = (None, None)
+    """The agreement and the margin of the answer, if the strategy counts votes."""
 
     def __init__(self, call: Call[T], stages: "Stages[T] | None" = None) -> None:
         self.call: Call[T] = call
@@ -95,6 +110,11 @@ class Run(Generic[T]):
         self.nested_hook_failures: list[HookFailure] = []
         self.max_attempts: int = call.loop_budget * call.concurrency_budget
         self._subsamples_due = call.concurrency_budget
+        self._ended: set[int] = set()
+        """The subsamples that have ended."""
+
+        self._latest: dict[int, RunningAttempt[T]] = {}
+        """The latest attempt of every subsample."""
 
     def _new_queue(self) -> ResultQueue[T]:
         """Return an empty queue of the kind that the call needs, and have it tracked if need be."""
@@ -102,7 +122,8 @@ class Run(Generic[T]):
         if self._stages is not None or not (call.deterministic or call.overridden & decisions.TRACKED):
             return ResultQueue()
         queue = OrderedQueue[T](call.concurrency_budget) if call.deterministic else ResultQueue[T]()
-        self._tracker = Tracker(call, queue)
+        in_turn = call.deterministic and call.budget is not None and call.budget.limits_spending
+        self._tracker = Tracker(call, queue, in_turn=in_turn)
         return queue
 
     # The call: LoopStarted, the subsamples, the choice, LoopFinished.
@@ -164,6 +185,7 @@ class Run(Generic[T]):
         event = LoopFinished(
             sampling_id=self.call.sampling_id,
             parent_id=self.call.parent_id,
+            strategy=type(self.call.strategy).__name__,
             success=result is not None and result.success,
             iterations=len(self.queue.slices),
             attempts=len(self.queue.records),
@@ -184,7 +206,9 @@ class Run(Generic[T]):
     async def _make_attempts(self) -> None:
         """Run the subsamples until they have ended or the call is done."""
         budget = self.call.budget
-        deadline = math.inf if budget is None else budget.deadline(current_token(), anyio.current_time())
+        deadline = math.inf
+        if budget is not None:
+            deadline = self._deadline = budget.deadline(current_token(), anyio.current_time())
         if self.call.concurrency_budget > 1:
             async with anyio.create_task_group() as group:
                 self._scope = group.cancel_scope
@@ -267,9 +291,11 @@ class Run(Generic[T]):
                 await self._run_subsample(subsample)
             else:
                 await self._run_tracked(subsample, self._tracker)
-            self._subsamples_ended += 1
-        except self.call.cancelled:
-            raise
+            self._ended.add(subsample)
+        except self.call.cancelled as error:
+            if self._stopped or cancellation_requested():
+                raise
+            self._end_with(_unexpected(error))
         except BaseException as error:  # noqa: BLE001, ASYNC103 - raised again, bare, when the siblings have stopped
             self._end_with(error)
 
@@ -288,11 +314,14 @@ class Run(Generic[T]):
         """Make the attempts of one subsample."""
         call = self.call
         history: list[Slice[T]] = []
-        plan, vary = call.first, call.vary
+        plan, vary, budget = call.first, call.vary, call.budget
+        turn_ends_s = _TURN_S
         for number in range(call.loop_budget):
             tried = plan if vary is None else decisions.vary(vary, plan, subsample, number)
-            attempt = self._prepare(tried, subsample, number)
-            if attempt is None:
+            if self._stopped or (self._tracker is not None and not self._tracker.start_attempt(subsample, number)):
+                return
+            attempt = self._latest[subsample] = prepare(call, tried, subsample, number)
+            if budget is not None and not await self._reserve(attempt, budget):
                 return
             enter_attempt(attempt.scope, attempt.request.iteration_id)
             record = await self._attempt(attempt)
@@ -302,24 +331,36 @@ class Run(Generic[T]):
             if not self._emitter.silent:
                 await self._announce_repair(record, next_plan)
             plan = next_plan
+            if record.finished_s > turn_ends_s:
+                turn_ends_s = record.finished_s + _TURN_S
+                await checkpoint()
         self._exhausted = True
 
-    def _prepare(self, plan: Attempt[T], subsample: int, number: int) -> RunningAttempt[T] | None:
-        """Prepare an attempt, or return None if the call is over or the budget has no room."""
-        if self._stopped or (self._tracker is not None and not self._tracker.start_attempt(subsample, number)):
-            return None
+    async def _reserve(self, attempt: RunningAttempt[T], budget: Budget) -> bool:
+        """Reserve the budget of an attempt. Return False if there is no room or time, or the call is over."""
+        request, tracker = attempt.request, self._tracker
+        if tracker is not None and tracker.in_turn:
+            await tracker.wait_for_turn(request.subsample, request.attempt)
+        if self._deadline <= self.call.clock():
+            # A backend that never awaits is not interrupted by the deadline, but makes no further attempt.
+            self._timed_out = True
+            return False
         try:
-            return prepare(self.call, plan, subsample, number)
+            await attempt.reserve(budget)
         except BudgetExceeded as error:
             self.budget_detail = str(error)
-            return None
+            return False
+        if self._stopped and attempt.reservation is not None:
+            budget.withdraw(attempt.reservation)
+        return not self._stopped
 
     def _next_plan(self, record: Slice[T], plan: Attempt[T], history: list[Slice[T]]) -> Attempt[T] | None:
         """Return what to try after this record, or None if the subsample is over."""
         if record.outcome == "invalid":
             history.append(record)
             return self._repair(history) if record.attempt + 1 < self.call.loop_budget else plan
-        return plan if _may_retry(record) else None
+        may_retry = record.error is not None and decisions.ended_by(record.error) is decisions.Ends.ATTEMPT
+        return plan if may_retry else None
 
     def _repair(self, history: list[Slice[T]]) -> Attempt[T] | None:
         if self._stopped:
@@ -352,14 +393,18 @@ class Run(Generic[T]):
                 await self._emitter.emit(self._started(attempt))
                 await checkpoint_if_cancelled()
             record = await attempt.run()
-        except self.call.cancelled:
-            record = attempt.record("cancelled")
+        except BaseException as error:  # noqa: ASYNC103 - `raise_if_cancelled` raises every requested cancellation
+            # What a backend raises must not end its siblings.
+            cancelled = isinstance(error, self.call.cancelled) and (self._stopped or cancellation_requested())
+            record = attempt.record("cancelled") if cancelled else self._record_exception(attempt, error)
             self._put(record)
             if not self._emitter.silent:
-                await self._announce_record(record)  # noqa: ASYNC120 - every hook is shielded, and has a timeout
-            raise
-        except BaseException as error:  # noqa: BLE001, ASYNC103 - what a backend raises must not end its siblings
-            record = self._record_error(attempt, error)
+                await self._announce_record(record)  # noqa: ASYNC102, ASYNC120 - every hook is shielded, and has a timeout
+            if cancelled:
+                raise
+            # Cleaning up may have turned the cancellation into another exception, or a part of a group.
+            await raise_if_cancelled()  # noqa: ASYNC102, ASYNC120
+            return record  # noqa: ASYNC104
         self._put(record)
         if not self._emitter.silent:
             await self._announce_record(record)
@@ -382,26 +427,67 @@ class Run(Generic[T]):
         return {
             "sampling_id": self.call.sampling_id,
             "parent_id": self.call.parent_id,
+            "strategy": type(self.call.strategy).__name__,
             "iteration": source.iteration,
             "iteration_id": source.iteration_id,
             "subsample": source.subsample,
             "attempt": source.attempt,
         }
 
-    def _record_error(self, attempt: RunningAttempt[T], error: BaseException) -> Slice[T]:
-        """Make a record of an exception, and stop the call if no attempt could do better."""
+    def _record_exception(self, attempt: RunningAttempt[T], error: BaseException) -> Slice[T]:
+        """Make a record of an exception, and end the call if that is due to it."""
         if isinstance(error, CutShort):
             return attempt.record_cut(error, self.queue.longest_answer())
         if isinstance(error, CriticalHookError):
+            self._end_with(error.error)
+            return attempt.record("errored", error=error.error)
+        if isinstance(error, CheckDefect):
             error = error.error
+            self._defects += (error,)
+        failed = _without_cancellations(error, self.call.cancelled)
+        if failed is None:
+            if cancellation_requested():
+                return attempt.record("cancelled")
+            failed = _unexpected(error)
+        self._end_by(failed, attempt)
+        return attempt.record("errored", error=failed)
+
+    def _end_by(self, error: BaseException, attempt: RunningAttempt[T]) -> None:
+        """End the call if this error does. Nothing that happens to a loser can undo a winner."""
+        ends = self._ends(error)
+        if not isinstance(error, Exception) or (ends is decisions.Ends.PROCESS and not self._done):
             self._end_with(error)
-        elif isinstance(error, MemoryError | RecursionError) or not isinstance(error, Exception):
-            self._end_with(error)
-        elif isinstance(error, FatalError | BadVerdict):
-            if self.fatal is None:
-                self.fatal = error
-            self._stop()
-        return attempt.record("errored", error=error)
+        elif self.call.deterministic:
+            # Ended when all attempts that rank before this one have ended, too: see `_end_in_order`.
+            if ends >= decisions.Ends.CALL and self._tracker is not None:
+                self._tracker.cancel_after(attempt.request)
+        elif ends >= decisions.Ends.CALL or (ends is decisions.Ends.EQUAL_REQUESTS and self._all_send(attempt.request)):
+            self._end_in_failure(error)
+
+    def _ends(self, error: BaseException) -> decisions.Ends:
+        return decisions.Ends.CALL if error in self._defects else decisions.ended_by(error)
+
+    def _end_in_failure(self, error: Exception) -> None:
+        if self.fatal is None:
+            self.fatal = error
+        self._stop()
+
+    def _all_send(self, request: Request) -> bool:
+        """Return whether every other subsample that has not ended sends this request, or would."""
+        call = self.call
+        for subsample in range(call.concurrency_budget):
+            if subsample == request.subsample or subsample in self._ended:
+                continue
+            latest = self._latest.get(subsample)
+            other = self._first_request(subsample) if latest is None else latest.request
+            if not _equal(request, other):
+                return False
+        return True
+
+    def _first_request(self, subsample: int) -> Request:
+        call = self.call
+        plan = call.first if call.vary is None else decisions.vary(call.vary, call.first, subsample, 0)
+        return prepare(call, plan, subsample, 0).request
 
     # The decision: is the call done, and which slice is the answer?
 
@@ -426,10 +512,31 @@ class Run(Generic[T]):
                 self.budget_detail = str(error)
 
     def _decide(self) -> None:
-        """Ask the strategy about each slice that it has not seen."""
+        """Ask the strategy about each slice that it has not seen, until it decides that the call is done."""
+        if self._stopped:
+            return
+        ordered = None if self._tracker is None else self._tracker.ordered
         for slices in self.queue.newly_ready():
-            if not self._stopped and self._is_done(slices):
+            if ordered is not None and ordered.last is not None and ordered.last.outcome not in {"valid", "invalid"}:
+                self._end_in_order(ordered.last, slices)
+            elif self._is_done(slices):
                 self._finish()
+            if self._stopped:
+                return
+
+    def _end_in_order(self, record: Slice[T], slices: Sequence[Slice[T]]) -> None:
+        """End a deterministic call by an error, once nothing that ranks before it can win any more."""
+        if not isinstance(record.error, Exception):
+            return
+        ends = self._ends(record.error)
+        # An equal request that was answered shows that the error is not about the request.
+        refused = ends is decisions.Ends.EQUAL_REQUESTS and not record.attempt and not slices
+        if ends >= decisions.Ends.CALL or (refused and self._all_start_alike()):
+            self._end_in_failure(record.error)
+
+    def _all_start_alike(self) -> bool:
+        first = self._first_request(0)
+        return all(_equal(first, self._first_request(other)) for other in range(1, self.call.concurrency_budget))
 
     def _decide_tracked(self, record: Slice[T], tracker: Tracker[T]) -> None:
         self._decide()
@@ -464,21 +571,30 @@ class Run(Generic[T]):
 
     def _choose(self) -> SamplingResult[T]:
         """Choose the answer, or raise the failure if no attempt came to one."""
-        slices = self._by_iteration(self.queue.slices)
-        valid = [candidate for candidate in self.queue.candidates(decided=self._done) if candidate.valid]
+        candidates = self.queue.candidates(decided=self._done or self.fatal is not None)
+        valid = [candidate for candidate in candidates if candidate.valid]
         best: Slice[T] | None = None
         if valid:
+            self._count_votes(valid)
             best = decisions.select(self.call.strategy.select, valid)
-        elif isinstance(self.fatal, BadVerdict):
+        elif self.fatal is not None and (isinstance(self.fatal, BadVerdict) or self.fatal in self._defects):
             raise self.fatal
-        elif slices:
-            best = decisions.select(self.call.strategy.select_from_failure, slices)
+        elif candidates:
+            self._count_votes(candidates)
+            best = decisions.select(self.call.strategy.select_from_failure, self._by_iteration(list(candidates)))
         elif self.errors:
+            if self.call.deterministic:
+                # Not the fastest error, but always the same one.
+                self.errors.sort(key=itemgetter(0))
             self.failure = decisions.failure_of(self.errors, self.fatal)
             raise self.failure
         if self.errors:
             log_errors(self.errors)
         return self.result(best)
+
+    def _count_votes(self, slices: Sequence[Slice[T]]) -> None:
+        if "count_votes" in self.call.overridden:
+            self.votes = self.call.strategy.count_votes(slices)
 
     def result(self, best: Slice[T] | None) -> SamplingResult[T]:
         """Return the result of the call as it stands, with this answer."""
@@ -488,7 +604,7 @@ class Run(Generic[T]):
         return SamplingResult(
             success=valid,
             best=best,
-            slices=tuple(self._by_iteration(self.queue.slices)),
+            slices=tuple(self.slices()),
             attempts=tuple(self._by_iteration(self.queue.records)),
             errors=tuple(errors),
             usage=self._usage(),
@@ -498,7 +614,17 @@ class Run(Generic[T]):
             max_attempts=self.max_attempts,
             parent_id=call.parent_id,
             stop_detail=None if valid else self.budget_detail,
+            agreement=self.votes[0],
+            margin=self.votes[1],
         )
+
+    def slices(self) -> list[Slice[T]]:
+        """Return the slices that count, by iteration."""
+        slices = self.queue.slices
+        if self.fatal is not None and self.call.deterministic and self._stages is None:
+            # Whether an answer that ranks after the error was faster than it must not matter.
+            slices = list(self.queue.candidates(decided=True))
+        return self._by_iteration(slices)
 
     def records(self) -> list[Slice[T]]:
         """Return the records of all attempts so far, by iteration."""
@@ -514,7 +640,7 @@ class Run(Generic[T]):
             return "failed"
         if self.stop_reason is not None:
             return self.stop_reason
-        if not self._stopped and self._subsamples_ended < self._subsamples_due:
+        if self._timed_out or (not self._stopped and len(self._ended) < self._subsamples_due):
             return "deadline"
         if self.budget_detail is not None:
             return "budget"
@@ -537,5 +663,21 @@ def log_errors(errors: Iterable[tuple[str, Exception]]) -> None:
         log.warning("attempt_failed", iteration_id=iteration_id, error_type=type(error).__name__)
 
 
-def _may_retry(record: Slice[Any]) -> bool:
-    return isinstance(record.error, SamplingError) and record.error.retryable
+def _unexpected(error: BaseException) -> UnexpectedCancellation:
+    unexpected = UnexpectedCancellation()
+    unexpected.__cause__ = error
+    return unexpected
+
+
+def _without_cancellations(error: BaseException, cancelled: type[BaseException]) -> BaseException | None:
+    """Return an exception without the cancellations in it, or None if nothing is left."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(cancelled)[1]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return None if isinstance(error, cancelled) else error
+
+
+def _equal(one: Request, other: Request) -> bool:
+    """Return whether two requests ask the same. Seeds differ between samples of one question."""
+    if one.messages != other.messages:
+        return False
+    return attrs.evolve(one.options, seed=None) == attrs.evolve(other.options, seed=None)

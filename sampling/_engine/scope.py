@@ -10,18 +10,17 @@ import time
 from contextvars import ContextVar, Token, copy_context
 from typing import Any, TypeAlias
 
-import attrs
 from structlog.contextvars import bind_contextvars
 
 from sampling._arguments import wrong_type
-from sampling.budgets import Budget
+from sampling.budgets import Budget, Reservation
 from sampling.messages import Identity, Request
 from sampling.usage import NO_USAGE, Usage
 
-__all__ = ["Scope", "count_request", "current", "report_usage"]
+__all__ = ["Scope", "count_request", "current", "report_cache_hit", "report_usage", "reserve_request"]
 
 
-@attrs.define
+# A plain class: attributes with a default are set only where they change, and every attempt makes a scope.
 class Scope:
     """
     An item, a call, an attempt, or a part of an attempt, with the requests and tokens that it used.
@@ -29,15 +28,14 @@ class Scope:
     A part of an attempt is what a layer or a judge accounts for by itself.
     """
 
-    sampling_id: str
-    """The id of the call, or the id of the item, which its calls have as their parent."""
-
-    parent_id: str | None
-    request: Request | None = None
-    """The request of the attempt, with its ids. None outside of attempts."""
-
     budget: Budget | None = None
     """The budget that `count_request` counts against."""
+
+    holding: tuple[Reservation, ...] = ()
+    """What the attempts around this code hold of budgets, in this call and in those that it is nested in."""
+
+    further: tuple[Reservation, ...] = ()
+    """What is held for further requests of the attempt, beside its own reservation."""
 
     outer: "Scope | None" = None
     """The scope that the requests of a layer's part are counted in."""
@@ -51,15 +49,54 @@ class Scope:
     requests: int = 0
     """The number of requests, with those of judges and of layers that send several."""
 
+    estimated_tokens: int = 0
+    """The tokens that a budget was charged for requests of an item whose usage nobody reported."""
+
+    from_cache: bool = False
+    """Whether the answer came from a cache."""
+
     is_item: bool = False
+    attempts: int = 0
+    """The number of attempts made for an item."""
+
     calls: int = 0
     """The number of calls made for an item. A strategy that works in stages makes several."""
+
+    def __init__(self, sampling_id: str, parent_id: str | None, request: Request | None = None) -> None:
+        self.sampling_id: str = sampling_id
+        """The id of the call, or the id of the item, which its calls have as their parent."""
+
+        self.parent_id: str | None = parent_id
+        self.request: Request | None = request
+        """The request of the attempt, with its ids. None outside of attempts."""
 
     def count_request(self) -> None:
         """Count one more request, or raise `BudgetExceeded`."""
         if self.budget is not None:
             self.budget.count_request()
         self.requests += 1
+
+    async def reserve_request(self, *, prompt_chars: int, max_tokens: int | None, used: Usage) -> None:
+        """Count one more request, and hold what it may use beyond what is held, or raise `BudgetExceeded`."""
+        if self.budget is not None and self.holding:
+            own = (self.holding[-1], *self.further)
+            held = Reservation(0, len(own), sum([one.tokens for one in own]), sum([one.cost for one in own]))
+            reservation = await self.budget.acquire(
+                prompt_chars=prompt_chars,
+                max_tokens=max_tokens,
+                holding=(*self.holding, *self.further),
+                used=used,
+                held=held,
+            )
+            self.further = (*self.further, reservation)
+        self.requests += 1
+
+    def settle_further(self) -> None:
+        """Return what was held for further requests, now that the usage of all of them is known."""
+        for reservation in self.further:
+            if self.budget is not None:
+                self.budget.settle_requests(reservation)
+        self.further = ()
 
     def settle(self, used: Usage | None) -> Usage | None:
         """Add the usage of the response, else the usage that `report_usage` recorded, and return it."""
@@ -70,9 +107,9 @@ class Scope:
             self.spent = used if self.spent is NO_USAGE else self.spent + used
         return used
 
-    def add_request(self, used: Usage | None) -> None:
-        """Count a request that has ended, with its usage if that is known."""
-        self.requests += 1
+    def add_requests(self, count: int, used: Usage | None) -> None:
+        """Count a request that has ended and its retries, with their usage if that is known."""
+        self.requests += count
         if used is not None:
             self.spent += used
 
@@ -137,16 +174,53 @@ def count_request() -> None:
     For layers that send more than one request for an attempt.
     Raises `BudgetExceeded` if the budget has no room. Outside of an attempt this does nothing.
     """
-    scope = _scope.get()
-    while scope is not None and scope.outer is not None:
-        scope = scope.outer
+    scope = _root(_scope.get())
     if scope is not None:
         scope.count_request()
 
 
+async def reserve_request(*, prompt_chars: int, max_tokens: int | None, used: Usage) -> None:
+    """
+    Count a further request of the running attempt, and reserve its tokens and cost, before it is sent.
+
+    For layers whose further requests cost as much as the first, which is all that the engine reserves.
+    `used` is the usage of the earlier ones. Waits for what others only reserved, and raises `BudgetExceeded` if the
+    budget has no room. The engine settles it with the attempt. Outside of an attempt this does nothing.
+    """
+    scope = _root(_scope.get())
+    if scope is not None:
+        await scope.reserve_request(prompt_chars=prompt_chars, max_tokens=max_tokens, used=used)
+
+
+def _root(scope: Scope | None) -> Scope | None:
+    """Return the attempt or judge that a layer's part belongs to."""
+    while scope is not None and scope.outer is not None:
+        scope = scope.outer
+    return scope
+
+
+def report_cache_hit() -> None:
+    """
+    Report that the answer of the running attempt comes from a cache.
+
+    For layers: its latency says nothing about the model. Outside of an attempt this does nothing.
+    """
+    scope = _scope.get()
+    while scope is not None:
+        scope.from_cache = True
+        scope = scope.outer
+
+
+def reservations_around() -> tuple[Reservation, ...]:
+    """Return what the attempts around this code hold of budgets."""
+    scope = _root(_scope.get())
+    return () if scope is None else (*scope.holding, *scope.further)
+
+
 def enter_item(item_id: str, parent_id: str | None) -> Scope:
     """Start an item in a context of its own, which need not be restored."""
-    scope = Scope(item_id, parent_id, is_item=True)
+    scope = Scope(item_id, parent_id)
+    scope.is_item = True
     _scope.set(scope)
     _logged_item.set(item_id)
     return scope
@@ -184,7 +258,11 @@ def leave_call(entered: CallTokens) -> None:
 def part_of_current() -> Scope | None:
     """Return a scope with the current ids and an account of its own, or None outside of any call."""
     scope = _scope.get()
-    return None if scope is None else Scope(scope.sampling_id, scope.parent_id, scope.request, outer=scope)
+    if scope is None:
+        return None
+    part = Scope(scope.sampling_id, scope.parent_id, scope.request)
+    part.outer = scope
+    return part
 
 
 def enter_part(part: Scope) -> Token[Scope | None]:

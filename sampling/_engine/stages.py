@@ -6,7 +6,7 @@ import attrs
 
 from sampling._engine import decisions
 from sampling._engine.run import Run, log_errors
-from sampling.errors import FatalError, SelectionFailed
+from sampling.errors import SelectionFailed
 from sampling.hooks import Hooks
 from sampling.protocols import Stage
 from sampling.results import SamplingResult, Slice
@@ -60,7 +60,7 @@ class Stages(Generic[T]):
                 raise
             self._failures.append(error)
             self._not_logged.extend(inner.errors)
-            if isinstance(error, FatalError):
+            if decisions.ended_by(error) >= decisions.Ends.CALL:
                 outer.fatal = error
             return inner.result(None)
         finally:
@@ -71,12 +71,13 @@ class Stages(Generic[T]):
         outer.max_attempts += inner.max_attempts
         outer.errors.extend(inner.errors)
         outer.nested_hook_failures.extend(inner.hook_failures)
+        counted = {record.iteration_id for record in inner.slices()}
         for record in inner.records():
             adopted = attrs.evolve(
                 record, started_s=record.started_s + started_s, finished_s=record.finished_s + started_s
             )
             self._adopted[adopted.iteration_id] = adopted
-            outer.queue.put(adopted)
+            outer.queue.put(adopted, counts=record.iteration_id in counted)
 
     def choose(self, outer: Run[T]) -> SamplingResult[T]:
         """Choose among the winners of the stages, or raise the failure if no attempt came to an answer."""
@@ -96,6 +97,9 @@ class Stages(Generic[T]):
             outer.failure = decisions.failure_of(outer.errors, outer.fatal) if several else self._failures[0]
             raise outer.failure
         log_errors(self._not_logged)
+        for result in self._results:
+            if best is not None and result.best is not None and result.best.iteration_id == best.iteration_id:
+                outer.votes = (result.agreement, result.margin)
         return attrs.evolve(outer.result(best), hook_failures=outer.hook_failures)
 
 

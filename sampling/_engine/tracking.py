@@ -14,6 +14,7 @@ import attrs
 
 from sampling._engine.call import Call
 from sampling._engine.records import OrderedQueue, Prefix, ResultQueue, order_key
+from sampling.messages import Request
 from sampling.protocols import Progress, Running
 from sampling.results import Slice
 
@@ -39,6 +40,12 @@ class Tracker(Generic[T]):
     changed: anyio.Event | None = None
     """Set when the next start has to be decided again."""
 
+    in_turn: bool = False
+    """In a deterministic call with a limited budget: attempts are made one after the other."""
+
+    _turns: dict[tuple[int, int], anyio.Event] = attrs.field(factory=dict[tuple[int, int], anyio.Event])
+    """The attempts that wait for their turn."""
+
     _bound: tuple[float, float] = (math.inf, math.inf)
     """In a deterministic call: no attempt that ranks after this one can win."""
 
@@ -63,12 +70,33 @@ class Tracker(Generic[T]):
         self.running[subsample] = Running(subsample, attempt, self.call.elapsed_s())
         return True
 
+    async def wait_for_turn(self, subsample: int, attempt: int) -> None:
+        """
+        Wait until every attempt that ranks before this one has ended.
+
+        What is left of a budget depends on what the others used, and so must not depend on which of them was faster.
+        """
+        place = attempt, subsample
+        turn = self._turns[place] = anyio.Event()
+        self._next_turn()
+        try:
+            await turn.wait()
+        finally:
+            self._turns.pop(place, None)
+
+    def _next_turn(self) -> None:
+        """Let the first attempt in order start, if all live subsamples wait."""
+        started = self.call.concurrency_budget if self.started is None else self.started
+        if self._turns and len(self._turns) == started - len(self.ended):
+            self._turns[min(self._turns)].set()
+
     def end_subsample(self, subsample: int) -> None:
         """Note that a subsample adds no more records."""
         self.running.pop(subsample, None)
         self.ended.add(subsample)
         if self.ordered is not None:
             self.ordered.close(subsample)
+        self._next_turn()
 
     def close_from(self, first: int) -> None:
         """Note that no subsample from this one on will ever start."""
@@ -95,8 +123,8 @@ class Tracker(Generic[T]):
             now_s=call.elapsed_s(),
         )
 
-    def cancel_after(self, record: Slice[T]) -> None:
-        """In a deterministic call, cancel the attempts that rank after a possible winner."""
+    def cancel_after(self, record: Slice[T] | Request) -> None:
+        """In a deterministic call, cancel the attempts that rank after a possible winner or the end of the call."""
         self._bound = min(self._bound, order_key(record))
         for running in self.running.values():
             if (running.attempt, running.subsample) > self._bound:

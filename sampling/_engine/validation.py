@@ -1,9 +1,11 @@
 """Check one answer against its requirements."""
 
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from inspect import isawaitable, iscoroutine
 from time import perf_counter
+from types import FrameType
 from typing import Any, TypeAlias, TypeVar, cast
 
 import anyio
@@ -12,14 +14,19 @@ from anyio.lowlevel import RunVar
 
 from sampling import _watchdog as watchdog
 from sampling._engine.judge import Judge
-from sampling.errors import BadVerdict, CheckTimeout, FatalError
+from sampling._event_loop import cancellation_requested
+from sampling._picklable import Picklable
+from sampling.errors import BadVerdict, CheckTimeout, FatalError, UnexpectedCancellation
 from sampling.messages import Action
 from sampling.requirements import Requirement, Validation, View
 
 __all__ = [
+    "PARSES",
+    "CheckDefect",
     "Checking",
     "CutShort",
     "PartialText",
+    "as_exception",
     "check",
     "first_error",
     "limiter_of_this_loop",
@@ -35,6 +42,9 @@ _Said: TypeAlias = Validation | Awaitable[object] | None
 PARSES = Requirement("the answer can be parsed")
 PARSER_HINT = "Parse with a plain function; what has to be awaited goes into a check."
 
+_PARTIAL_CHECKS_PER_LENGTH = 256
+"""Up to so many characters, partial checks run after every piece."""
+
 _MAX_BLOCKING_CHECKS = 32
 _blocking_checks: RunVar[anyio.CapacityLimiter] = RunVar("sampling_blocking_checks")
 
@@ -46,15 +56,15 @@ def parse(action: Action[T], text: str) -> tuple[T | None, Validation | None]:
     except (MemoryError, RecursionError):
         raise
     except Exception as error:  # noqa: BLE001 - whatever a parser raises means that it can't be parsed
-        reason = f"the answer can't be parsed: {str(error) or type(error).__name__}"
-        return None, Validation(False, reason, requirement=PARSES)
+        _raise_defect(error)
+        return None, Validation(False, str(error) or "it is malformed", requirement=PARSES)
     if iscoroutine(value):
         value.close()
         raise BadVerdict("the parser returned a coroutine: it must be a plain function", hint=PARSER_HINT)
     return value, None
 
 
-class CutShort(Exception):
+class CutShort(Picklable, Exception):
     """Stops a generation whose text can no longer pass."""
 
     def __init__(self, text: str, validation: Validation) -> None:
@@ -63,23 +73,60 @@ class CutShort(Exception):
         self.validation = validation
 
 
+class CheckDefect(Picklable, Exception):
+    """
+    The exception of a defect in a check, on its way to the engine.
+
+    The caller gets `.error`: no other answer would be checked either.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class PartialText:
     """The text of an answer while it streams in. Adding a piece raises `CutShort` if the text can no longer pass."""
 
     def __init__(self, requirements: Sequence[Requirement]) -> None:
         self._requirements = requirements
-        self._text = ""
-        self.cut: CutShort | None = None
+        self._pieces: list[str] = []
+        self._chars = 0
+        self._next_check_at = 0
+        self.raised: CutShort | CheckDefect | BadVerdict | None = None
+        """Kept for a backend that turns the exception into an error of its own."""
 
     def add(self, piece: str) -> None:
-        """Add a piece and run the partial checks."""
-        self._text += piece
+        """
+        Add a piece and run the partial checks.
+
+        They look at the whole text each time. So a long text is checked only after it has grown by a share of its
+        length, which keeps the time linear in the length, and costs at most this share of the tokens.
+        """
+        self._pieces.append(piece)
+        self._chars += len(piece)
+        if self._chars < self._next_check_at:
+            return
+        text = "".join(self._pieces)
+        self._pieces = [text]
+        self._next_check_at = self._chars + self._chars // _PARTIAL_CHECKS_PER_LENGTH
+        try:
+            self._check(text)
+        except (CutShort, CheckDefect, BadVerdict) as error:
+            self.raised = error
+            raise
+
+    __call__ = add
+
+    def restart(self) -> None:
+        """Forget the text so far. It was not the answer."""
+        self._pieces, self._chars, self._next_check_at = [], 0, 0
+
+    def _check(self, text: str) -> None:
         for requirement in self._requirements:
-            verdict = may_still_pass(requirement, self._text)
+            verdict = may_still_pass(requirement, text)
             if verdict is not None and not verdict.passed:
-                # Kept, too, for a backend that turns the exception into an error of its own.
-                self.cut = CutShort(self._text, verdict)
-                raise self.cut
+                raise CutShort(text, verdict)
 
 
 def may_still_pass(requirement: Requirement, text: str) -> Validation | None:
@@ -100,7 +147,7 @@ def check(requirements: Sequence[Requirement], text: str, view: View | None) -> 
     Check an answer, as far as possible without awaiting.
 
     Returns the validations in order, or a `Checking` if a check has to be awaited or a judge asked.
-    Raises only `BadVerdict`, which another attempt cannot mend.
+    Raises only `BadVerdict` and `CheckDefect`, which another attempt cannot mend.
     """
     said: list[_Said] = []
     finished = True
@@ -120,7 +167,8 @@ class Checking:
     """
     The checks of one answer that have to be awaited: all at once, and judges only if everything else passed.
 
-    Raises only `BadVerdict`, and `FatalError` from a judge, which another attempt cannot mend.
+    Raises only `BadVerdict`, `CheckDefect` and `FatalError` from a judge, which another attempt cannot mend,
+    and `UnexpectedCancellation`.
     """
 
     def __init__(self, requirements: Sequence[Requirement], text: str, view: View | None, said: list[_Said]) -> None:
@@ -157,8 +205,9 @@ class Checking:
         async def finish(index: int, requirement: Requirement, rest: Awaitable[object]) -> None:
             try:
                 self._said[index] = await _finish_check(requirement, rest, timeout_s)
-            except (BadVerdict, FatalError, MemoryError, RecursionError) as error:
-                unbearable.append(error)
+            except BaseException as error:  # noqa: BLE001, ASYNC103 - collected, so that one does not hide another
+                # A task group would swallow a cancellation that nobody requested, and the check with it.
+                unbearable.append(as_exception(error))
 
         begun = zip(self._requirements, self._said, strict=True)
         waiting = [
@@ -210,6 +259,17 @@ def _close(said: Iterable[_Said]) -> None:
             close()
 
 
+def as_exception(error: BaseException) -> Exception:
+    """Return an exception to collect, or raise what must end the task at once."""
+    if isinstance(error, Exception):
+        return error
+    if not isinstance(error, anyio.get_cancelled_exc_class()) or cancellation_requested():
+        raise error
+    unexpected = UnexpectedCancellation()
+    unexpected.__cause__ = error
+    return unexpected
+
+
 def first_error(failed: Iterable[Validation]) -> Exception | None:
     """Return the exception of the first check that raised."""
     for validation in failed:
@@ -259,7 +319,49 @@ async def _finish_check(
 
 
 def _broken(requirement: Requirement, error: Exception) -> Validation:
+    """Return the failure of a check that raised, or raise if the check itself has to be mended."""
     if isinstance(error, BadVerdict):
         raise requirement.bad_verdict(str(error)) from error
-    reason = f"{requirement.description} (the check itself failed: {type(error).__name__})"
+    _raise_defect(error)
+    # The model is told neither the type nor the message: they are about the check, not about the answer.
+    reason = "checking it took too long" if isinstance(error, CheckTimeout) else "it could not be checked"
     return Validation(False, reason, requirement=requirement, error=error)
+
+
+def _raise_defect(error: Exception) -> None:
+    """Raise `CheckDefect` for a misspelt name or a missing import in the code of a check or parser."""
+    if isinstance(error, CheckDefect):
+        raise error
+    if isinstance(error, NameError | ImportError) and not _raised_by_generated_code(error):
+        raise CheckDefect(error) from error
+
+
+def _raised_by_generated_code(error: Exception) -> bool:
+    """Return whether the traceback leads through code that is in no module, such as an answer that a check runs."""
+    frames = _frames_of(error)
+    # Everything up to the last frame of this file called the check.
+    called = max((index for index, frame in enumerate(frames) if frame.f_code.co_filename == __file__), default=-1)
+    inside = frames[called + 1 :]
+    return any(not _is_in_module(frame) and not _same_source(frame, inside[0]) for frame in inside[1:])
+
+
+def _frames_of(error: Exception) -> list[FrameType]:
+    frames: list[FrameType] = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        frames.append(traceback.tb_frame)
+        traceback = traceback.tb_next
+    return frames
+
+
+def _is_in_module(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    if file.startswith("<"):
+        return file.startswith("<frozen ")
+    module = sys.modules.get(frame.f_globals.get("__name__", ""))
+    return module is not None and vars(module) is frame.f_globals
+
+
+def _same_source(frame: FrameType, own: FrameType) -> bool:
+    """Return whether two frames are of one script, notebook cell or console."""
+    return frame.f_globals is own.f_globals and frame.f_code.co_filename == own.f_code.co_filename

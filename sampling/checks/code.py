@@ -2,11 +2,10 @@
 
 import ast
 import os
-import secrets
 import signal
-import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
@@ -23,7 +22,7 @@ from sampling._engine.validation import limiter_of_this_loop
 from sampling._text import unfenced
 from sampling.requirements import Requirement, Validation, Verdict
 
-__all__ = ["python_parses", "python_runs"]
+__all__ = ["python_imports", "python_parses", "python_runs"]
 
 MAX_SOURCE_CHARS = 50_000
 """Maximum length of code, because Python's parser has no timeout."""
@@ -33,6 +32,10 @@ _MAX_FILE_BYTES = 1_000_000
 _MAX_QUOTED_CHARS = 1_000
 _QUEUE_TIMEOUT_S = 600.0
 """Maximum time to wait for a free processor. It does not count against the timeout of the code."""
+
+_END_TIMEOUT_S = 10.0
+_ONE_THREAD = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+"""Keep numerical libraries from starting a thread for each processor, which takes much of the memory."""
 
 _processors: RunVar[anyio.CapacityLimiter] = RunVar("sampling_python_processes")
 
@@ -50,6 +53,41 @@ def python_parses() -> Requirement:
 def _parses(text: str) -> Verdict:
     problem = _syntax_problem(unfenced(text))
     return problem is None, problem
+
+
+def python_imports(*allowed: str) -> Requirement:
+    """
+    Require Python that imports only these modules.
+
+    It checks the first ``` block, or the whole answer if there is none. Nothing is run.
+    A name allows its submodules, too. Imports by other means, such as `__import__` and `importlib`, are refused.
+    This is a check of what code says that it uses. It does not make code safe to run.
+    """
+    names = [check_str("a name of python_imports()", name, empty=False) for name in allowed]
+    listed = ", ".join(names) or "nothing"
+
+    def imports_allowed(text: str) -> Verdict:
+        code = unfenced(text)
+        problem = _syntax_problem(code)
+        if problem is not None:
+            return False, problem
+        found = {name for node in ast.walk(ast.parse(code)) for name in _imported(node)}
+        refused = sorted(name for name in found if not any(f"{name}.".startswith(f"{one}.") for one in names))
+        return not refused, f"it imports {', '.join(refused)}: import {listed} only"
+
+    return Requirement(f"imports {listed} only", imports_allowed)
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    """Yield the modules that a statement or call imports."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield "." * node.level + (node.module or "")
+    elif isinstance(node, ast.Name) and node.id in {"__import__", "__builtins__", "__loader__"}:
+        yield node.id
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"exec", "eval"}:
+        yield f"{node.func.id}()"
 
 
 def _syntax_problem(code: str) -> str | None:
@@ -82,10 +120,11 @@ def python_runs(
     Require Python that runs to the end.
 
     It runs the first ``` block, or the whole answer if there is none, in a separate process:
-    in an empty directory, with an empty environment and Python's isolated mode,
-    with limits on time, memory, file size, open files and processes. Leftover processes are killed.
-    This contains accidents, such as endless loops, memory leaks and stray files.
-    It is not a sandbox: malicious code can read your files and use the network.
+    in an empty directory, with an environment of its own and Python's isolated mode,
+    with limits on time, memory, file size, open files, processes and threads. Leftover processes are killed.
+    This contains accidents, such as endless loops, memory leaks, fork bombs and stray files.
+    The tests are not on disk, and not in the process until the answer has run.
+    It is not a sandbox: malicious code can read your files, use the network, and deceive tests that it runs with.
     If that is a risk, run your program in a container or a virtual machine.
 
     Args:
@@ -96,11 +135,11 @@ def python_runs(
 
         timeout_s: Maximum wall-clock time. The limit on processor time is a little higher.
 
-        memory_mb: Maximum memory, at least 64. Ignored on systems that can't limit it, such as macOS.
+        memory_mb: Maximum memory of each process and of all together, at least 64. macOS can't limit it.
 
         python: The Python interpreter to run it with.
 
-    It needs a POSIX system.
+    It needs a POSIX system. The limit on processes and threads, 64 together, needs Linux.
     """
     if os.name != "posix":
         raise NotImplementedError("python_runs() needs a POSIX system, because others can't limit a process")
@@ -144,7 +183,7 @@ class _Runner:
         async with limiter_of_this_loop(_processors, os.cpu_count() or 1):
             directory = TemporaryDirectory(prefix="sampling-", ignore_cleanup_errors=True)
             try:
-                await anyio.to_thread.run_sync(_write, Path(directory.name), code, self.tests)
+                await anyio.to_thread.run_sync(_write, Path(directory.name), code)
                 return await self._run(Path(directory.name))
             finally:
                 # Remove the directory even if the call was cancelled.
@@ -152,40 +191,53 @@ class _Runner:
                     await anyio.to_thread.run_sync(directory.cleanup)
 
     async def _run(self, directory: Path) -> Validation:
-        # The name is random, so that the code can't create the file by accident.
-        token = directory / secrets.token_hex(16)
-        process = await self._start(directory, token)
+        process = await self._start(directory)
+        report = b""
         async with process:
             try:
                 with anyio.move_on_after(self.timeout_s) as timeout:
-                    await process.wait()
+                    report = await self._supervise(process)
             finally:
-                _kill_group(process)
+                with anyio.CancelScope(shield=True):
+                    await _end(process)
         if timeout.cancelled_caught:
             return Validation(False, f"the code took longer than {self.timeout_s:g} s: make it faster, or make it end")
-        return await anyio.to_thread.run_sync(self._verdict, directory, token, process.returncode)
+        return await anyio.to_thread.run_sync(self._verdict, directory, report.decode())
 
-    async def _start(self, directory: Path, token: Path) -> Process:
+    async def _start(self, directory: Path) -> Process:
+        work = str(directory / "work")
         # One second more than the wall-clock timeout, so that the timeout comes first: it has the better reason.
-        limits = (ceil(self.timeout_s) + 1, self.memory_bytes, _MAX_FILE_BYTES, token)
-        # Write output to files: leftover child processes would keep a pipe open.
-        with (directory / "stdout").open("wb") as stdout, (directory / "stderr").open("wb") as stderr:
+        limits = (ceil(self.timeout_s) + 1, self.memory_bytes, _MAX_FILE_BYTES, int(bool(self.tests)))
+        with (directory / "stderr").open("wb") as stderr:
             return await anyio.open_process(
                 [self.python, "-I", "-B", "-X", "utf8", str(_SCRIPT), *map(str, limits)],
-                cwd=directory / "work",
-                env={},
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
+                cwd=work,
+                env={"HOME": work, "TMPDIR": work, **_ONE_THREAD},
                 stderr=stderr,
-                # A process group of its own, so that one signal reaches its children, too.
+                # A session of its own, so that Ctrl-C in a terminal does not reach it.
                 start_new_session=True,
             )
 
-    def _verdict(self, directory: Path, token: Path, returncode: int | None) -> Validation:
-        if returncode != 0:
+    async def _supervise(self, process: Process) -> bytes:
+        """Send the tests, and return the report of the supervisor, which is empty if it was killed."""
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("the process has no pipes")
+        tests = self.tests.encode("utf-8", "replace")
+        report = b""
+        with suppress(anyio.BrokenResourceError):
+            await process.stdin.send(len(tests).to_bytes(8, "big") + tests)
+        async for piece in process.stdout:
+            report += piece
+        return report
+
+    def _verdict(self, directory: Path, report: str) -> Validation:
+        status, passed, problem = (report or " 0 ").split(" ", 2)
+        if problem:
+            return Validation(False, f"the code failed: {problem}")
+        if status not in {"", "0"}:
             stderr = _read(directory / "stderr").strip()[-_MAX_QUOTED_CHARS:]
-            return Validation(False, f"the code failed: {stderr or _describe_exit(returncode)}")
-        if not token.exists():
+            return Validation(False, f"the code failed: {stderr or _describe_exit(int(status))}")
+        if passed != "1":
             return Validation(False, "the code ended the process itself, before it and its tests had run to their end")
         if self.expected_output is None:
             return Validation(True)
@@ -196,12 +248,10 @@ class _Runner:
         )
 
 
-def _write(directory: Path, code: str, tests: str) -> None:
+def _write(directory: Path, code: str) -> None:
     work = directory / "work"
     work.mkdir()
     (work / "answer.py").write_text(code, "utf-8", "replace")
-    if tests:
-        (work / "tests.py").write_text(tests, "utf-8", "replace")
 
 
 def _read(path: Path) -> str:
@@ -209,13 +259,18 @@ def _read(path: Path) -> str:
         return file.read(_MAX_FILE_BYTES).decode("utf-8", "replace")
 
 
-def _kill_group(process: Process) -> None:
-    """Kill a process and its process group."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+async def _end(process: Process) -> None:
+    """End the supervisor, which ends all processes of the code."""
+    if process.stdin is not None:
+        await process.stdin.aclose()
+    with anyio.move_on_after(_END_TIMEOUT_S):
+        await process.wait()
+        return
+    with suppress(ProcessLookupError):
+        process.kill()
 
 
-def _describe_exit(returncode: int | None) -> str:
-    if returncode == -signal.SIGKILL:
+def _describe_exit(returncode: int) -> str:
+    if returncode in {-signal.SIGKILL, -signal.SIGXCPU}:
         return "it was killed, because it used too much processor time or memory"
     return f"it ended with exit code {returncode} and printed no error"

@@ -89,14 +89,15 @@ def weighted(
     """
     Require a share of the total weight of these.
 
-    `at_least` is the share that must pass. A requirement with a score from 0 to 1 counts by its score.
+    `at_least` is the share that must pass. 0 passes everything and only scores.
+    A requirement with a score from 0 to 1 counts by its score.
     The share is the score of the whole.
     Judged requirements run only if the outcome depends on them.
     """
     pairs = [_pair(pair) for pair in check_items("weights", weights, "a list of (requirement, weight)")]
     parts = _parts("weighted()", [requirement for requirement, _ in pairs])
     scale = [check_number("a weight", weight, above=0) for _, weight in pairs]
-    needed = check_number("at_least", at_least, above=0)
+    needed = check_number("at_least", at_least, least=0)
     if needed > 1:
         raise ValueError(f"at_least must be <= 1, the share of the weights, got {needed:g}")
     whole = sum(scale)
@@ -104,8 +105,9 @@ def weighted(
     def decide(known: Sequence[Validation | None]) -> Validation | None:
         sure = sum(weight * _merit(one) for one, weight in zip(known, scale, strict=True) if one is not None) / whole
         possible = sure + sum(weight for one, weight in zip(known, scale, strict=True) if one is None) / whole
+        # If nothing is needed, the score is what the caller wants, so everything runs.
         # Sums of floats such as 0.1 may be slightly too small.
-        if None in known and sure + 1e-9 < needed <= possible + 1e-9:
+        if None in known and (needed == 0 or sure + 1e-9 < needed <= possible + 1e-9):
             return None
         failed = [one for one in known if one is not None and not one.passed]
         reason = _with_reasons(f"it has {sure:.2f} of the points, and {needed:g} are needed", failed)
@@ -184,12 +186,13 @@ class _Combination:
         """
         code = await _finished(checking, _CHECK_TIMEOUT_S)
         verdict = self.decide(self._known(code, ()))
+        judged: tuple[Validation, ...] = ()
         if verdict is None:
             judged = await _finished(self._check_parts(text, view, judged=True), None)
             verdict = self.decide(self._known(code, judged))
         if verdict is None:
             raise RuntimeError("no decision although all requirements were checked, please report this as a bug")
-        return verdict
+        return attrs.evolve(verdict, transcript=tuple([turn for one in judged for turn in one.transcript]))
 
     def _check_parts(self, text: str, view: View, *, judged: bool) -> tuple[Validation, ...] | Checking:
         return check([part for part in self.parts if part.judged is judged], text, view)

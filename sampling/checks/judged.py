@@ -6,7 +6,7 @@ from sampling.messages import Options
 from sampling.protocols import BackendLike, generate_of
 from sampling.requirements import Requirement
 
-__all__ = ["judge"]
+__all__ = ["grounded", "judge"]
 
 
 def judge(
@@ -51,3 +51,21 @@ def judge(
         raise ValueError(f"at_least must be <= out_of, got {at_least:g} and {most:g}")
     judge_check = Judge(description, Scored(at_least, most), backend, options)
     return Requirement(f"{description} ({at_least:g} of {most:g})", judge_check, judged=True, timeout_s=timeout_s)
+
+
+def grounded(
+    *, backend: BackendLike | None = None, options: Options | None = None, timeout_s: float | None = None
+) -> Requirement:
+    """
+    Require an answer whose every claim is supported by the conversation, as a model judges.
+
+    Put the documents into the conversation, or pass them as `validation_ctx` of the call.
+    The arguments are those of `judge`.
+    """
+    return judge(_GROUNDED, backend=backend, options=options, timeout_s=timeout_s)
+
+
+_GROUNDED = (
+    "every claim in the answer is supported by what the conversation says, "
+    "with nothing added from elsewhere and nothing contradicted"
+)

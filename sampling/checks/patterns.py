@@ -1,31 +1,13 @@
 """Requirements for regular expressions."""
 
-from typing import Any
-
 from sampling._arguments import check_number, check_str
-from sampling.errors import MissingExtra
+from sampling._schema_validation import compiled
 from sampling.requirements import Requirement, Verdict
 
-__all__ = ["compiled", "matches"]
+__all__ = ["matches"]
 
 _MAX_PARTIAL_CHARS = 4_096
 """Maximum length for partial matching, because every piece is matched from the start again."""
-
-
-def compiled(what: str, pattern: str) -> Any:
-    """
-    Compile a pattern with the `regex` module.
-
-    The standard library's `re` has no timeout.
-    """
-    try:
-        import regex  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise MissingExtra(what, "regex", "regex") from error
-    try:
-        return regex.compile(pattern)
-    except regex.error as error:
-        raise ValueError(f"pattern must be a regular expression, got {pattern!r}: {error}") from None
 
 
 def matches(pattern: str, description: str | None = None, *, timeout_s: float = 1.0) -> Requirement:

@@ -1,16 +1,19 @@
 """Requirements for JSON, by schema or by class."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from json import JSONDecodeError, JSONDecoder
 from typing import Any
 
+import anyio.to_thread
+
 from sampling._arguments import check_bool, check_str, wrong_type
 from sampling._json.extraction import join_problems, read_json
+from sampling._json.time_limit import TooComplex, time_limit
 from sampling._output_types import is_output_type, reader_for
+from sampling._schema_validation import Schema
 from sampling._text import unfenced
-from sampling.checks._schemas import Schema
 from sampling.requirements import Requirement, Verdict
 
 __all__ = ["json", "json_schema", "model"]
@@ -70,15 +73,36 @@ def _json_requirement(description: str, read: Callable[[str], object], *, fenced
     """
     check_bool("fenced", fenced)
 
-    def is_right(text: str) -> Verdict:
+    def verdict_within(seconds: float, text: str) -> Verdict:
         try:
-            read(unfenced(text) if fenced else text)
+            with time_limit(seconds):
+                read(unfenced(text) if fenced else text)
         except ValueError as error:
             return False, str(error)
         return True
 
+    def is_right(text: str) -> Verdict | Awaitable[Verdict]:
+        try:
+            return verdict_within(_INLINE_S, text)
+        except TooComplex:
+            return in_thread(text)
+
+    async def in_thread(text: str) -> Verdict:
+        try:
+            return await anyio.to_thread.run_sync(verdict_within, _THREAD_S, text)
+        except TooComplex as error:
+            return False, str(error)
+
     # Before a fence there may be any text, so nothing can be ruled out early.
     return Requirement(description, is_right, partial=None if fenced else may_become_json)
+
+
+_INLINE_S = 0.05
+_THREAD_S = 1.0
+"""
+The processor time of a check: first on the event loop, then in a thread, which the steps of the validator let others
+interrupt. A hostile answer could take years.
+"""
 
 
 # Partial JSON.

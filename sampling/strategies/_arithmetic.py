@@ -1,15 +1,21 @@
 """
-Evaluate arithmetic that a model wrote, without `eval`.
+Evaluate mathematics that a model wrote, without `eval`.
 
-The result is exact. Everything is bounded, because a hostile answer may hold 9^9^9^9 or a million brackets.
+Rational results are exact. Everything is bounded, because a hostile answer may hold 9^9^9^9 or a million brackets.
 """
 
+import cmath
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from operator import add, mul, sub
+from typing import Any, TypeAlias
 
-__all__ = ["NotArithmetic", "evaluate"]
+__all__ = ["NotArithmetic", "Number", "evaluate", "in_plain_notation"]
+
+Number: TypeAlias = Fraction | complex
+"""An exact number, or a complex one if the exact one is irrational."""
 
 _MAX_CHARS = 1_000
 _MAX_DEPTH = 50
@@ -18,45 +24,70 @@ _MAX_BITS = 4_096
 """Maximum size of a numerator or denominator. Real answers are far smaller."""
 
 # Possessive quantifiers (++) never backtrack, so a long run of digits takes linear time.
-_TOKEN = re.compile(r"\s*(?:(\d++(?:\.\d++)?|\.\d++)|(\*\*|[-+*/^()%]))")
-_NOTATION = (("\\left", ""), ("\\right", ""), ("\\cdot", "*"), ("\\times", "*"), ("\\div", "/"), ("×", "*"), ("·", "*"))
-_MORE_NOTATION = (("÷", "/"), ("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\%", "%"), ("$", ""), ("⁄", "/"))
-_FRACTION = re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+# Letters in a row are a word, not a product, except for x, y and z.
+_TOKEN = re.compile(
+    r"\s*+(?:(\d++(?:\.\d++)?+(?:[eE][-+]?\d{1,2}(?!\d))?+|\.\d++)|(\*\*|[-+*/^()%√])"
+    r"|(\\[a-z]++|π|[xyz](?=[xyz])|[a-zA-Z](?![a-zA-Z])))"
+)
+_MARKUP = re.compile(
+    r"\\(?:left|right|displaystyle|[,;:! ]|quad)(?![a-z])|\\[()\[\]$]|[$€£¥~°]|\^\s*\\circ|\^\s*\{\s*\\circ\s*\}"
+)
+_TEXT = re.compile(r"\\(?:text|mathrm|mbox|textbf|mathbf|operatorname)\s*\{([^{}]*)\}")
+_SAME_LENGTH = str.maketrans({"×": "*", "·": "*", "÷": "/", "⁄": "/", "\N{MINUS SIGN}": "-"})
+_SYNONYMS = (
+    ("\\dfrac", "\\frac"),
+    ("\\tfrac", "\\frac"),
+    ("\\cfrac", "\\frac"),
+    ("\\cdot", "*"),
+    ("\\times", "*"),
+    ("\\div", "/"),
+    ("\\%", "%"),
+    ("{,}", ","),
+)
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_MIXED = re.compile(r"(?<![\d.])(\d++)(?:\s++(\d++)\s*+/\s*+(\d++)|\s*+\\frac\s*+\{?(\d++)\}?\s*+\{(\d++)\})(?![\d.])")
 
-_SUMS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {"+": add, "-": sub}
-_PRODUCTS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {"*": mul, "/": Fraction.__truediv__}
+_SUMS: dict[str, Callable[[Any, Any], Number]] = {"+": add, "-": sub}
+_CONSTANTS: dict[str, Number] = {"\\pi": complex(math.pi), "π": complex(math.pi)}
 
 
 class NotArithmetic(ValueError):
     """The text is not arithmetic, or exceeds the bounds."""
 
 
-def evaluate(text: str) -> Fraction:
+def evaluate(text: str, symbols: Mapping[str, Number] | None = None) -> Number:
     r"""
-    Return the exact value of an arithmetic expression.
+    Return the value of an expression.
 
-    It may have numbers, + - * / ^ % and brackets, and common LaTeX notation: \frac{1}{2}, \cdot, \times.
-    Anything else raises `NotArithmetic`.
+    It may have numbers, + - * / ^ % and brackets, and common LaTeX notation: \frac{1}{2}, \sqrt{2}, \cdot, \pi.
+    A single letter has its value in `symbols`. Anything else raises `NotArithmetic`.
     """
     if len(text) > _MAX_CHARS:
         raise NotArithmetic(f"longer than {_MAX_CHARS} characters")
-    parser = _Parser(_tokens(_in_plain_notation(text)))
-    value = parser.read_sum()
+    plain = in_plain_notation(text).replace("{", "(").replace("}", ")")
+    parser = _Parser(_tokens(plain), symbols or {})
+    try:
+        value = parser.read_sum()
+    except (OverflowError, ZeroDivisionError) as error:
+        raise NotArithmetic(str(error)) from None
     parser.expect_end()
     return value
 
 
-def _in_plain_notation(text: str) -> str:
-    for notation, plain in (*_NOTATION, *_MORE_NOTATION):
+def in_plain_notation(text: str) -> str:
+    """Return a text without markup, units of currency, and separators of thousands."""
+    text = text.translate(_SAME_LENGTH)
+    text = _TEXT.sub(r" \1", text)
+    text = _MARKUP.sub(" ", text)
+    for notation, plain in _SYNONYMS:
         text = text.replace(notation, plain)
-    text = _THOUSANDS.sub("", text)
-    for _ in range(_MAX_DEPTH):
-        # Each round replaces the innermost fractions, which have no braces inside.
-        text, replaced = _FRACTION.subn(r"((\1)/(\2))", text)
-        if not replaced or len(text) > 10 * _MAX_CHARS:
-            break
-    return text.replace("{", "(").replace("}", ")")
+    return _MIXED.sub(_as_sum, _THOUSANDS.sub("", text)).strip()
+
+
+def _as_sum(mixed: re.Match[str]) -> str:
+    """Write a mixed number such as 2 1/2 as a sum."""
+    whole, above, below = mixed[1], mixed[2] or mixed[4], mixed[3] or mixed[5]
+    return f"({whole}+{above}/{below})"
 
 
 def _tokens(text: str) -> list[str]:
@@ -66,8 +97,16 @@ def _tokens(text: str) -> list[str]:
         match = _TOKEN.match(text, position)
         if match is None:
             raise NotArithmetic(f"unexpected character at position {position}")
-        tokens.append(match[1] or match[2])
+        token = match[1] or match[2] or match[3]
         position = match.end()
+        if tokens and tokens[-1] in {"\\frac", "\\sqrt"} and len(token) > 1 and token.isdecimal():
+            # In LaTeX a number without braces is a single digit: \frac12 is one half.
+            position -= len(token) - 1
+            token = token[0]
+        elif len(tokens) > 1 and tokens[-2] == "\\frac" and tokens[-1].isdecimal() and token.isdecimal():
+            position -= len(token) - 1
+            token = token[0]
+        tokens.append(token)
     return tokens
 
 
@@ -78,82 +117,150 @@ class _Parser:
     From low to high: sums, products, signs, powers, numbers and brackets.
     """
 
-    def __init__(self, tokens: list[str]) -> None:
+    def __init__(self, tokens: list[str], symbols: Mapping[str, Number]) -> None:
         self._tokens = tokens
+        self._symbols = symbols
         self._next = 0
         self._depth = 0
 
+    def _peek(self) -> str:
+        return self._tokens[self._next] if self._next < len(self._tokens) else ""
+
     def _take(self, *wanted: str) -> str | None:
-        token = self._tokens[self._next] if self._next < len(self._tokens) else None
+        token = self._peek()
         if token not in wanted:
             return None
         self._next += 1
         return token
 
     def expect_end(self) -> None:
-        if self._next < len(self._tokens):
+        if self._peek():
             raise NotArithmetic("unexpected text after the expression")
 
-    def read_sum(self) -> Fraction:
+    def read_sum(self) -> Number:
         value = self._read_product()
         while operator := self._take(*_SUMS):
             value = _bounded(_SUMS[operator](value, self._read_product()))
         return value
 
-    def _read_product(self) -> Fraction:
+    def _read_product(self) -> Number:
         value = self._read_signed()
-        while operator := self._take(*_PRODUCTS):
-            factor = self._read_signed()
-            if operator == "/" and not factor:
-                raise NotArithmetic("division by zero")
-            value = _bounded(_PRODUCTS[operator](value, factor))
-        return value
+        while True:
+            if self._take("*"):
+                value = _bounded(mul(value, self._read_signed()))
+            elif self._take("/"):
+                value = _bounded(_quotient(value, self._read_signed()))
+            elif self._multiplies_next():
+                value = _bounded(mul(value, self._read_power()))
+            else:
+                return value
 
-    def _read_signed(self) -> Fraction:
+    def _multiplies_next(self) -> bool:
+        """Return True if a factor follows without a sign, as in 2x. Two numbers in a row are no product."""
+        following = self._peek()
+        return following[:1] in {"(", "\\", "√", "π"} or following.isalpha()
+
+    def _read_signed(self) -> Number:
         negative = False
         while sign := self._take("-", "+"):
             negative ^= sign == "-"
         value = self._read_power()
         return -value if negative else value
 
-    def _read_power(self) -> Fraction:
+    def _read_power(self) -> Number:
         base = self._read_atom()
         if self._take("^", "**") is None:
             return base
         # The exponent may be a power itself, so 2^2^2^… would recurse without this bound.
-        self._go_deeper()
-        exponent = self._read_signed()
-        self._depth -= 1
-        if exponent.denominator != 1 or abs(exponent) > _MAX_POWER or (not base and exponent < 0):
-            raise NotArithmetic("unsupported exponent")
-        return _bounded(base ** int(exponent))
+        with self._deeper():
+            exponent = self._read_signed()
+        return _bounded(_power(base, exponent))
 
-    def _read_atom(self) -> Fraction:
-        if self._take("("):
-            self._go_deeper()
-            value = self.read_sum()
-            self._depth -= 1
+    def _read_atom(self) -> Number:
+        if self._take("\\frac"):
+            with self._deeper():
+                above = self._read_atom()
+                value = _quotient(above, self._read_atom())
+        elif self._take("\\sqrt", "√"):
+            with self._deeper():
+                value = _power(self._read_atom(), Fraction(1, 2))
+        elif self._take("("):
+            with self._deeper():
+                value = self.read_sum()
             if self._take(")") is None:
                 raise NotArithmetic("missing closing bracket")
         else:
             value = self._read_number()
         while self._take("%"):
-            value /= 100
+            value = _quotient(value, Fraction(100))
         return value
 
-    def _read_number(self) -> Fraction:
-        if self._next >= len(self._tokens) or not self._tokens[self._next][-1].isdecimal():
-            raise NotArithmetic("missing number")
+    def _read_number(self) -> Number:
+        token = self._peek()
         self._next += 1
-        return _bounded(Fraction(self._tokens[self._next - 1]))
+        if token[-1:].isdecimal():
+            return _bounded(Fraction(token))
+        value = _CONSTANTS.get(token, self._symbols.get(token))
+        if value is None:
+            raise NotArithmetic("missing number")
+        return value
 
-    def _go_deeper(self) -> None:
-        self._depth += 1
+    def _deeper(self) -> "_Depth":
+        return _Depth(self)
+
+    def change_depth(self, by: int) -> None:
+        self._depth += by
         if self._depth > _MAX_DEPTH:
             raise NotArithmetic(f"nested deeper than {_MAX_DEPTH}")
 
 
-def _bounded(value: Fraction) -> Fraction:
-    if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
+class _Depth:
+    """One more level of nesting."""
+
+    def __init__(self, parser: _Parser) -> None:
+        self._parser = parser
+
+    def __enter__(self) -> None:
+        self._parser.change_depth(+1)
+
+    def __exit__(self, *_error: object) -> None:
+        self._parser.change_depth(-1)
+
+
+def _quotient(value: Number, divisor: Number) -> Number:
+    if not divisor:
+        raise NotArithmetic("division by zero")
+    return value / divisor
+
+
+def _power(base: Number, exponent: Number) -> Number:
+    if abs(complex(exponent)) > _MAX_POWER or (not base and not _is_positive(exponent)):
+        raise NotArithmetic("unsupported exponent")
+    if isinstance(base, Fraction) and isinstance(exponent, Fraction):
+        if exponent.denominator == 1:
+            return base ** int(exponent)
+        if exponent.denominator == 2 and (root := _square_root(base)) is not None:
+            return root ** int(exponent * 2)
+    return cmath.exp(complex(exponent) * cmath.log(complex(base))) if base else Fraction(0)
+
+
+def _is_positive(value: Number) -> bool:
+    return value == 0 or (isinstance(value, Fraction) and value > 0)
+
+
+def _square_root(value: Fraction) -> Fraction | None:
+    """Return the square root if it is rational."""
+    if value < 0:
+        return None
+    above, below = math.isqrt(value.numerator), math.isqrt(value.denominator)
+    root = Fraction(above, below)
+    return root if root * root == value else None
+
+
+def _bounded(value: Number) -> Number:
+    if not isinstance(value, Fraction):
+        if not cmath.isfinite(value):
+            raise NotArithmetic("not a finite number")
+    elif max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
         raise NotArithmetic(f"a number of more than {_MAX_BITS} bits")
     return value

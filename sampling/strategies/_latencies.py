@@ -36,7 +36,7 @@ class Latencies:
     def add(self, attempts: Iterable[Slice[Any]]) -> None:
         """Add the latencies of finished attempts."""
         with self._lock:
-            self._seen.extend((one.elapsed_s, one.outcome not in _UNCENSORED) for one in attempts)
+            self._seen.extend((one.elapsed_s, one.outcome not in _UNCENSORED) for one in attempts if not one.from_cache)
             self._cached.clear()
 
     def quantile(self, share: float) -> float:

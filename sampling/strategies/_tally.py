@@ -4,16 +4,17 @@ Count votes and decide when a vote is over.
 A rival changes the outcome if the open draws put it ahead of the leader, or level where it would win a tie.
 If it could not do so even with all open draws, the outcome is certain.
 
-Anything less than certain needs a prior. Before the first draw, every distribution over the answers is equally likely:
-a uniform prior over the answers seen, plus one that stands for all unseen answers. After the draws, the posterior is
-a Dirichlet distribution, and the open draws follow Pólya's urn: each answer has a probability in proportion to its
-votes plus one. The probability of each outcome is a quotient of binomials, so the sum is exact.
-For several rivals the probabilities are added. That, and counting all unseen answers as one, can only overestimate.
+Anything less than certain must hold for every true distribution of the answers, which nobody knows. The worst case
+is a rival that is as likely as the leader: if it is less likely, it rarely catches up, and if it is more likely,
+it is rarely behind. So the rule computes the probability that it catches up in a fair coin toss for each open draw.
+A vote that ends when this is below `1 - certainty` has another outcome at most that often, because the coin tosses are
+a martingale. Draws for other answers only leave fewer tosses. For several rivals the probabilities are added,
+and all unseen answers count as one, which can only overestimate.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
-from math import comb
+from math import comb, exp
 from sys import float_info
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -28,15 +29,17 @@ T = TypeVar("T")
 Rival: TypeAlias = tuple[int, bool]
 """The votes of a rival, and True if it would win a tie with the leader."""
 
-_MAX_LOOKAHEAD = 128
-"""With more open draws, only a certain outcome ends a vote, because the sum has a term for every pair of them."""
+_MAX_TOSSES = 1_024
+"""With more open draws, Hoeffding's inequality bounds the probability, because the exact sum has a term for each."""
 
 
 @attrs.frozen
 class Standing(Generic[T]):
     """An answer and its votes."""
 
-    votes: int
+    votes: float
+    """The number of votes, or the sum of their weights."""
+
     first: Slice[T]
     """The vote with the lowest iteration. It breaks ties, and is the answer on the result."""
 
@@ -50,6 +53,22 @@ class Poll(Generic[T]):
     """
 
     standings: Sequence[Standing[T]]
+    heaviest: float | None = None
+    """The greatest weight that a vote may have, or None if each counts as one."""
+
+    @property
+    def agreement(self) -> float | None:
+        """The share of the leader among all votes, or None without any."""
+        return self._share_of(0.0)
+
+    @property
+    def margin(self) -> float | None:
+        """The lead of the leader over the next answer, as a share of all votes, or None without any."""
+        return self._share_of(self.standings[1].votes if len(self.standings) > 1 else 0.0)
+
+    def _share_of(self, less: float) -> float | None:
+        total = sum(standing.votes for standing in self.standings)
+        return (self.standings[0].votes - less) / total if total else None
 
     def is_over(self, still_open: int, earliest_open: int, certainty: float) -> bool:
         """
@@ -64,18 +83,29 @@ class Poll(Generic[T]):
         if not self.standings:
             return False
         leader, *others = self.standings
+        if self.heaviest is not None:
+            # An open draw may have any weight up to this, so only a certain outcome counts.
+            most = max((other.votes for other in others), default=0.0) + still_open * self.heaviest
+            return leader.votes > most
         first = leader.first.iteration
         newcomer_wins_ties = earliest_open < first
-        rivals = [(other.votes, newcomer_wins_ties or other.first.iteration < first) for other in others]
-        return _is_settled(leader.votes, (*rivals, (0, newcomer_wins_ties)), still_open, certainty)
+        rivals = [(int(other.votes), newcomer_wins_ties or other.first.iteration < first) for other in others]
+        return _is_settled(int(leader.votes), (*rivals, (0, newcomer_wins_ties)), still_open, certainty)
 
     def draws_needed(self, still_open: int, certainty: float) -> int:
         """Return the minimum number of open draws to end it."""
-        leader, *others = [standing.votes for standing in self.standings] or [0]
+        if self.heaviest is not None:
+            return still_open
+        leader, *others = [int(standing.votes) for standing in self.standings] or [0]
         return draws_needed(leader, tuple(others), still_open, certainty)
 
 
-def count_votes(slices: Iterable[Slice[T]], key_of: Callable[[Slice[T]], Hashable | None]) -> Poll[T]:
+def count_votes(
+    slices: Iterable[Slice[T]],
+    key_of: Callable[[Slice[T]], Hashable | None],
+    weight_of: Callable[[Slice[T]], float] | None = None,
+    heaviest: float | None = None,
+) -> Poll[T]:
     """
     Count the votes of these slices.
 
@@ -85,14 +115,15 @@ def count_votes(slices: Iterable[Slice[T]], key_of: Callable[[Slice[T]], Hashabl
     for one in slices:
         key = key_of(one)
         if key is not None:
-            standings[key] = _with_vote(standings.get(key), one)
-    return Poll(sorted(standings.values(), key=lambda standing: (-standing.votes, standing.first.iteration)))
+            standings[key] = _with_vote(standings.get(key), one, 1 if weight_of is None else weight_of(one))
+    ranked = sorted(standings.values(), key=lambda standing: (-standing.votes, standing.first.iteration))
+    return Poll(ranked, heaviest)
 
 
-def _with_vote(standing: Standing[T] | None, one: Slice[T]) -> Standing[T]:
+def _with_vote(standing: Standing[T] | None, one: Slice[T], weight: float) -> Standing[T]:
     if standing is None:
-        return Standing(1, one)
-    return Standing(standing.votes + 1, min(standing.first, one, key=_iteration))
+        return Standing(weight, one)
+    return Standing(standing.votes + weight, min(standing.first, one, key=_iteration))
 
 
 def _iteration(one: Slice[Any]) -> int:
@@ -123,7 +154,6 @@ def _is_settled(leader: int, rivals: tuple[Rival, ...], still_open: int, certain
     return not chance or chance + certainty < 1.0
 
 
-@lru_cache(maxsize=4096)
 def chance_of_change(leader: int, rivals: tuple[Rival, ...], still_open: int) -> float:
     """
     Return an upper bound on the probability of a new leader.
@@ -131,13 +161,11 @@ def chance_of_change(leader: int, rivals: tuple[Rival, ...], still_open: int) ->
     It is 0 only if the open draws can't change the leader.
     The last rival has no votes and stands for all unseen answers.
     """
-    contenders = [rival for rival in rivals if _margin(leader, rival) <= still_open]
-    if not contenders:
-        return 0.0
-    if still_open > _MAX_LOOKAHEAD or leader == 0:
+    margins = [margin for rival in rivals if (margin := _margin(leader, rival)) <= still_open]
+    if margins and leader <= 1:
+        # The first draw leads whatever it is, so it says nothing about the answers that are not seen yet.
         return 1.0
-    others = sum(votes + 1 for votes, _ in rivals)
-    return min(1.0, sum(_chance_to_overtake(leader, rival, others - rival[0] - 1, still_open) for rival in contenders))
+    return min(1.0, sum([_chance_to_gain(margin, still_open) for margin in margins]))
 
 
 def _margin(leader: int, rival: Rival) -> int:
@@ -146,18 +174,19 @@ def _margin(leader: int, rival: Rival) -> int:
     return leader - votes + (0 if wins_ties else 1)
 
 
-def _chance_to_overtake(leader: int, rival: Rival, others: int, still_open: int) -> float:
-    """Return the probability that this rival overtakes the leader."""
-    votes, _ = rival
-    margin = _margin(leader, rival)
-    ways = 0
-    for for_others in range(still_open - margin + 1 if others else 1):
-        contested = still_open - for_others
-        # The rival gets y of what is contested and the leader the rest: y - (contested - y) >= margin.
-        least = (contested + margin + 1) // 2
-        ahead = sum(
-            comb(votes + y, y) * comb(leader + contested - y, contested - y) for y in range(least, contested + 1)
-        )
-        ways += ahead * (comb(others + for_others - 1, for_others) if for_others else 1)
+@lru_cache(maxsize=4096)
+def _chance_to_gain(margin: int, still_open: int) -> float:
+    """Return the probability that a fair coin shows heads more often than tails, by at least this margin."""
+    if margin <= 0:
+        return 1.0
+    if still_open > _MAX_TOSSES:
+        chance = exp(-(margin**2) / (2 * still_open))
+    else:
+        # With one toss less, the difference has the other parity, and may be the more likely one.
+        chance = max(_upper_tail(tosses, (tosses + margin + 1) // 2) for tosses in (still_open - 1, still_open))
     # It is possible, so never round it down to 0, which means impossible.
-    return max(ways / comb(leader + votes + others + 1 + still_open, still_open), float_info.min)
+    return max(chance, float_info.min)
+
+
+def _upper_tail(tosses: int, heads: int) -> float:
+    return sum([comb(tosses, count) for count in range(heads, tosses + 1)]) / (1 << tosses)

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
 from typing import Any, TypeAlias, TypeVar, Unpack, cast
 
-from sampling._arguments import check_number, check_str, short_repr, wrong_type
+from sampling._arguments import check_number, check_str, wrong_type
 from sampling._engine.judge import Judge, Scored
 from sampling.errors import BadVerdict
 from sampling.requirements import Check, Requirement, Validation, View
@@ -111,8 +111,8 @@ def _as_scoring(score: object) -> Requirement:
         value: Any = score(text, view) if described.takes_view else score(text)
         if isawaitable(value):
             value = await value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise BadVerdict(f"score must return a number, got {short_repr(value)}")
+        if value is None:
+            raise BadVerdict("score must return a number, got None")
         return Validation(True, score=value)
 
     # Judged requirements run last, so an answer that failed a code check costs no scoring.

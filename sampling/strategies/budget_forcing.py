@@ -22,10 +22,14 @@ class Thinking:
     """The thinking budget, and the text around the thoughts."""
 
     tokens: int = 1024
-    """The thinking budget. Thinking continues until it is spent, and stops then."""
+    """The thinking budget. Thinking continues until it is spent, and stops then. With 0, the thoughts are empty."""
 
     most_waits: int = 4
-    """How often to extend the thoughts at most. A model with nothing to add would repeat itself."""
+    """
+    How often to extend the thoughts at most. A model with nothing to add would repeat itself.
+
+    So an attempt sends at most `most_waits + 2` requests: the thoughts, the extensions and the answer.
+    """
 
     opening: str = "<think>\n"
     closing: str = "\n</think>\n\n"
@@ -33,6 +37,13 @@ class Thinking:
 
     wait: str = "\nWait,"
     """Replaces the end of the thoughts, so that the model continues from there."""
+
+    answer_suffix: str = ""
+    r"""
+    The beginning of the answer, such as "The final answer is \boxed{".
+
+    It follows the thoughts in the prompt, the model continues it, and it is part of the text of the answer.
+    """
 
     continuing: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
     """
@@ -42,11 +53,12 @@ class Thinking:
     """
 
     def __attrs_post_init__(self) -> None:
-        check_int("tokens", self.tokens, least=1)
+        check_int("tokens", self.tokens, least=0)
         check_int("most_waits", self.most_waits, least=0)
         check_str("opening", self.opening)
         check_str("closing", self.closing, empty=False)
         check_str("wait", self.wait, empty=False)
+        check_str("answer_suffix", self.answer_suffix)
         Options(extra=self.continuing)
 
 
@@ -76,7 +88,7 @@ class BudgetForcingStrategy(BaseSamplingStrategy):
         if isinstance(thinking, Thinking):
             self.thinking = thinking
         elif thinking is not None:
-            self.thinking = attrs.evolve(self.thinking, tokens=check_int("thinking", thinking, least=1))
+            self.thinking = attrs.evolve(self.thinking, tokens=check_int("thinking", thinking, least=0))
         super().__init__(**settings)
 
     def _check_settings(self) -> None:
@@ -99,8 +111,12 @@ class _ForcedThinking(Layer):
         thoughts = _Thoughts(self._thinking, request)
         while (piece := thoughts.next_request()) is not None:
             thoughts.add(await self._continue(piece, thoughts, None))
+        begun = self._thinking.answer_suffix
+        if begun and receive is not None:
+            receive(begun)
         answer = await self._continue(thoughts.answering_request(), thoughts, receive)
-        return attrs.evolve(answer, usage=thoughts.used + answer.usage, reasoning=thoughts.text)
+        usage, reasoning = thoughts.used + answer.usage, thoughts.text or answer.reasoning
+        return attrs.evolve(answer, text=begun + answer.text, usage=usage, reasoning=reasoning)
 
     async def _continue(self, request: Request, thoughts: "_Thoughts", receive: Receive | None) -> Generation:
         # The engine has counted the first request of the attempt.
@@ -120,7 +136,7 @@ class _Thoughts:
         # Without whitespace, because a model may put more or less of it around the mark.
         self._end = thinking.closing.strip() or thinking.closing
         self._left = thinking.tokens
-        self._waits_left = thinking.most_waits
+        self._requests_left = thinking.most_waits + 1
         self._wants_to_stop = False
         self._text = ""
         self.used: Usage = NO_USAGE
@@ -133,12 +149,11 @@ class _Thoughts:
 
     def next_request(self) -> Request | None:
         """Return the request for more thoughts, or None if done."""
-        if self._left <= 0:
+        # A server may cut the thoughts off early, too, or send none at all, so all requests are counted.
+        if self._left <= 0 or not self._requests_left:
             return None
+        self._requests_left -= 1
         if self._wants_to_stop:
-            if not self._waits_left:
-                return None
-            self._waits_left -= 1
             self._text += self._thinking.wait
         # The caller's schema and stop words are for the answer, not for the thoughts.
         options = attrs.evolve(self._request.options, max_tokens=self._left, stop=(self._end,), schema=None)
@@ -146,9 +161,9 @@ class _Thoughts:
 
     def answering_request(self) -> Request:
         """Return the request for the answer."""
-        return self._continuing(
-            self._thinking.opening + self._text.rstrip() + self._thinking.closing, self._request.options
-        )
+        thinking = self._thinking
+        thoughts = thinking.opening + self._text.rstrip() + thinking.closing
+        return self._continuing(thoughts + thinking.answer_suffix, self._request.options)
 
     def add(self, piece: Generation) -> None:
         """Append generated thoughts and record their usage."""

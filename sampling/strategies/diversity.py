@@ -7,6 +7,7 @@ import attrs
 
 from sampling._arguments import check_int, check_items, check_number, check_str
 from sampling.messages import Attempt, Context, Message, Options
+from sampling.parts import Text
 
 __all__ = ["Diverse"]
 
@@ -88,7 +89,9 @@ def _with_system_prompt(context: Context, prompt: str | None) -> Context:
     messages = context.messages
     if not messages or messages[0].role != "system":
         return Context([Message("system", prompt), *messages])
-    existing = messages[0].content
-    if existing == prompt or existing.endswith(f"\n\n{prompt}"):
+    existing = messages[0]
+    if existing.text == prompt or existing.text.endswith(f"\n\n{prompt}"):
         return context
-    return Context([Message("system", f"{existing}\n\n{prompt}"), *messages[1:]])
+    whole = existing.content
+    added = f"{whole}\n\n{prompt}" if isinstance(whole, str) else [*whole, Text(f"\n\n{prompt}")]
+    return Context([Message("system", added), *messages[1:]])

@@ -1,11 +1,11 @@
 """Ask cheap models first, and stronger ones on failure."""
 
 from collections.abc import Iterable, Sequence
-from typing import TypeVar, Unpack, cast
+from typing import Literal, TypeVar, Unpack, cast
 
 import attrs
 
-from sampling._arguments import check_bool, check_instance, check_int, check_items
+from sampling._arguments import check_instance, check_int, check_items, wrong_type
 from sampling.messages import Attempt, Message, Options
 from sampling.protocols import BackendLike, Stage, generate_of
 from sampling.results import SamplingResult, Slice
@@ -49,6 +49,7 @@ class EscalationStrategy(BaseSamplingStrategy):
     It ends when an answer is valid or its budgets are used up. A subsample of it also ends
     when `patience` attempts in a row did not improve: no more requirements met, and no higher score.
     The next tier gets the question, the best answer so far, and the reasons why that failed.
+    With `carry="conversation"` it gets the whole conversation that led to that answer, and goes on in the same chat.
 
     All tiers share one budget and one deadline. Every attempt of every tier is on the result.
     The hooks of this strategy and of the call see all of them, with the id of this call as `parent_id`.
@@ -61,8 +62,12 @@ class EscalationStrategy(BaseSamplingStrategy):
     patience: int = 2
     """Attempts without progress after which a subsample ends. Never, if it is `loop_budget` or more."""
 
-    carry: bool = True
-    """If True, show each tier the best earlier attempt and the reasons why it failed."""
+    carry: bool | Literal["conversation"] = True
+    """
+    If True, show each tier the best earlier attempt and the reasons why it failed.
+
+    "conversation" shows the turns before it, too, which costs their tokens once more for every attempt of the tier.
+    """
 
     template: str = "This is not acceptable yet, for these reasons:\n{reasons}\nPlease give the whole answer again."
 
@@ -71,7 +76,7 @@ class EscalationStrategy(BaseSamplingStrategy):
         tiers: Iterable[Tier | BackendLike],
         *,
         patience: int | None = None,
-        carry: bool | None = None,
+        carry: bool | Literal["conversation"] | None = None,
         template: str | None = None,
         **settings: Unpack[StrategySettings],
     ) -> None:
@@ -83,7 +88,7 @@ class EscalationStrategy(BaseSamplingStrategy):
 
             patience: Attempts without progress after which a subsample ends.
 
-            carry: If True, show each tier the best attempt so far.
+            carry: If True, show each tier the best attempt so far. "conversation" shows the turns before it, too.
 
             template: The feedback on that attempt. Must contain {reasons}.
 
@@ -100,7 +105,8 @@ class EscalationStrategy(BaseSamplingStrategy):
         if not self.tiers:
             raise ValueError("tiers must not be empty")
         check_int("patience", self.patience, least=1)
-        check_bool("carry", self.carry)
+        if self.carry not in (True, False, "conversation") or not isinstance(self.carry, bool | str):
+            raise wrong_type("carry", self.carry, 'True, False or "conversation"')
         check_template(self.template, "{reasons}")
 
     def next_stage(self, first: Attempt[T], results: Sequence[SamplingResult[T]]) -> Stage[T] | None:
@@ -129,9 +135,14 @@ class EscalationStrategy(BaseSamplingStrategy):
         if not self.carry or not slices:
             return first
         best = self.select_from_failure(slices)
-        # Leave out the conversation that led to it: tokens of a stronger tier cost more.
-        answered = first.context.add(Message("user", first.action.text), Message("assistant", best.text or ""))
-        return Attempt(first.action.with_text(fill(self.template, best)), answered, first.options)
+        if self.carry == "conversation":
+            answered = best.context
+        else:
+            # Leave out the conversation that led to it: tokens of a stronger tier cost more.
+            asked = Message(first.action.role, first.action.content)
+            answer = Message("assistant", "") if best.generation is None else best.generation.message
+            answered = first.context.add(asked, answer)
+        return Attempt(first.action.with_content(fill(self.template, best)), answered, first.options)
 
     def _makes_progress(self, history: Sequence[Slice[T]]) -> bool:
         # Take the first of equals: reaching the same merit again is no progress.
@@ -139,16 +150,7 @@ class EscalationStrategy(BaseSamplingStrategy):
         return len(history) - 1 - best < self.patience
 
     def _default_strategy(self) -> MultiTurnStrategy:
-        # Requirements and hooks are not copied: a nested call takes those of the outer call.
-        return MultiTurnStrategy(
-            template=self.template,
-            loop_budget=self.loop_budget,
-            concurrency_budget=self.concurrency_budget,
-            deterministic=self.deterministic,
-            check_timeout_s=self.check_timeout_s,
-            max_context_chars=self.max_context_chars,
-            variation=self.variation,
-        )
+        return MultiTurnStrategy(template=self.template, **self.settings_of_stages())
 
 
 def _as_tier(tier: object) -> Tier:

@@ -5,6 +5,7 @@ Each function takes the value of an answer, or its text if the action has no par
 None means that the answer does not vote. They read a bounded part of a text and never execute it.
 """
 
+import dataclasses
 import re
 import unicodedata
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -12,10 +13,12 @@ from collections.abc import Set as AbstractSet
 from fractions import Fraction
 from typing import Any, TypeAlias, cast
 
+import attrs
+
 from sampling._arguments import check_str
 from sampling._json.extraction import read_json
 from sampling._text import unfenced
-from sampling.strategies._arithmetic import NotArithmetic, evaluate
+from sampling.strategies._arithmetic import NotArithmetic, Number, evaluate, in_plain_notation
 
 __all__ = ["Key", "exact", "expression", "json_field", "number"]
 
@@ -32,11 +35,28 @@ _PUNCTUATION = ".!?,;:\"'`*"
 
 
 def exact(value: Any) -> Hashable | None:
-    """Compare texts without case, spacing, width and surrounding punctuation."""
+    """
+    Compare texts without case, spacing, width and surrounding punctuation.
+
+    Punctuation that belongs to a number counts: .5 is not 5, and 5' is not 5".
+    """
     if not isinstance(value, str):
         return _hashable(value)
     text = unicodedata.normalize("NFKC", value[-_MAX_CHARS:]).casefold()
-    return " ".join(text.split()).strip(_PUNCTUATION) or None
+    return _without_punctuation(" ".join(text.split())) or None
+
+
+def _without_punctuation(text: str) -> str:
+    stripped = text.lstrip(_PUNCTUATION)
+    # The point of .5, and the sign of an ordinal such as ,5 in other languages, is not punctuation.
+    point = text[len(text) - len(stripped) - 1 :][:1]
+    if stripped[:1].isdecimal() and point in {".", ","} and len(stripped) < len(text):
+        stripped = f".{stripped}"
+    start = text[: len(text) - len(stripped)]
+    end = stripped.rstrip(_PUNCTUATION)
+    prime = stripped[len(end) : len(end) + 1]
+    # After a number, a quotation mark that was not opened is a unit: feet or inches.
+    return f"{end}{prime}" if prime in {"'", '"'} and end[-1:].isdecimal() and prime not in start else end
 
 
 def number(value: Any) -> Hashable | None:
@@ -59,17 +79,121 @@ def expression(value: Any) -> Hashable | None:
     r"""
     Compare answers by the value of an expression.
 
-    2 * (3 + 4) equals 14, and 1/3 equals \frac{2}{6}.
-    The expression is in the last `\boxed{…}`, else after the last equals sign, else in the last line.
-    A parser for plain arithmetic evaluates it exactly. Anything else is compared as text.
+    2 * (3 + 4) equals 14, \frac12 equals 0.5, 2\sqrt{2} equals \sqrt{8}, and (x+1)^2 equals x^2+2x+1.
+    So do tuples, intervals and sets of these: (1, 2) equals (1.0, 2), and [0, 1) is not (0, 1).
+    The expression is in the last `\boxed{…}`, else after the last equals sign, else in the last line,
+    where words before it, and a unit or a currency around it, are left out: "The answer is $42." equals 42.
+    A parser for plain arithmetic evaluates it. Rational numbers are exact, others have ten digits.
+    Anything else is compared as text.
     """
     if not isinstance(value, str):
         return number(value)
     answer = _final_part(_plain(value))
+    key = _math_key(answer)
+    if key is None:
+        key = _math_key(_without_unit(_WORDS_BEFORE.sub("", answer)))
+    if key is None:
+        key = _symbolic_key(answer)
+    return _text_key(answer) if key is None else key
+
+
+def _text_key(answer: str) -> Hashable | None:
+    text = _PHRASE_BEFORE.sub("", answer, count=1) or answer
+    if choice := _CHOICE.fullmatch(text):
+        text = choice[1]
+    # In mathematics, spaces mean nothing.
+    return exact("".join(text.split()) if _HAS_MATH.search(text) else text)
+
+
+_HAS_MATH = re.compile(r"[<>≤≥^\\]")
+_CHOICE = re.compile(r"\(?([A-Za-z])[).]*")
+_COLLECTION = re.compile(r"(\(|\[|\{|\\\{)(.*?)(\)|\]|\\\}|\})", re.DOTALL)
+_INFINITY = re.compile(r"([-+]?)\s*(?:\\infty|∞|oo|infinity|inf)")
+_PHRASE_BEFORE = re.compile(r"^[^:]{0,200}?(?:\b(?:is|are|equals|be)\b|:)[\s:]*")
+_WORDS_BEFORE = re.compile(rf"{_PHRASE_BEFORE.pattern}|^(?:[A-Za-z]{{2,}}[\s,:]+)+")
+_UNIT_AFTER = re.compile(
+    r"(?<=[\d)}%])(?:\s*(?:[A-Za-z]{2,}|(?<=[\s/])[mgshlLNJWVKC])(?![A-Za-z])(?:\s*\^?\s*[23²³])?\s*/?)+$"
+)
+_EVALUATED_AT = (Fraction(3, 7), Fraction(11, 5), Fraction(-13, 9))
+"""An identity that holds at these points, with another factor for each letter, holds everywhere."""
+
+_MAX_MATH_CHARS = 1_000
+_MAX_PARTS = 100
+
+
+def _math_key(text: str) -> Hashable | None:
+    """Return the key of a number, or of a collection, or None for any other text."""
+    if not text or len(text) > _MAX_MATH_CHARS:
+        return None
     try:
-        return evaluate(answer)
+        return _rounded(evaluate(text))
     except NotArithmetic:
-        return exact(answer)
+        return _collection_key(text)
+
+
+def _symbolic_key(text: str) -> Hashable | None:
+    """Return the values of an expression with letters at a few points, or None if it is none."""
+    if len(text) > _MAX_MATH_CHARS or _CHOICE.fullmatch(text):
+        return None  # a letter is the answer to a question with choices
+    letters = sorted({letter for letter in text if letter.isalpha()})
+    try:
+        values = [
+            _rounded(evaluate(text, {letter: point * (ord(letter) % 97 + 1) for letter in letters}))
+            for point in _EVALUATED_AT
+        ]
+    except NotArithmetic:
+        return None
+    return "expression", *values
+
+
+def _rounded(value: Number) -> Hashable:
+    if isinstance(value, Fraction):
+        return value
+    scale = abs(value)
+    # A part that is only a rounding error is 0.
+    parts = [0.0 if abs(part) < 1e-12 * scale else float(f"{part:.10g}") for part in (value.real, value.imag)]
+    return "about", *parts
+
+
+def _collection_key(text: str) -> Hashable | None:
+    """Return the key of a tuple, an interval or a set."""
+    found = _COLLECTION.fullmatch(in_plain_notation(text))
+    if found is None:
+        return None
+    parts = _split(found[2])
+    is_set = "{" in found[1]
+    if parts is None or (len(parts) < 2 and not is_set):
+        return None
+    keys = [_part_key(part) for part in parts]
+    return ("set", frozenset(keys)) if is_set else (found[1], *keys, found[3])
+
+
+def _part_key(text: str) -> Hashable | None:
+    if infinite := _INFINITY.fullmatch(text):
+        return "-infinity" if infinite[1] == "-" else "infinity"
+    for key_of in (_math_key, _symbolic_key, exact):
+        key = key_of(text)
+        if key is not None:
+            return key
+    return None
+
+
+def _split(text: str) -> list[str] | None:
+    """Split a text at its outermost commas, or return None if there are too many."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if depth < 0 or len(parts) > _MAX_PARTS:
+            return None
+        if character in ",;" and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
+
+
+def _without_unit(text: str) -> str:
+    return _UNIT_AFTER.sub("", in_plain_notation(text[:_MAX_MATH_CHARS]).rstrip(".!?,;: "))
 
 
 def json_field(path: str) -> Key:
@@ -108,9 +232,9 @@ def _as_fraction(digits: str) -> Fraction | None:
 def _final_part(text: str) -> str:
     boxed = text.rfind(_BOXED)
     if boxed >= 0:
-        return _up_to_closing_brace(text[boxed + len(_BOXED) :])
+        return _up_to_closing_brace(text[boxed + len(_BOXED) :]).rpartition("=")[2].strip()
     lines = text.strip().splitlines()
-    return lines[-1].rpartition("=")[2].strip(f"{_PUNCTUATION} $") if lines else ""
+    return _without_punctuation(lines[-1].rpartition("=")[2].strip(" $")).strip(" $") if lines else ""
 
 
 def _up_to_closing_brace(text: str) -> str:
@@ -145,9 +269,8 @@ def _hashable(value: Any) -> Hashable:
     Return a hashable key that is equal for equal values.
 
     In Python 1 equals True, but as answers they differ, so their keys do.
+    An object with fields is compared by its type and its fields, because many such classes are not hashable.
     """
-    if isinstance(value, str):
-        return value
     if isinstance(value, Mapping):
         return "mapping", frozenset([(_hashable(key), _hashable(item)) for key, item in value.items()])  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, AbstractSet):
@@ -156,4 +279,37 @@ def _hashable(value: Any) -> Hashable:
         return "list", tuple([_hashable(item) for item in cast("Sequence[Any]", value)])
     if isinstance(value, bool):
         return "bool", value
-    return cast("Hashable", value)
+    fields = _fields_of(value)
+    if fields is not None:
+        return cast("Hashable", type(value)), tuple([(name, _hashable(item)) for name, item in fields.items()])
+    return cast("Hashable", value) if _has_hash(value) else _unhashable_key(value)
+
+
+def _fields_of(value: Any) -> dict[str, Any] | None:
+    """Return the fields of a pydantic, attrs or dataclass object that count for equality, or None for any other."""
+    kind = cast("Any", type(value))
+    if isinstance(pydantic_fields := getattr(kind, "model_fields", None), Mapping):
+        extra: dict[str, Any] = getattr(value, "__pydantic_extra__", None) or {}
+        return {**{str(name): getattr(value, name) for name in pydantic_fields}, **extra}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if attrs.has(kind):
+        return {field.name: getattr(value, field.name) for field in attrs.fields(kind) if field.eq}
+    if dataclasses.is_dataclass(kind):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind) if field.compare}
+    return None
+
+
+def _has_hash(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _unhashable_key(value: object) -> Hashable:
+    """Return a key for an object that can't be hashed: arrays by their items, others by what pickles."""
+    if callable(to_list := getattr(value, "tolist", None)):
+        return _hashable(to_list())
+    if isinstance(value, bytearray | memoryview):
+        return bytes(cast("bytes", value))
+    return type(value), tuple([(name, _hashable(item)) for name, item in sorted(vars(value).items())])

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack, cast
 
 from sampling._arguments import check_number, short_repr, wrong_type
 from sampling._similarity import Similarity, rouge_l
@@ -143,9 +143,13 @@ class _TotalSimilarity:
 
 
 def _checked(similarity: object) -> float:
-    if isinstance(similarity, bool) or not isinstance(similarity, int | float) or not math.isfinite(similarity):
+    try:
+        number = float(cast("Any", similarity))
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
         raise TypeError(f"similarity must return a finite number, got {short_repr(similarity)}")
-    return similarity
+    return number
 
 
 def _text_of(one: Slice[Any]) -> str:

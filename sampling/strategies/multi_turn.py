@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TypeVar, Unpack
 
-from sampling.messages import Attempt, Message
+from sampling.messages import Attempt, Message, answer_calls
 from sampling.results import Slice, first_tried
 from sampling.strategies._feedback import check_template, fill
 from sampling.strategies.history import History, HistoryLike, as_history
@@ -54,7 +54,7 @@ class MultiTurnStrategy(BaseSamplingStrategy):
         # The context of the newest slice already holds all earlier turns.
         last = history[-1]
         options = None if last.tried is None else last.tried.options
-        return Attempt(last.action.with_text(fill(self.template, last)), last.context, options)
+        return Attempt(last.action.with_content(fill(self.template, last)), last.context, options)
 
     def _shortened(self, first: Attempt[T], kept: Sequence[Slice[T]]) -> Attempt[T]:
         """Continue a conversation of the kept turns that fit."""
@@ -65,15 +65,19 @@ class MultiTurnStrategy(BaseSamplingStrategy):
             answer = turn.text or ""
             return [answer] if turn is newest else [answer, fill(self.template, turn)]
 
-        prompt = [message.content for message in first.messages]
+        prompt = [message.text for message in first.messages]
         turns = self.history.within(kept, texts_of, [*prompt, feedback])
         if not turns:
             # Not even the newest answer fits. The model must still learn why it failed.
             return Attempt(first.action.with_text(f"{first.action.text}\n\n{feedback}"), first.context, first.options)
-        # The texts alternate: question, answer, feedback, answer.
-        texts = [first.action.text, *(text for turn in turns for text in texts_of(turn))]
-        messages = [Message("assistant" if index % 2 else "user", text) for index, text in enumerate(texts)]
-        return Attempt(first.action.with_text(feedback), first.context.add(*messages), first.options)
+        messages = [Message(first.action.role, first.action.content)]
+        for turn in turns:
+            answer = Message("assistant", "") if turn.generation is None else turn.generation.message
+            messages.append(answer)
+            if turn is not newest:
+                # A tool call needs a result before the conversation goes on.
+                messages.extend([*answer_calls((answer,))[1:], Message("user", fill(self.template, turn))])
+        return Attempt(first.action.with_content(feedback), first.context.add(*messages), first.options)
 
     def select_from_failure(self, slices: Sequence[Slice[T]]) -> Slice[T]:
         """

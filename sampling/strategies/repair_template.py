@@ -50,7 +50,7 @@ class RepairTemplateStrategy(BaseSamplingStrategy):
         """Restate the first action with the reasons of the failure."""
         original = first_tried(history)
         *older, newest = self.history.kept(history)
-        always = [*(message.content for message in original.context), self._restated(original, [newest])]
+        always = [*(message.text for message in original.context), self._restated(original, [newest])]
         fitting = self.history.within(older, lambda one: [f"\n- {reason}" for reason in one.complaints], always)
         restated = self._restated(original, [*fitting, newest])
         return Attempt(original.action.with_text(restated), original.context, original.options)

@@ -1,12 +1,11 @@
 """Draw several answers and keep the most frequent one."""
 
 import math
-from collections.abc import Hashable, Sequence
-from typing import TypeVar, Unpack
-
-import structlog
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, TypeVar, Unpack, cast
 
 from sampling._arguments import check_bool, check_number, short_repr, wrong_type
+from sampling._log import Logger
 from sampling.protocols import Progress
 from sampling.results import Slice
 from sampling.strategies._draws import OpenDraws
@@ -14,11 +13,14 @@ from sampling.strategies._tally import Poll, count_votes
 from sampling.strategies.keys import Key, exact
 from sampling.strategy import BaseSamplingStrategy, StrategySettings
 
-__all__ = ["MajorityVotingStrategy"]
+__all__ = ["MajorityVotingStrategy", "Weight"]
 
 T = TypeVar("T")
 
-_log = structlog.get_logger("sampling")
+Weight: TypeAlias = Literal["score", "logprobs"] | Callable[[Slice[Any]], float]
+"""The weight of a vote: a function of its slice, or the name of a ready-made one."""
+
+_log = Logger()
 
 
 class MajorityVotingStrategy(BaseSamplingStrategy):
@@ -31,9 +33,13 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
     The answer with the lowest iteration wins a tie, so the outcome does not depend on speed.
 
     The vote ends when its outcome can't change any more. With a `certainty` below 1, it also ends
-    when the probability of a change is below `1 - certainty`.
+    when the probability of a change is below `1 - certainty`, whatever the model's true distribution of answers is.
     A draw starts only when it is certain to be needed: of 9, 5 start at once, because fewer can't decide.
     More start only if those disagree. So it takes as few tokens as drawing one by one, in two or three rounds.
+
+    `agreement` and `margin` of the result say how clear the outcome is. Each vote counts as one,
+    or with a `weight` as its score or its probability. Then all draws start at once,
+    because a vote that is still open may have any weight.
 
     See `BaseSamplingStrategy` for the cost of breadth.
     """
@@ -45,13 +51,26 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
     """Maps the value of an answer to the key that it votes for. None abstains."""
 
     certainty: float = 1.0
-    """Probability of the outcome at which the vote ends early. With 1, ending early never changes it."""
+    """
+    Probability of the outcome at which the vote ends early. With 1, ending early never changes it.
+
+    It can't be below 1 for votes with a `weight`.
+    """
 
     early_stop: bool = True
     """If False, make all draws."""
 
     all_at_once: bool = False
     """If True, start all draws at once. This is the fastest and the most expensive way."""
+
+    weight: Weight | None = None
+    """
+    The weight of a vote. None counts every vote as one.
+
+    "score" is the sum of the scores of its requirements. "logprobs" is the probability of its text, as the geometric
+    mean over its tokens, so that long answers count as much as short ones. Request them with `Options(logprobs=True)`.
+    A function takes the slice, and returns a number that is not negative.
+    """
 
     def __init__(
         self,
@@ -60,6 +79,7 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
         certainty: float | None = None,
         early_stop: bool | None = None,
         all_at_once: bool | None = None,
+        weight: Weight | None = None,
         **settings: Unpack[StrategySettings],
     ) -> None:
         """
@@ -67,7 +87,7 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
 
         None keeps a default.
         """
-        self._take(key=key, certainty=certainty, early_stop=early_stop, all_at_once=all_at_once)
+        self._take(key=key, certainty=certainty, early_stop=early_stop, all_at_once=all_at_once, weight=weight)
         super().__init__(**settings)
 
     def _check_settings(self) -> None:
@@ -78,6 +98,18 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
             raise ValueError(f"certainty must be at most 1, got {self.certainty}")
         check_bool("early_stop", self.early_stop)
         check_bool("all_at_once", self.all_at_once)
+        self._check_weight()
+
+    def _check_weight(self) -> None:
+        if self.weight is None:
+            return
+        if not callable(self.weight) and self.weight not in _WEIGHTS:
+            raise wrong_type("weight", self.weight, '"score", "logprobs", or a callable that takes a slice')
+        if self.certainty < 1:
+            raise ValueError(
+                f"certainty must be 1 for votes with a weight, got {self.certainty}: "
+                "nothing is known about the weights of open draws"
+            )
 
     def settled(self, progress: Progress[T]) -> bool:
         """Stop when the outcome is certain, or certain enough."""
@@ -112,16 +144,35 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
 
     def select_from_failure(self, slices: Sequence[Slice[T]]) -> Slice[T]:
         """Let the slices with the most merit vote."""
-        best = max((one.passed, one.score) for one in slices)
-        return self._winner([one for one in slices if (one.passed, one.score) == best])
+        return self._winner(_of_most_merit(slices))
+
+    def count_votes(self, slices: Sequence[Slice[T]]) -> tuple[float | None, float | None]:
+        """Return the share of the winner, and its lead."""
+        if not any(one.valid for one in slices):
+            slices = _of_most_merit(slices)
+        poll = self._count(slices, self._key_of)
+        return poll.agreement, poll.margin
 
     def _winner(self, slices: Sequence[Slice[T]]) -> Slice[T]:
-        standings = count_votes(slices, self._key_or_warn).standings
+        standings = self._count(slices, self._key_or_warn).standings
         # If all abstain, the first answer is as good as any other.
         return standings[0].first if standings else min(slices, key=lambda one: one.iteration)
 
     def _poll(self, slices: Sequence[Slice[T]]) -> Poll[T]:
-        return count_votes((one for one in slices if one.valid), self._key_of)
+        return self._count([one for one in slices if one.valid], self._key_of)
+
+    def _count(self, slices: Sequence[Slice[T]], key_of: Callable[[Slice[T]], Hashable | None]) -> Poll[T]:
+        if self.weight is None:
+            return count_votes(slices, key_of)
+        # A probability is at most 1. Other weights have no bound.
+        return count_votes(slices, key_of, self._weight_of, 1.0 if self.weight == "logprobs" else math.inf)
+
+    def _weight_of(self, one: Slice[T]) -> float:
+        weight_of = cast("Callable[[Slice[Any]], float]", _WEIGHTS.get(cast("str", self.weight), self.weight))
+        weight = float(weight_of(one))
+        if not weight >= 0 or math.isinf(weight):
+            raise ValueError(f"weight must return a finite number that is not negative, got {weight}")
+        return weight
 
     def _key_of(self, one: Slice[T], *, warn: bool = False) -> Hashable | None:
         """
@@ -144,3 +195,28 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
 
     def _key_or_warn(self, one: Slice[T]) -> Hashable | None:
         return self._key_of(one, warn=True)
+
+
+def _of_most_merit(slices: Sequence[Slice[T]]) -> list[Slice[T]]:
+    best = max((one.passed, one.score) for one in slices)
+    return [one for one in slices if (one.passed, one.score) == best]
+
+
+def _score(one: Slice[Any]) -> float:
+    return max(0.0, one.score)
+
+
+def _probability(one: Slice[Any]) -> float:
+    """Return the geometric mean of the probabilities of the tokens, or 1 if they are not known."""
+    logprobs = [value for item in getattr(one.generation, "logprobs", ()) if (value := _logprob(item)) is not None]
+    return min(1.0, math.exp(math.fsum(logprobs) / len(logprobs))) if logprobs else 1.0
+
+
+def _logprob(item: object) -> float | None:
+    """Return the log-probability of one token, in any of the forms that servers use."""
+    value = cast("Mapping[str, object]", item).get("logprob") if isinstance(item, Mapping) else item
+    value = getattr(value, "logprob", value)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+_WEIGHTS: dict[str, Callable[[Slice[Any]], float]] = {"score": _score, "logprobs": _probability}

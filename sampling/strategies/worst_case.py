@@ -1,6 +1,7 @@
 """Upper bounds on the usage of a call."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import attrs
 
@@ -61,7 +62,8 @@ class WorstCases:
     Upper bounds for questions to one strategy.
 
     A token counts as four characters, as in budgets. The feedback on a failed answer counts as a hundred tokens,
-    and so does a judge's reply. Requests that layers such as `Retrying` repeat are not included.
+    and so does a judge's reply. Requests that layers such as `Retrying` repeat are not included,
+    and a check of your own counts as one request if it is judged, however many it sends.
     """
 
     def __init__(
@@ -72,8 +74,11 @@ class WorstCases:
         options: Options | None = None,
     ) -> None:
         self._stages = tuple(_stages(strategy))
-        both = (*as_requirements("requirements", strategy.requirements), *requirements)
-        judged = [requirement.description for requirement in both if requirement.judged]
+        self._carries_all = _carries_conversation(strategy)
+        # The requirements of a tier's strategy are checked on that tier only. Counting them on all is an upper bound.
+        own = [as_requirements("requirements", stage.requirements) for stage in (strategy, *self._stages)]
+        all_of_them = dict.fromkeys(chain(*own, requirements))
+        judged = [one.description for requirement in all_of_them for one in _judges(requirement)]
         self._judges = len(judged)
         self._judges_read = sum(estimate_tokens(len(sentence)) + JUDGE_TOKENS for sentence in judged)
         self._context_chars = 0 if context is None else context.chars
@@ -90,9 +95,11 @@ class WorstCases:
         prompt = estimate_tokens(self._context_chars + len(question)) + 1
         first, *later = self._stages
         whole = self._of_stage(first, prompt, answer)
+        turns = first.loop_budget if self._carries_all else 1
         for stage in later:
-            # The prompt of a later tier has the best answer so far and the feedback on it.
-            whole += self._of_stage(stage, prompt + answer + FEEDBACK_TOKENS, answer)
+            # The prompt of a later tier has the best answer so far and the feedback on it, or all turns before it.
+            whole += self._of_stage(stage, prompt + turns * (answer + FEEDBACK_TOKENS), answer)
+            turns += stage.loop_budget if self._carries_all else 0
         return whole
 
     def _of_stage(self, strategy: BaseSamplingStrategy, prompt: int, answer: int) -> WorstCase:
@@ -105,7 +112,8 @@ class WorstCases:
         return WorstCase(
             attempts,
             attempts * requests + judged,
-            requests * (attempts * prompt + regrown) + judged * answer + attempts * self._judges_read,
+            # A judge reads the whole conversation, too.
+            (requests + self._judges) * (attempts * prompt + regrown) + judged * answer + attempts * self._judges_read,
             attempts * (answer + _thoughts_of_attempt(strategy)) + judged * VERDICT_TOKENS,
         )
 
@@ -117,6 +125,24 @@ def _stages(strategy: BaseSamplingStrategy) -> Iterator[BaseSamplingStrategy]:
             yield from _stages(tier.strategy) if tier.strategy is not None else iter([strategy])
     else:
         yield strategy
+
+
+def _carries_conversation(strategy: BaseSamplingStrategy) -> bool:
+    if not isinstance(strategy, EscalationStrategy):
+        return False
+    inside = [tier.strategy for tier in strategy.tiers if tier.strategy is not None]
+    return strategy.carry == "conversation" or any(_carries_conversation(one) for one in inside)
+
+
+def _judges(requirement: Requirement) -> Iterator[Requirement]:
+    """Yield the judged requirements in a combination, or the requirement itself."""
+    if not requirement.judged:
+        return
+    parts: Sequence[Requirement] = getattr(getattr(requirement.check, "__self__", None), "parts", ())
+    for part in parts:
+        yield from _judges(part)
+    if not parts:
+        yield requirement
 
 
 def _requests_of_attempt(strategy: BaseSamplingStrategy) -> int:

@@ -70,6 +70,7 @@ class TestMatches:
         assert expected is result.success
         if not expected:
             assert (
+                r"matches \d{4}-\d\d-\d\d: "
                 r"the whole answer must match \d{4}-\d\d-\d\d, with nothing before or after it",
             ) == result.best.complaints
 
@@ -299,7 +300,7 @@ class TestJsonSchema:
 
     def test_a_pattern_in_a_schema_can_not_stall_the_process(self, run, monkeypatch):
         """Row 54."""
-        monkeypatch.setattr("sampling.checks._schemas._PATTERN_TIMEOUT_S", 0.05)
+        monkeypatch.setattr("sampling._schema_validation._PATTERN_TIMEOUT_S", 0.05)
         schema = {"type": "string", "pattern": "^(a|a|aa)+$"}
         with capture_logs():
             result = run(sample, f'"{"a" * 50}!"', checks.json_schema(schema))
@@ -308,7 +309,7 @@ class TestJsonSchema:
     @pytest.mark.parametrize("keyword", [{}, {"additionalProperties": False}])
     def test_a_pattern_for_names_can_not_stall_the_process_either(self, run, monkeypatch, keyword):
         """Row 54."""
-        monkeypatch.setattr("sampling.checks._schemas._PATTERN_TIMEOUT_S", 0.05)
+        monkeypatch.setattr("sampling._schema_validation._PATTERN_TIMEOUT_S", 0.05)
         schema = {"type": "object", "patternProperties": {"^(a|a|aa)+$": {}}, **keyword}
         with capture_logs():
             result = run(sample, f'{{"{"a" * 50}!": 1}}', checks.json_schema(schema))
@@ -403,18 +404,22 @@ def test_everything_ready_made_is_a_requirement():
     made = [
         checks.all_of("a"),
         checks.any_of("a"),
+        checks.grounded(),
         checks.json(),
         checks.json_schema({}),
         checks.judge("a"),
         checks.length(max_chars=1),
+        checks.markdown(),
         checks.matches("a"),
         checks.model(dict[str, int]),
         checks.not_("a"),
         checks.number(),
         checks.one_of("a"),
+        checks.python_imports(),
         checks.python_parses(),
         checks.python_runs(),
         checks.similar_to("a"),
+        checks.tool_calls(),
         checks.weighted([("a", 1)]),
     ]
     assert len(made) + len({"rouge_l", "unfenced"}) == len(checks.__all__)

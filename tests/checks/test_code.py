@@ -1,6 +1,9 @@
 """Row 77: code from a model runs in a limited process of its own, and leaves nothing behind."""
 
+import contextlib
 import os
+import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -105,23 +108,170 @@ async def test_it_is_a_process_of_its_own_with_nothing_of_ours(monkeypatch):
         "assert sys.flags.isolated and 'sampling' not in sys.modules\n"
         "assert sys.stdin.read() == ''\n"
         "assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)\n"
-        "assert resource.getrlimit(resource.RLIMIT_NPROC) == (0, 0)\n"
+        "assert resource.getrlimit(resource.RLIMIT_NPROC)[0] > 0\n"
+        "assert sys.argv == ['answer.py'], sys.argv\n"
         "assert resource.getrlimit(resource.RLIMIT_CPU) == (11, 11)\n"
     )
     result = await sample(code)
     assert result.success, result.best.complaints
 
 
-async def test_what_it_leaves_running_is_killed(tmp_path):
-    """The whole process group is killed, even if the code itself succeeded."""
-    if os.geteuid() != 0:
-        pytest.skip("only root may start processes there at all")
-    child = tmp_path / "child"
-    write = f"open({str(child)!r}, 'w').write(str(pid))"
-    code = f"import os, time\npid = os.fork()\nif pid == 0:\n    time.sleep(600)\n{write}"
-    assert (await sample(code)).success
-    pid = int(child.read_text())
-    await until(lambda: not is_running(pid))
+THREADS = "import threading\nthread = threading.Thread(target=print, args=['hi'])\nthread.start()\nthread.join()"
+POOL = "from concurrent.futures import ThreadPoolExecutor as Pool\nwith Pool(4) as pool: list(pool.map(abs, range(9)))"
+CHILD = "import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', '6*7'], check=True).returncode)"
+
+
+@pytest.mark.parametrize("code", [THREADS, POOL, CHILD, "import asyncio\nasyncio.run(asyncio.to_thread(print, 1))"])
+async def test_threads_and_processes_work_for_every_user(code):
+    """The limit on processes and threads leaves room for correct programs, also if the user is not root."""
+    result = await sample(code)
+    assert result.success, result.best.complaints
+
+
+async def test_numpy_works_for_every_user():
+    """It starts threads when it is imported, and needs memory for each of them."""
+    pytest.importorskip("numpy")
+    result = await sample("import numpy\nprint(numpy.arange(6).reshape(2, 3) @ numpy.ones(3))", timeout_s=60)
+    assert result.success, result.best.complaints
+
+
+SEARCH = """
+import gc, os, pathlib, re, sys
+found = []
+def look(text):
+    found.extend(re.findall("xyz" + "zy-[0-9]+", str(text)))
+frame = sys._getframe()
+while frame:
+    look(frame.f_locals); look(frame.f_globals); frame = frame.f_back
+look(sys.argv); look(sys.orig_argv); look(os.environ); look(gc.get_objects())
+for name in ("cmdline", "environ"):
+    for pid in ("self", os.getppid()):
+        look(pathlib.Path(f"/proc/{pid}/{name}").read_text())
+for folder, _, files in os.walk(os.path.dirname(os.getcwd())):
+    for file in files:
+        if file != "answer.py":
+            look(pathlib.Path(folder, file).read_text())
+def secret():
+    return found[0] if found else None
+"""
+
+
+async def test_an_answer_cannot_find_its_tests():
+    """They are in no argument, file, variable or frame while the answer runs."""
+    result = await sample(SEARCH, tests="assert secret() == 'xyzzy-42', secret()", timeout_s=60)
+    assert not result.success
+    assert "AssertionError: None" in result.best.complaints[0]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys, os\nfor name in sys.argv[1:]: open(name, 'a').close()\nos._exit(0)",
+        "import sys, os\nfor name in sys.orig_argv[1:]: open(name, 'a').close()\nos._exit(0)",
+        "import os\nos._exit(0)",
+        "import atexit, os\natexit.register(os._exit, 0)\nraise ValueError",
+        "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'.' * 17)\n    except OSError: pass\nos._exit(0)",
+        "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nwhile True: pass",
+    ],
+)
+async def test_an_answer_cannot_pass_without_its_tests(code):
+    """Neither by ending early, nor by what it finds in its arguments or open files, nor by killing its parent."""
+    assert not (await sample(code, tests="assert False", timeout_s=20)).success
+
+
+def processes_below(folder):
+    """Return the processes whose working directory is in a folder. Those of other users can't be read."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str((process / "cwd").readlink()).startswith(str(folder)):
+                found.append(process.name)
+    return [pid for pid in found if is_running(pid)]
+
+
+CHILDREN = "import os, time\nif os.fork() == 0: time.sleep(600)"
+DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        open("../started", "w").close()
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+while not os.path.exists("../started"):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    "code", ["import os, time\nif os.fork() == 0: time.sleep(600)", DAEMON], ids=["child", "daemon"]
+)
+async def test_what_it_leaves_running_is_killed(temporary, code):
+    """All of its processes are, even if the code itself succeeded, and even those in a session of their own."""
+    result = await sample(code)
+    assert result.success, result.best.complaints
+    assert [] == processes_below(temporary)
+
+
+BOMB = "import os, time\nfor _ in range(9): os.fork()\ntime.sleep(600)"
+SESSIONS = (
+    "import os, time\nfor _ in range(300):\n    if os.fork() == 0:\n        os.setsid()\n        time.sleep(600)\n"
+)
+# Small stacks, because by default those of 90 threads exceed the memory first.
+THREAD_BOMB = """
+import threading, time
+threading.stack_size(65536)
+for _ in range(90):
+    threading.Thread(target=time.sleep, args=[600]).start()
+"""
+HOGS = """
+import os, time
+for _ in range(6):
+    if os.fork() == 0:
+        held = bytearray(os.urandom(1000)) * 50_000
+        time.sleep(600)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (BOMB, "it started more than 64 processes and threads"),
+        (SESSIONS, "it started more than 64 processes and threads"),
+        (THREAD_BOMB, "it started more than 64 processes and threads"),
+        (HOGS, "its processes used more than 128 MB of memory together"),
+        ("x = bytearray(200_000_000)", "MemoryError"),
+        ("while True: print('a' * 10_000)", "File too large"),
+        (
+            "import subprocess\nwhile True: subprocess.run(['/bin/echo', 'a' * 10_000], check=True)",
+            "died with <Signals.SIGXFSZ",
+        ),
+    ],
+    ids=["bomb", "sessions", "threads", "hogs", "hog", "flood", "flood of a child"],
+)
+async def test_the_limits_hold_for_all_processes_together(temporary, code, words):
+    """A fork bomb, memory in many processes and endless output end the code, and leave no process."""
+    result = await sample(code, memory_mb=128, timeout_s=60)
+    assert not result.success
+    assert words in result.best.complaints[0]
+    assert [] == processes_below(temporary)
+
+
+async def test_nothing_runs_on_when_the_program_is_killed(tmp_path):
+    """After `kill -9` of the program, the code and its processes end, too."""
+    file = tmp_path / "pid"
+    code = f"import os, time\nos.fork()\nopen({str(file)!r}, 'a').write('.')\ntime.sleep(600)"
+    program = f"import anyio\nfrom sampling import checks\nanyio.run(checks.python_runs(timeout_s=600).check, {code!r})"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    async with await anyio.open_process([sys.executable, "-c", program], env=environment) as process:
+        await until(lambda: file.exists() and file.read_text() == "..")
+        process.kill()
+        await process.wait()
+    await until(lambda: not processes_below(tmp_path))
+    for folder in tmp_path.glob("sampling-*"):
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("ends", ["cancelled", "timed out"])

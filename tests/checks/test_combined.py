@@ -59,7 +59,7 @@ class TestWhatIsTold:
     def test_all_of_tells_what_failed(self, run):
         """Checks that passed are not mentioned."""
         result, _ = run(sample, "HI", checks.all_of(LONG, LOUD))
-        assert ("it is short",) == result.best.complaints
+        assert ("is long; and is loud: is long: it is short",) == result.best.complaints
         assert "is long; and is loud" == checks.all_of(LONG, LOUD).description
 
     def test_any_of_tells_what_would_do(self, run):
@@ -70,7 +70,7 @@ class TestWhatIsTold:
     def test_not_tells_what_must_not_be(self, run):
         """The reason has the description of the requirement."""
         result, _ = run(sample, "HI", checks.not_(LOUD))
-        assert ("this must not be true of the answer: is loud",) == result.best.complaints
+        assert ("not: is loud: this must not be true of the answer: is loud",) == result.best.complaints
 
     def test_a_description_of_ones_own(self):
         """It replaces a long generated one."""
@@ -121,7 +121,11 @@ class TestJudges:
     def test_a_judge_that_says_no_counts(self, run):
         """The reason has its words."""
         result, questions = run(sample, "hello world", checks.all_of("is polite", SLOW), critic="no: it is rude")
-        assert (1, False, ("it is rude",)) == (questions, result.success, result.best.complaints)
+        assert (1, False, ("is polite; and is long: is polite: it is rude",)) == (
+            questions,
+            result.success,
+            result.best.complaints,
+        )
 
     def test_the_opposite_of_a_no_is_a_pass(self, run):
         """Only a clear no counts."""
@@ -146,7 +150,16 @@ class TestWeighted:
         assert (True, 0.75) == (result.success, result.best.score)
         result, _ = run(sample, "HI", requirement)
         assert (False, 0.25) == (result.success, result.best.score)
-        assert ("it has 0.25 of the points, and 0.75 are needed (it is short)",) == result.best.complaints
+        assert (
+            "0.75 of: is long, is loud: it has 0.25 of the points, and 0.75 are needed (it is short)",
+        ) == result.best.complaints
+
+    def test_a_share_of_nothing_passes_and_scores(self, run):
+        """With `at_least=0`, every answer passes, and everything runs for the score."""
+        requirement = checks.weighted([(LONG, 1), (LOUD, 1), ("is polite", 2)], at_least=0)
+        result, asked = run(sample, "HI", requirement)
+        assert (True, 0.75) == (result.success, result.best.score)
+        assert asked
 
     def test_a_score_counts_as_that_much(self, run):
         """A failed check with a score of 0.5 counts half of its weight."""

@@ -57,7 +57,7 @@ class TestLateStarts:
         assert (2, "exhausted") == (len(result.attempts), result.stop_reason)
 
     def test_progress_says_what_runs_and_what_the_hooks_made_of_the_budgets(self, run):
-        """S8: budgets as the call has them; errored attempts are among those that ended, and not among the slices."""
+        """S8: progress has the budgets of the call, and counts errored attempts as ended."""
         seen: list[Progress] = []
         hooks = Hooks()
 
@@ -145,7 +145,7 @@ class TestSettled:
 
 class TestVariation:
     def test_each_attempt_of_each_subsample_may_differ(self, run):
-        """Asked with the plan as repair made it; what was really tried is on the slice."""
+        """`vary` receives the plan of `repair`, and the slice has the varied attempt."""
 
         class Warmer(MultiTurnStrategy):
             def vary(self, plan, subsample, attempt):

@@ -20,7 +20,7 @@ from sampling.testing import CapturedEvents
 
 
 class Typewriter:
-    """A backend that gives one word a second, and says what it has used; it stops when it is told to."""
+    """A backend that streams one word a second, reports usage, and can be stopped."""
 
     def __init__(self, *answers):
         self._answers = list(answers)
@@ -91,7 +91,7 @@ def test_a_text_that_may_still_pass_goes_on_to_its_check(run):
 
 
 def test_without_a_partial_check_nothing_is_streamed(run):
-    """What nobody looks at is not handed out."""
+    """Without partial checks, the backend is not asked to stream."""
     backend = Typewriter("one two")
     backend.stream, stream = None, backend.stream
     backend.generate = lambda request: stream(request, lambda piece: None)

@@ -44,6 +44,20 @@ def failing(error):
 
 
 class TestGoingUp:
+    def test_a_conversation_goes_on_in_the_next_tier(self, run):
+        """S20: with `carry="conversation"`, the next tier sees every turn that led to the best answer."""
+        tiers = [Tier(saying("no"), MultiTurnStrategy(loop_budget=2)), (large := saying("yes"))]
+        result = run(EscalationStrategy(tiers, carry="conversation").sample, "q", None, large, [is_yes])
+        [asked] = large.requests
+        assert ["q", "no", "no"] == [one.content for one in asked.messages if "\n" not in one.content]
+        assert ["user", "assistant"] * 2 + ["user"] == [one.role for one in asked.messages]
+        assert result.success
+
+    def test_only_known_ways_to_carry_are_taken(self):
+        """A misspelled one is an error that names all."""
+        with pytest.raises(TypeError, match='carry must be True, False or "conversation"'):
+            EscalationStrategy([saying("no")], carry="all")
+
     def test_the_next_tier_is_asked_only_if_the_last_gave_no_valid_answer(self, run):
         """S20: the strong tier is not called if the cheap one gives a valid answer."""
         small, large = saying("yes"), saying("yes")
@@ -369,7 +383,11 @@ def test_bad_tiers_are_named(arguments, error, message):
         ),
         (lambda: Tier(options={"model": "x"}), TypeError, "options must be Options or None, got {'model': 'x'} (dict)"),
         (lambda: EscalationStrategy([Tier()], patience=0), ValueError, "patience must be >= 1, got 0"),
-        (lambda: EscalationStrategy([Tier()], carry="no"), TypeError, "carry must be True or False, got 'no' (str)"),
+        (
+            lambda: EscalationStrategy([Tier()], carry="no"),
+            TypeError,
+            "carry must be True, False or",
+        ),
         (
             lambda: EscalationStrategy([Tier()], template="again"),
             ValueError,

@@ -1,9 +1,12 @@
 """Keys that are equal for equal answers."""
 
 import contextlib
+import dataclasses
 from fractions import Fraction
+from types import SimpleNamespace
 
 import attrs
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +34,40 @@ class TestExact:
         assert exact({"a": [1, 2]}) != exact({"a": [2, 1]})
         assert exact(1) == exact(1.0)
         assert exact(True) != exact(1)
+
+    @pytest.mark.parametrize(("one", "other"), [(".5", "5"), ("-.5", "-5"), ("5'", '5"'), ("5'", "5")])
+    def test_punctuation_of_a_number_counts(self, one, other):
+        """A decimal point, and the sign of a unit, change the number."""
+        assert exact(one) != exact(other)
+
+    @pytest.mark.parametrize("text", ["5", "'5'", '"5"', "**5.**", "5.", "5,", "`5`"])
+    def test_punctuation_around_a_number_does_not_matter(self, text):
+        """Quotation marks in pairs, and the end of a sentence, are not part of it."""
+        assert "5" == exact(text)
+
+    @pytest.mark.parametrize("make", ["pydantic", "attrs", "dataclass", "plain"])
+    def test_objects_are_compared_by_their_fields(self, make):
+        """Most of these classes are not hashable, and their keys are."""
+
+        class Model(pydantic.BaseModel):
+            name: str
+            lengths: list[int]
+
+        @attrs.define
+        class Attrs:
+            name: str
+            lengths: list[int]
+
+        @dataclasses.dataclass
+        class Data:
+            name: str
+            lengths: list[int]
+
+        kind = {"pydantic": Model, "attrs": Attrs, "dataclass": Data, "plain": SimpleNamespace}[make]
+        rhine = exact(kind(name="Rhine", lengths=[1233]))
+        assert rhine == exact(kind(name="Rhine", lengths=[1233]))
+        assert rhine != exact(kind(name="Elbe", lengths=[1233]))
+        assert {rhine: 1}[exact([kind(name="Rhine", lengths=[1233])])[1][0]]
 
 
 class TestNumber:
@@ -84,19 +121,94 @@ class TestExpression:
         """Values are exact, in all notations that models use."""
         assert expected == expression(text)
 
-    @pytest.mark.parametrize("text", ["x + 1", "1/0", "2^1000", "1 2", "__import__('os')", "((1", "9**9**9**9"])
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            (r"\frac12", r"\frac{1}{2}"),
+            (r"\frac1{2}", "0.5"),
+            (r"\sqrt{4}", "2"),
+            (r"2\sqrt{2}", r"\sqrt8"),
+            (r"$\frac{\sqrt{3}}{3}$", r"$\frac{1}{\sqrt{3}}$"),
+            (r"\frac{\pi}{2}", r"\pi/2"),
+            ("4^{1/2}", "2"),
+            ("5 cm", "5"),
+            ("12 km/h", "12"),
+            ("The area is 5 cm^2.", "5"),
+            (r"\text{5 meters}", "5"),
+            (r"7 \text{ apples}", "7"),
+            (r"90^\circ", "90 degrees"),
+            ("$5.00", "5"),
+            (r"\boxed{\$18}", "18"),
+            ("€5", "5 dollars"),
+            (r"50\%", "0.5"),
+            (r"1{,}000", "1000"),
+            ("1e3", "1000"),
+            ("2 1/2", "2.5"),
+            (r"2\frac{1}{2}", "5/2"),
+            ("(1,2)", "(1.0, 2)"),
+            ("[0, 1)", r"\left[0, 1\right)"),
+            (r"(-\infty, 3]", "(-∞, 3]"),
+            (r"\{1, 2\}", r"\{2, 1\}"),
+            ("The answer is 42.", "42"),
+            ("Answer: 42", r"\boxed{42}"),
+            (r"\boxed{x = 2}", "2"),
+            ("x^2 + 2x + 1", "(x+1)^2"),
+            ("(x+1)(x-1)", "x^2-1"),
+            ("x > 3", "x>3"),
+            ("The answer is (B).", "B"),
+            (".5", "0.5"),
+        ],
+    )
+    def test_notation_does_not_matter(self, one, other):
+        """Fractions, roots, units, tuples, intervals and sentences are read as a person would."""
+        assert expression(one) is not None
+        assert expression(other) == expression(one)
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            ("[0, 1)", "(0, 1)"),
+            ("(1, 2)", "(2, 1)"),
+            ("0.333", "1/3"),
+            (r"(-\infty, 3]", "3"),
+            ("x + 1", "x - 1"),
+            ("x + 1", "y + 1"),
+            (r"\sqrt{2}", "1.4142"),
+            ("A", "B"),
+            ("5'", '5"'),
+        ],
+    )
+    def test_different_answers_stay_different(self, one, other):
+        """Only notation is ignored."""
+        assert expression(one) != expression(other)
+
+    @pytest.mark.parametrize("text", ["x +", "1/0", "2^1000", "1 2", "__import__('os')", "((1", "9**9**9**9"])
     def test_what_is_no_arithmetic_is_compared_as_text(self, text):
         """Other text is never executed, and never a number."""
         assert exact(text.strip(".!?,;:\"'`* $")) == expression(text)
 
     @pytest.mark.parametrize(
         "text",
-        ["(" * 900, "-" * 999 + "1", "2^" * 300 + "1", "9" * 999 + "^9", "1+" * 499 + "1", r"\frac{" * 150, "x" * 9999],
+        [
+            r"\sqrt" * 100 + "2",
+            "2" * 30 + "x" * 500,
+            "\\frac" * 100,
+            "(1," * 300,
+            "1 " * 400,
+            "(" * 900,
+            "-" * 999 + "1",
+            "2^" * 300 + "1",
+            "9" * 999 + "^9",
+            "1+" * 499 + "1",
+            r"\frac{" * 150,
+            "x" * 9999,
+        ],
     )
     def test_hostile_expressions_are_bounded(self, text):
         """Expressions that are too deep, too long or too large never crash."""
         with contextlib.suppress(NotArithmetic):
             evaluate(text)
+        expression(text)
 
 
 class TestJsonField:

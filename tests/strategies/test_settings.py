@@ -26,7 +26,9 @@ SETTINGS = {
     "deterministic": True,
     "check_timeout_s": 1.5,
     "max_context_chars": 1_000,
+    "accept_incomplete": True,
     "variation": Diverse(temperatures=(0.2, 1.0)),
+    "state_requirements": True,
 }
 
 EXPORTED = [getattr(strategies, name) for name in strategies.__all__]

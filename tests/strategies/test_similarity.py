@@ -5,6 +5,7 @@ import random
 import pytest
 
 from sampling._similarity import MAX_WORDS, cosine, rouge_l
+from sampling._similarity.stemming import stem
 
 
 def common_length(one, other):
@@ -32,6 +33,57 @@ def test_rouge_l_is_that_of_the_longest_common_subsequence():
 def test_the_edges(one, other, expected):
     """Empty texts are equal. Case and whitespace do not count."""
     assert expected == rouge_l(one, other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Paris", "Paris!"),
+        ("«Paris», he said.", "paris he said"),
+        ("They connected the rivers", "they connect the river"),
+        ("東京です。", "東京です"),
+        ("Straße", "STRASSE"),
+        ("🎉", "🎉"),
+    ],
+)
+def test_punctuation_case_and_endings_do_not_count(one, other):
+    """Texts with the same words are the same, in any script."""
+    assert 1.0 == rouge_l(one, other)
+
+
+@pytest.mark.parametrize(("one", "other"), [("東京です", "大阪です"), ("🎉", "🚀"), ("1.5", "15"), ("Paris", "London")])
+def test_other_words_count(one, other):
+    """Texts with other words are not the same."""
+    assert rouge_l(one, other) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("stemmed", "words"),
+    [
+        ("connect", "connect connected connecting connection connections"),
+        ("caress", "caresses caress"),
+        ("poni", "ponies"),
+        ("agre", "agreed"),
+        ("hop", "hopping"),
+        ("file", "filing"),
+        ("troubl", "troubled trouble troubles"),
+        ("happi", "happy happiness"),
+        ("relat", "relational relate relating"),
+        ("oper", "operator operate"),
+        ("hope", "hopeful hopefulness"),
+        ("sensibl", "sensibiliti"),
+        ("roll", "roll"),
+        ("control", "controll"),
+        ("yellow", "yellow"),
+        ("enjoi", "enjoy"),
+        ("sky", "sky"),
+        ("flüsse", "flüsse"),
+        ("a" * 100_000, "a" * 100_000),
+    ],
+)
+def test_stems_are_those_of_porter(stemmed, words):
+    """Examples of the paper. Words of other languages, and no words at all, stay as they are."""
+    assert {stemmed} == {stem(word) for word in words.split()}
 
 
 def test_only_so_many_words_are_looked_at():

@@ -1,24 +1,31 @@
 """No call exceeds its worst case."""
 
+import contextlib
+
 import pytest
 
 from sampling import (
+    BestOfNStrategy,
     BudgetForcingStrategy,
     Context,
     EscalationStrategy,
     Generation,
     HedgedSamplingStrategy,
     MajorityVotingStrategy,
+    MBRStrategy,
     Message,
     MultiTurnStrategy,
     Options,
     Price,
+    RateLimited,
     RejectionSamplingStrategy,
     RepairTemplateStrategy,
     Requirement,
     Tier,
     Usage,
+    checks,
 )
+from sampling.strategies import Thinking
 from sampling.strategies.worst_case import WorstCase, WorstCases
 
 ANSWER_TOKENS = 50
@@ -32,8 +39,26 @@ STRATEGIES = [
     MajorityVotingStrategy(concurrency_budget=5),
     HedgedSamplingStrategy(loop_budget=2, concurrency_budget=3),
     EscalationStrategy([Tier(strategy=RejectionSamplingStrategy()), Tier()], patience=9, loop_budget=3),
+    EscalationStrategy([Tier(), Tier(), Tier()], carry="conversation", patience=9, loop_budget=3),
+    EscalationStrategy([Tier(strategy=RejectionSamplingStrategy(requirements=["is polite"]))]),
     BudgetForcingStrategy(40, loop_budget=2),
+    BudgetForcingStrategy(0, loop_budget=2),
+    BudgetForcingStrategy(Thinking(tokens=1024, most_waits=4)),
+    BestOfNStrategy("is easy to read", loop_budget=2),
+    MBRStrategy(loop_budget=2),
+    RejectionSamplingStrategy(requirements=[checks.any_of("is polite", "is short", checks.weighted([("is kind", 1)]))]),
 ]
+
+HOSTILE = {
+    "cuts off without a text": lambda: Generation("", finish_reason="length"),
+    "ends without a text": lambda: Generation(""),
+    "reports no usage": lambda: Generation("no " * 9),
+    "reports too much": lambda: Generation("no", Usage(10**9, 10**9)),
+    "ends its thoughts at once": lambda: Generation("</think>", Usage(1, 0)),
+    "always agrees": lambda: Generation("yes"),
+    "is busy": lambda: RateLimited("slow down"),
+    "breaks": lambda: RuntimeError("broken"),
+}
 
 
 @pytest.mark.parametrize("judged", [False, True])
@@ -59,6 +84,29 @@ def test_no_call_takes_more_than_its_worst_case(run, strategy, judged):
     assert len(requests) <= worst.requests
     assert result.usage.output_tokens <= worst.output_tokens
     assert result.usage.input_tokens <= worst.input_tokens
+
+
+@pytest.mark.parametrize("server", HOSTILE)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
+def test_no_server_makes_a_call_send_more_requests(run, strategy, server):
+    """Row 79: whatever a server answers, attempts and requests stay within the worst case."""
+    sent = 0
+
+    async def hostile(request) -> Generation:
+        nonlocal sent
+        sent += 1
+        answer = HOSTILE[server]()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    never = Requirement("is good", lambda text: False, judged=True)
+    polite = Requirement("is polite")
+    worst = WorstCases(strategy, [polite, never], None, OPTIONS).of(QUESTION)
+    with contextlib.suppress(RateLimited, RuntimeError):
+        result = run(strategy.sample, QUESTION, None, hostile, [polite, never], options=OPTIONS)
+        assert len(result.attempts) <= worst.attempts
+    assert 0 < sent <= worst.requests
 
 
 def test_depth_times_breadth_is_exact():

@@ -1,0 +1,499 @@
+"""What errors and cancellations end: an attempt, a subsample or the call. Nothing undoes a winner."""
+
+import math
+import time
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+from structlog.testing import capture_logs
+
+from sampling import (
+    Budget,
+    Diverse,
+    EscalationStrategy,
+    FatalError,
+    Generation,
+    Hooks,
+    IterationFinished,
+    MultiTurnStrategy,
+    Options,
+    RejectionSamplingStrategy,
+    Requirement,
+    Tier,
+    TransientError,
+)
+from sampling.errors import (
+    AnswerRejected,
+    AuthenticationFailed,
+    BadRequest,
+    ModelNotFound,
+    QuotaExhausted,
+    RequestTooLarge,
+    UnexpectedCancellation,
+)
+from sampling.testing import After, ScriptedBackend
+
+
+def is_yes(text):
+    return text == "yes"
+
+
+async def sample(strategy, backend, reqs=(is_yes,), **arguments):
+    with capture_logs():
+        return await strategy.sample("q", None, backend, reqs, **arguments)
+
+
+def wide(breadth=2, depth=1, **settings):
+    return RejectionSamplingStrategy(loop_budget=depth, concurrency_budget=breadth, **settings)
+
+
+class TestCleanupOfALoser:
+    @pytest.mark.parametrize("raised", [RuntimeError, FatalError, MemoryError, RecursionError, KeyError])
+    @pytest.mark.parametrize("depth", [1, 2])
+    def test_what_a_nursery_raises_while_it_is_cancelled_does_not_undo_the_winner(self, run, raised, depth):
+        """Semantics 3: on trio, such a nursery raises a group with the cancellation in it."""
+
+        async def fails_when_cancelled():
+            try:
+                await anyio.sleep(100)
+            finally:
+                raise raised("in the cleanup")
+
+        async def backend(request):
+            if request.subsample == 0:
+                await anyio.sleep(1)
+                return "yes"
+            async with anyio.create_task_group() as group:
+                group.start_soon(fails_when_cancelled)
+                group.start_soon(anyio.sleep, 100)
+                await anyio.sleep(100)
+            return "never"
+
+        result = run(sample, wide(3, depth), backend)
+        assert result.success
+        assert 0 == result.best.subsample
+        assert 3 == len(result.attempts)
+        assert {"valid", "errored"} == {one.outcome for one in result.attempts}
+
+    def test_a_native_nursery_of_trio_does_not_undo_the_winner(self):
+        """Semantics 3: the group that leaves a trio nursery may hold the cancellation beside an error."""
+        import trio
+
+        async def backend(request):
+            if request.subsample == 0:
+                await anyio.sleep(1)
+                return "yes"
+
+            async def fails_when_cancelled():
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(2)
+                raise RuntimeError("in the cleanup")
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(fails_when_cancelled)
+                await trio.sleep(100)
+            return "never"
+
+        from sampling.testing import run_virtual
+
+        result = run_virtual(sample, wide(), backend, loop="trio")
+        assert result.success
+        [loser] = [one for one in result.attempts if one.subsample == 1]
+        assert "errored" == loser.outcome
+        assert isinstance(loser.error, ExceptionGroup)
+
+    @pytest.mark.parametrize("breadth", [1, 2])
+    def test_the_callers_cancellation_propagates_whatever_the_cleanup_raises(self, run, breadth):
+        """Semantics 10: an error of the cleanup does not replace the cancellation."""
+
+        async def backend(request):
+            try:
+                await anyio.sleep(100)
+            finally:
+                raise RuntimeError("in the cleanup")
+
+        async def main():
+            with anyio.move_on_after(1) as scope:
+                await sample(wide(breadth, 3), backend)
+            return scope.cancelled_caught
+
+        assert run(main)
+
+    @pytest.mark.parametrize("breadth", [1, 2])
+    def test_a_native_cancellation_propagates_whatever_the_cleanup_raises(self, breadth):
+        """Semantics 10: `Task.cancel` raises only once, and the cleanup may swallow that."""
+        import asyncio  # noqa: TID251 - only asyncio has a native `Task.cancel`
+
+        async def backend(request):
+            try:
+                await asyncio.sleep(100)
+            except asyncio.CancelledError:
+                raise RuntimeError("in the cleanup") from None
+
+        async def main():
+            task = asyncio.create_task(sample(wide(breadth, 3), backend))
+            await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(main())
+
+
+async def raise_cancellation():
+    """Raise the cancellation of a scope that has ended, as leaking code does."""
+    kept = None
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        try:
+            await checkpoint()
+        except anyio.get_cancelled_exc_class() as error:
+            kept = error
+    raise kept
+
+
+class TestUnexpectedCancellation:
+    @pytest.mark.parametrize("breadth", [1, 3])
+    def test_it_costs_one_attempt(self, run, breadth):
+        """Semantics 10: a cancellation that nobody requested is a transient error."""
+
+        async def backend(request):
+            if request.attempt == 0:
+                await raise_cancellation()
+            return "yes"
+
+        result = run(sample, wide(breadth, 2), backend)
+        assert result.success
+        assert result.errors
+        assert {UnexpectedCancellation} == {type(error) for error in result.errors}
+        assert result.errors[0].retryable
+        assert isinstance(result.errors[0].__cause__, BaseException)
+
+    @pytest.mark.parametrize("breadth", [1, 3])
+    def test_it_is_raised_if_nothing_else_happens(self, run, breadth):
+        """Semantics 10: it is no deadline, and ends nothing quietly."""
+
+        async def backend(request):
+            await raise_cancellation()
+
+        with pytest.raises(UnexpectedCancellation):
+            run(sample, wide(breadth, 2), backend)
+
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_a_check_that_raises_it_never_passes(self, run, number):
+        """Semantics 6 and 10: a task group must not swallow it together with the check."""
+
+        async def check(text):
+            await raise_cancellation()
+
+        async def passes(text):
+            await anyio.sleep(0.1)
+            return True
+
+        reqs = [Requirement("leaks", check=check), Requirement("passes", check=passes)][:number]
+        with pytest.raises(UnexpectedCancellation):
+            run(sample, wide(1, 2), lambda request: checkpointed("yes"), reqs)
+
+    def test_a_hook_that_raises_it_fails_like_any_other(self, run):
+        """Semantics 10: the attempt and its subsample go on."""
+        hooks = Hooks()
+
+        @hooks.on(IterationFinished)
+        async def leaks(event):
+            await raise_cancellation()
+
+        result = run(sample, wide(2, 2), lambda request: checkpointed("no"), hooks=hooks)
+        assert 4 == len(result.slices)
+        assert "exhausted" == result.stop_reason
+        assert {UnexpectedCancellation} == {type(failure.error) for failure in result.hook_failures}
+
+
+async def checkpointed(text):
+    await checkpoint()
+    return text
+
+
+def replies(table):
+    """Return a backend with a reply for each (subsample, attempt), after one second more for each subsample."""
+    return ScriptedBackend(
+        lambda request: After(1.0 + request.subsample, table.get((request.subsample, request.attempt), "no"))
+    )
+
+
+ABOUT_ACCOUNT = [AuthenticationFailed, QuotaExhausted, FatalError]
+ABOUT_REQUEST = [BadRequest, ModelNotFound, RequestTooLarge]
+
+
+class TestErrors:
+    @pytest.mark.parametrize("error", [*ABOUT_ACCOUNT, *ABOUT_REQUEST])
+    @pytest.mark.parametrize("deterministic", [False, True])
+    def test_one_that_every_subsample_would_meet_ends_the_call(self, run, error, deterministic):
+        """Semantics 5: all of them send the same request, so the siblings in flight are cancelled."""
+        backend = replies({(0, 0): error("refused"), (1, 0): "yes", (2, 0): "yes"})
+        with pytest.raises(error):
+            run(sample, wide(3, 2, deterministic=deterministic), backend)
+        assert 3 == len(backend.requests)
+
+    @pytest.mark.parametrize("error", ABOUT_REQUEST)
+    @pytest.mark.parametrize("deterministic", [False, True])
+    def test_one_bad_model_of_several_ends_its_subsample_only(self, run, error, deterministic):
+        """Semantics 5: another subsample sends another request, and wins."""
+        backend = replies({(0, 0): error("no such model"), (1, 0): "yes"})
+        strategy = wide(2, 3, variation=Diverse(models=("bad", "good")), deterministic=deterministic)
+        result = run(sample, strategy, backend)
+        assert result.success
+        assert [error] == [type(one) for one in result.errors]
+        assert 1 == sum(request.subsample == 0 for request in backend.requests)
+
+    def test_a_conversation_that_outgrew_its_context_ends_alone(self, run):
+        """Semantics 5: the siblings have other conversations."""
+        backend = replies({(0, 0): "a", (0, 1): BadRequest("context too long"), (1, 0): "b", (1, 1): "yes"})
+        result = run(sample, MultiTurnStrategy(loop_budget=3, concurrency_budget=2), backend)
+        assert result.success
+        assert 1 == result.best.subsample
+
+    @pytest.mark.parametrize("error", ABOUT_ACCOUNT)
+    def test_one_about_the_account_ends_the_call_whatever_the_others_send(self, run, error):
+        """Semantics 5: the key is the same for all of them."""
+        backend = replies({(0, 0): error("refused"), (1, 0): "yes"})
+        with pytest.raises(error):
+            run(sample, wide(2, variation=Diverse(models=("a", "b"))), backend)
+
+    def test_seeds_do_not_make_requests_different(self, run):
+        """Semantics 5: every sample of a question has a seed of its own."""
+        backend = replies({(0, 0): BadRequest("refused"), (1, 0): "yes"})
+        with pytest.raises(BadRequest):
+            run(sample, wide(2, variation=Diverse(seeds=range(9))), backend)
+
+    def test_one_about_a_sample_costs_one_attempt(self, run):
+        """Semantics 5: another sample may be accepted."""
+        backend = replies({(0, 0): AnswerRejected("tool_use_failed"), (0, 1): "yes"})
+        assert run(sample, wide(1, 2), backend).success
+
+    @pytest.mark.parametrize(
+        ("leaves", "requests", "success"),
+        [
+            ([TransientError("a"), TransientError("b")], 2, True),
+            ([TransientError("a"), RuntimeError("b")], 1, False),
+            ([TransientError("a"), ExceptionGroup("inner", [AuthenticationFailed("b")])], 1, False),
+        ],
+    )
+    def test_a_group_counts_as_its_leaves(self, run, leaves, requests, success):
+        """Semantics 5: the worst leaf decides."""
+        backend = ScriptedBackend(lambda request: "yes" if request.attempt else ExceptionGroup("several", leaves))
+        if success:
+            assert run(sample, wide(1, 2), backend).success
+        else:
+            with pytest.raises(ExceptionGroup):
+                run(sample, wide(1, 2), backend)
+        assert requests == len(backend.requests)
+
+    def test_a_group_with_a_bad_key_ends_the_siblings(self, run):
+        """Semantics 5: as the bad key alone would."""
+        group = ExceptionGroup("several", [TransientError("a"), AuthenticationFailed("b")])
+        with pytest.raises(ExceptionGroup):
+            run(sample, wide(2), replies({(0, 0): group, (1, 0): "yes"}))
+
+    def test_an_unknown_model_of_one_tier_leads_to_the_next(self, run):
+        """Semantics 5: another tier has another model. A bad key ends the call."""
+
+        def reply(request):
+            return ModelNotFound("small") if request.options.model == "small" else "yes"
+
+        tiers = [Tier(options=Options(model="small")), Tier(options=Options(model="large"))]
+        assert run(sample, EscalationStrategy(tiers), ScriptedBackend(reply)).success
+
+
+class Streaming(ScriptedBackend):
+    """A streaming backend that turns what its receiver raises into an error of its own."""
+
+    def __init__(self):
+        super().__init__(lambda request: "text")
+
+    async def stream(self, request, receive):
+        generation = await self.generate(request)
+        try:
+            receive(generation.text)
+        except Exception as error:
+            raise TransientError("interrupted") from error
+        return generation
+
+
+class TestDefectsOfChecks:
+    @pytest.mark.parametrize("kind", ["plain", "async", "blocking", "partial", "nested", "parser"])
+    @pytest.mark.parametrize("breadth", [1, 3])
+    @pytest.mark.anyio
+    async def test_a_misspelt_name_ends_the_call_at_once(self, kind, breadth, anyio_backend):
+        """Semantics 6: a typo costs one request, and the model is not blamed."""
+        from sampling import Action, checks
+
+        def misspelt(text):
+            return lenght(text) > 3  # noqa: F821 - the point of this test
+
+        async def misspelt_async(text):
+            await checkpoint()
+            return lenght(text) > 3  # noqa: F821
+
+        backend = Streaming()
+        action = Action("q", parser=misspelt) if kind == "parser" else "q"
+        reqs = {
+            "plain": [Requirement("is long", check=misspelt)],
+            "async": [Requirement("is long", check=misspelt_async), Requirement("b", check=misspelt_async)],
+            "blocking": [Requirement("is long", check=misspelt, blocking=True)],
+            "partial": [Requirement("is long", check=bool, partial=misspelt)],
+            "nested": [checks.not_(Requirement("is long", check=misspelt))],
+            "parser": [],
+        }[kind]
+        with capture_logs(), pytest.raises(NameError, match="lenght"):
+            await wide(breadth, 4).sample(action, None, backend, reqs)
+        assert len(backend.requests) <= breadth
+
+    def test_a_missing_import_ends_the_call_at_once(self, run):
+        """Semantics 6: as a misspelt name does."""
+
+        def check(text):
+            import no_such_module_anywhere  # noqa: F401
+
+        with pytest.raises(ImportError, match="no_such_module_anywhere"):
+            run(sample, wide(1, 4), lambda request: checkpointed("text"), [check])
+
+    @pytest.mark.parametrize("code", ["undefined_name", "import no_such_module_anywhere"])
+    def test_an_error_of_the_answer_makes_it_invalid(self, run, code):
+        """Semantics 6: the check runs the answer, and the answer has the typo."""
+
+        def runs(text):
+            exec(text, {})  # noqa: S102 - the point of this test
+            return True
+
+        def compiled(text):
+            exec(compile(text, "answer.py", "exec"), {"__name__": "answer"})  # noqa: S102
+            return True
+
+        for check in (runs, compiled):
+            result = run(sample, wide(1, 2), lambda request: checkpointed(code), [check])
+            assert 2 == len(result.slices)
+            assert isinstance(result.best.error, NameError | ImportError)
+
+    def test_a_valid_sibling_beats_a_defect(self, run):
+        """Semantics 3: an earlier winner is not lost."""
+
+        def check(text):
+            return text == "yes" or lenght(text)  # noqa: F821
+
+        result = run(sample, wide(2), replies({(0, 0): "yes", (1, 0): "no"}), [check])
+        assert result.success
+
+    def test_the_model_never_reads_the_name_of_a_python_error(self, run):
+        """Semantics 6: it reads the requirement and the reason."""
+
+        def check(text):
+            raise KeyError("secret")
+
+        backend = ScriptedBackend(["a", "b"])
+        run(sample, MultiTurnStrategy(loop_budget=2), backend, [Requirement("has a name", check=check)])
+        told = backend.requests[1].messages[-1].content
+        assert "- has a name: it could not be checked\n" in told
+        assert "KeyError" not in told
+        assert "secret" not in told
+
+
+class TestScores:
+    @pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf, 10**400], ids=["nan", "inf", "-inf", "huge"])
+    def test_one_that_is_not_finite_makes_its_answer_invalid(self, run, score):
+        """Semantics 6: and nothing else."""
+        from sampling import BestOfNStrategy, Validation, checks
+
+        def scored(text):
+            return Validation(True, score=score if text == "a" else 0.5)
+
+        backend = replies({(0, 0): "a", (1, 0): "b"})
+        result = run(sample, BestOfNStrategy(concurrency_budget=2), backend, [scored])
+        assert "b" == result.text
+        assert ["invalid", "valid"] == [one.outcome for one in result.attempts]
+        negated = run(sample, wide(), replies({(0, 0): "a", (1, 0): "a"}), [checks.not_(scored)])
+        assert not negated.success
+
+    @pytest.mark.parametrize("kind", ["float32", "float64", "int64"])
+    def test_a_score_of_numpy_is_a_score(self, run, kind):
+        """A score is anything that `float()` takes."""
+        numpy = pytest.importorskip("numpy")
+        from sampling import BestOfNStrategy
+
+        backend = replies({(0, 0): "a", (1, 0): "bbb"})
+        strategy = BestOfNStrategy(lambda text: getattr(numpy, kind)(len(text)), concurrency_budget=2)
+        result = run(sample, strategy, backend, [])
+        assert "bbb" == result.text
+        assert float is type(result.best.validations[0].score)
+
+
+class TestDeadlines:
+    @pytest.mark.parametrize("breadth", [1, 2])
+    @pytest.mark.anyio
+    async def test_one_holds_between_attempts_of_a_backend_that_never_awaits(self, breadth, anyio_backend):
+        """A request that blocks can't be interrupted, but no other follows."""
+
+        async def backend(request):
+            time.sleep(0.01)  # noqa: ASYNC251 - the point of this test
+            return Generation("no")
+
+        result = await sample(wide(breadth, 10_000), backend, budget=Budget(deadline_s=0.1))
+        assert "deadline" == result.stop_reason
+        assert len(result.attempts) < 10_000
+
+    @pytest.mark.anyio
+    async def test_the_callers_scope_ends_a_call_whose_backend_never_awaits(self, anyio_backend):
+        """Semantics 10: other tasks and timers get a turn now and then."""
+
+        async def backend(request):
+            time.sleep(0.01)  # noqa: ASYNC251 - the point of this test
+            return Generation("no")
+
+        with anyio.move_on_after(0.1) as scope:
+            await sample(wide(1, 10_000), backend)
+        assert scope.cancelled_caught
+
+
+class TestRequirements:
+    def test_one_given_twice_is_checked_once(self, run):
+        """Semantics 7: wherever it came from."""
+
+        class Checker:
+            calls = 0
+
+            def check(self, text):
+                """Be counted."""
+                Checker.calls += 1
+                return True
+
+        checker = Checker()
+        strategy = wide(1, requirements=[checker.check])
+        result = run(sample, strategy, lambda request: checkpointed("a"), [checker.check, checker.check])
+        assert 1 == Checker.calls == len(result.best.validations)
+
+    def test_a_sentence_given_twice_is_judged_once(self, run):
+        """Semantics 7: also within one list."""
+        backend = ScriptedBackend(["text", "yes"])
+        result = run(sample, wide(1), backend, ["is polite", "is polite", Requirement("is polite")])
+        assert 1 == len(result.best.validations)
+
+    def test_they_can_be_stated_in_the_first_prompt(self, run):
+        """`state_requirements`: so that the model need not learn them from failures."""
+        backend = ScriptedBackend(["no", "yes"])
+        strategy = MultiTurnStrategy(loop_budget=2, state_requirements=True)
+        run(sample, strategy, backend, [Requirement("says yes", check=is_yes), Requirement("is brief", check=len_ok)])
+        first, *_, last = [message.content for message in backend.requests[1].messages]
+        assert "q\n\nThe answer must meet these requirements:\n- says yes\n- is brief" == first
+        assert "- is brief" not in last
+
+    def test_every_tier_states_them_once(self, run):
+        """The settings of an escalation apply to its tiers, whatever they are."""
+        backend = ScriptedBackend(["no", "yes"])
+        strategy = EscalationStrategy([Tier(), Tier()], state_requirements=True)
+        run(sample, strategy, backend, [Requirement("says yes", check=is_yes)])
+        for request in backend.requests:
+            assert 1 == sum(m.content.count("must meet these requirements") for m in request.messages)
+
+
+def len_ok(text):
+    return len(text) < 10
