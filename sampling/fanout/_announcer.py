@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import anyio
+
 from sampling._engine.scope import parent_id
 from sampling._plugins import installed_hooks
 from sampling.fanout._arguments import FanOutArguments, handles_run_events
@@ -24,6 +26,7 @@ class Announcer:
         self._emitter = Emitter((*filter(handles_run_events, installed_hooks()), *arguments.run_hooks))
         self._arguments = arguments
         self._ids: dict[str, Any] = {}
+        self._item_slots = anyio.Semaphore(arguments.max_concurrency)
         self.has_item_hooks = bool(self._emitter.hooks_for(ItemFinished))
         """Whether any hook listens to `ItemFinished`. Computed once, because a run may have a million items."""
 
@@ -34,13 +37,13 @@ class Announcer:
 
     async def emit_started(self, run_id: str, recorded: int) -> None:
         """Emit `FanOutStarted`."""
-        self._ids = {"run_id": run_id, "parent_id": parent_id()}
+        strategy = type(self._arguments.strategy).__name__
+        self._ids = {"run_id": run_id, "parent_id": parent_id(), "strategy": strategy}
         if self._emitter.hooks_for(FanOutStarted):
             arguments = self._arguments
             event = FanOutStarted(
                 sampling_id=run_id,
                 **self._ids,
-                strategy=type(arguments.strategy).__name__,
                 total=arguments.total,
                 recorded=recorded,
                 max_concurrency=arguments.max_concurrency,
@@ -48,9 +51,11 @@ class Announcer:
             await self._emit(event)
 
     async def emit_item_finished(self, outcome: ItemOutcome[Any], *, recorded: bool) -> None:
-        """Emit `ItemFinished`."""
+        """Emit `ItemFinished`, for at most `max_concurrency` items at once."""
         item_id = f"{self._ids['run_id']}:{outcome.key}:{outcome.index}"
-        await self._emit(ItemFinished(sampling_id=item_id, **self._ids, outcome=outcome, recorded=recorded))
+        # An item has given its slot back by now. Without a limit, slow hooks would run for every buffered outcome.
+        async with self._item_slots:
+            await self._emit(ItemFinished(sampling_id=item_id, **self._ids, outcome=outcome, recorded=recorded))
 
     async def emit_finished(self, status: str, usage: Usage, error: BaseException | None) -> None:
         """Emit `FanOutFinished`, if the start of the run was emitted."""

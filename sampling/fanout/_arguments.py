@@ -2,16 +2,16 @@
 
 import math
 import warnings
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Collection, Iterable, Mapping
 from os import PathLike, fspath
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import attrs
 
-from sampling._arguments import check_bool, check_instance, check_int, short_repr, wrong_type
+from sampling._arguments import check_bool, check_instance, check_int, check_number, short_repr, wrong_type
 from sampling.budgets import Budget
 from sampling.fanout.engines import FanOutEngine, LocalEngine
-from sampling.fanout.items import FanOutEvent
+from sampling.fanout.items import FanOutEvent, ItemStatus
 from sampling.fanout.journal import Journal
 from sampling.hooks import Hook, Hooks
 from sampling.messages import Action, Context, Options
@@ -38,8 +38,10 @@ OnError: TypeAlias = Literal["raise", "halt", "continue"]
 Items: TypeAlias = (
     Iterable[Action[Any] | str | tuple[str | int, Action[Any] | str]]
     | AsyncIterable[Action[Any] | str | tuple[str | int, Action[Any] | str]]
+    | Mapping[str, Action[Any] | str]
+    | Mapping[int, Action[Any] | str]
 )
-"""Actions, texts, or pairs of a key and one of these, from an iterable or an async iterable."""
+"""Actions, texts, or pairs of a key and one of these, from an iterable, an async iterable, or a mapping by key."""
 
 MAX_BUFFERED = 1_000
 
@@ -66,6 +68,10 @@ class FanOutArguments:
     """Hooks on events of the calls. None if there are none, because a call without hooks is faster."""
 
     engine: FanOutEngine
+    max_requests: int | None
+    item_timeout_s: float | None
+    outage_grace_s: float
+    retry: frozenset[ItemStatus]
     ordered: bool
     max_buffered: int
 
@@ -93,6 +99,10 @@ def check_arguments(  # noqa: PLR0913 - they are the arguments of fan_out
     budget: Budget | None,
     hooks: Hooks | None,
     engine: FanOutEngine | None,
+    max_requests: int | None,
+    item_timeout_s: float | None,
+    outage_grace_s: float,
+    retry: Collection[ItemStatus],
     ordered: bool,
     max_buffered: int,
 ) -> FanOutArguments:
@@ -124,6 +134,10 @@ def check_arguments(  # noqa: PLR0913 - they are the arguments of fan_out
         run_hooks=run_hooks,
         call_hooks=call_hooks,
         engine=LocalEngine() if engine is None else engine,
+        max_requests=None if max_requests is None else check_int("max_requests", max_requests, least=1),
+        item_timeout_s=None if item_timeout_s is None else check_number("item_timeout_s", item_timeout_s, above=0),
+        outage_grace_s=check_number("outage_grace_s", outage_grace_s, least=0),
+        retry=_checked_retry(retry, has_journal=journal is not None),
         ordered=check_bool("ordered", ordered),
         max_buffered=check_int("max_buffered", max_buffered, least=0),
     )
@@ -161,6 +175,18 @@ def _journal(journal: object) -> Journal | None:
     raise wrong_type("journal", journal, "a path, a Journal, or None")
 
 
+def _checked_retry(retry: object, *, has_journal: bool) -> frozenset[ItemStatus]:
+    allowed = "a collection of 'failed' and 'errored'"
+    if isinstance(retry, str) or not isinstance(retry, Collection):
+        raise wrong_type("retry", retry, allowed)
+    statuses = frozenset(cast("Collection[ItemStatus]", retry))
+    if not statuses <= {"failed", "errored"}:
+        raise ValueError(f"retry must be {allowed}, got {short_repr(set(statuses))}")
+    if statuses and not has_journal:
+        raise ValueError("retry needs a journal, which has the outcomes that are to be replaced")
+    return statuses
+
+
 def _split_hooks(hooks: Hooks | None) -> tuple[Hooks, Hooks | None]:
     """
     Split hooks into those of the run and those of its calls.
@@ -170,19 +196,15 @@ def _split_hooks(hooks: Hooks | None) -> tuple[Hooks, Hooks | None]:
     run_hooks, call_hooks = Hooks(), Hooks()
     for hook in hooks or ():
         if handles_run_events(hook):
-            _register(hook, run_hooks)
+            run_hooks.add(hook)
         if not issubclass(hook.event, FanOutEvent):
-            _register(hook, call_hooks)
+            call_hooks.add(hook)
     return run_hooks, call_hooks if len(call_hooks) else None
 
 
 def handles_run_events(hook: Hook) -> bool:
     """Return whether a hook receives events of a run."""
     return issubclass(hook.event, FanOutEvent) or issubclass(FanOutEvent, hook.event)
-
-
-def _register(hook: Hook, hooks: Hooks) -> None:
-    hooks.on(hook.event, critical=hook.critical, timeout_s=hook.timeout_s)(hook.function)
 
 
 # Concurrency.

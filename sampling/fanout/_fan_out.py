@@ -1,7 +1,7 @@
 """`fan_out` and `open_fan_out`, which apply one strategy to many items."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from os import PathLike
 from typing import Any
 
@@ -9,7 +9,7 @@ from sampling.budgets import Budget
 from sampling.fanout._arguments import MAX_BUFFERED, Items, OnError, OnFailure, check_arguments, checked_concurrency
 from sampling.fanout._run import FanOut
 from sampling.fanout.engines import FanOutEngine
-from sampling.fanout.items import FanOutResult
+from sampling.fanout.items import FanOutResult, ItemStatus
 from sampling.fanout.journal import Journal
 from sampling.hooks import Hooks
 from sampling.messages import Context, Options
@@ -35,6 +35,10 @@ async def fan_out(  # noqa: PLR0913 - each is an independent setting
     budget: Budget | None = None,
     hooks: Hooks | None = None,
     engine: FanOutEngine | None = None,
+    max_requests: int | None = None,
+    item_timeout_s: float | None = None,
+    outage_grace_s: float = 600.0,
+    retry: Collection[ItemStatus] = (),
 ) -> FanOutResult[Any]:
     """
     Sample every item, and return all outcomes in order.
@@ -42,8 +46,8 @@ async def fan_out(  # noqa: PLR0913 - each is an independent setting
     Args:
         strategy: The strategy for each item.
 
-        items: An iterable or async iterable of actions, texts, or pairs `(key, action)`.
-            An item is read only when there is a free slot for it.
+        items: An iterable or async iterable of actions, texts, or pairs `(key, action)`, or a mapping of keys to
+            actions. An item is read only when there is a free slot for it. A generator is closed at the end.
 
         ctx: The conversation that each item continues. None starts a new one.
 
@@ -62,11 +66,24 @@ async def fan_out(  # noqa: PLR0913 - each is an independent setting
 
         options: Generation options.
 
-        budget: A budget that all items share.
+        budget: A budget that all items share. When it has no room for an item, the run starts no more and is
+            "halted", with `stop_reason` "budget" or "deadline". With a journal, the remaining items stay open.
 
         hooks: Hooks on events of the run and of each of its calls.
 
         engine: The engine that runs the calls. None runs them in this process.
+
+        max_requests: The number of requests to `backend` in flight at once, over all items and subsamples.
+            Backends that a strategy or a requirement brings along are not limited by it.
+
+        item_timeout_s: The time limit of one item. An item that reaches it is errored with a `Timeout`.
+
+        outage_grace_s: How long to wait for a backend that answered before and now fails every call with a transient
+            error. The failed items are held, and one at a time is called again, at growing intervals.
+            0 counts every error at once.
+
+        retry: The items of the journal to sample again: "failed", "errored" or both. Their earlier outcomes are
+            replaced once they have new ones, and stay in the file.
 
     Returns:
         The outcomes of all items, or of those up to the item that halted the run.
@@ -91,6 +108,10 @@ async def fan_out(  # noqa: PLR0913 - each is an independent setting
         budget=budget,
         hooks=hooks,
         engine=engine,
+        max_requests=max_requests,
+        item_timeout_s=item_timeout_s,
+        outage_grace_s=outage_grace_s,
+        retry=retry,
         # All outcomes are returned at the end, so none of them ever makes room for another.
         max_buffered=sys.maxsize,
     )
@@ -114,6 +135,10 @@ def open_fan_out(  # noqa: PLR0913
     budget: Budget | None = None,
     hooks: Hooks | None = None,
     engine: FanOutEngine | None = None,
+    max_requests: int | None = None,
+    item_timeout_s: float | None = None,
+    outage_grace_s: float = 600.0,
+    retry: Collection[ItemStatus] = (),
     ordered: bool = True,
     max_buffered: int = MAX_BUFFERED,
 ) -> FanOut[Any]:
@@ -149,6 +174,10 @@ def open_fan_out(  # noqa: PLR0913
         budget=budget,
         hooks=hooks,
         engine=engine,
+        max_requests=max_requests,
+        item_timeout_s=item_timeout_s,
+        outage_grace_s=outage_grace_s,
+        retry=retry,
         ordered=ordered,
         max_buffered=max_buffered,
     )

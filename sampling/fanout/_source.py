@@ -1,11 +1,16 @@
 """Read the items one at a time, on demand."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
+from types import GeneratorType
 from typing import Any, Final, cast
 
 import anyio
 
+from sampling._log import Logger
+
 __all__ = ["END", "Source"]
+
+log = Logger()
 
 _CLOSE_GRACE_S: Final = 5.0
 END: Final = object()
@@ -20,6 +25,9 @@ class Source:
         self._plain: Iterator[Any] = iter(())
         if isinstance(items, AsyncIterable):
             self._async = aiter(cast("Any", items))
+        elif isinstance(items, Mapping):
+            # pyright knows neither the keys nor the values, and mypy needs no cast.
+            self._plain = iter(items.items())  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
         else:
             self._plain = iter(cast("Iterable[Any]", items))
         self._reading: anyio.CancelScope | None = None
@@ -47,8 +55,18 @@ class Source:
             self._reading.cancel()
 
     async def close(self) -> None:
-        """Close an async generator. Otherwise its cleanup would run at garbage collection."""
-        close = getattr(self._async, "aclose", None)
-        if close is not None:
-            with anyio.move_on_after(_CLOSE_GRACE_S, shield=True):
-                await close()
+        """
+        Close a generator. Otherwise its cleanup would run at garbage collection.
+
+        A cleanup that fails can't undo outcomes, so its error is logged.
+        """
+        try:
+            plain: Any = self._plain
+            if type(plain) is GeneratorType:
+                plain.close()
+            close = getattr(self._async, "aclose", None)
+            if close is not None:
+                with anyio.move_on_after(_CLOSE_GRACE_S, shield=True):
+                    await close()
+        except Exception as error:  # noqa: BLE001 - it is the user's code
+            log.warning("items_not_closed", error_type=type(error).__name__)

@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 
+from sampling.backends.layers import Limited
 from sampling.budgets import Budget
 from sampling.fanout.items import Item
 from sampling.hooks import Hooks
@@ -36,6 +37,8 @@ class Work:
     """Hooks on events of each call. The run itself emits its own events."""
 
     max_concurrency: int
+    max_requests: int | None = None
+    """The number of requests to `backend` in flight at once, over all items. An engine has to keep to it."""
 
 
 SampleItem: TypeAlias = Callable[[Item[Any]], Awaitable[SamplingResult[Any]]]
@@ -63,6 +66,11 @@ class FanOutEngine(Protocol):
         ...
 
 
+def limit_requests(backend: BackendLike, max_requests: int | None) -> BackendLike:
+    """Return a backend with at most this number of requests in flight. None is no limit."""
+    return backend if max_requests is None else Limited(backend, max_in_flight=max_requests)
+
+
 class LocalEngine:
     """Runs every call in this process."""
 
@@ -73,7 +81,7 @@ class LocalEngine:
 
 class _Local:
     def __init__(self, work: Work) -> None:
-        self._work = work
+        self._work = attrs.evolve(work, backend=limit_requests(work.backend, work.max_requests))
 
     async def __aenter__(self) -> SampleItem:
         return self._sample

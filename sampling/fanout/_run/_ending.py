@@ -7,7 +7,7 @@ import anyio
 import attrs
 
 from sampling.fanout._arguments import FanOutArguments
-from sampling.fanout.items import ItemOutcome
+from sampling.fanout.items import ItemOutcome, StopReason
 
 __all__ = ["Ending", "RunStatus"]
 
@@ -41,6 +41,9 @@ class Ending:
 
         self.cut_short = False
         """Whether an item was cancelled that would have had an outcome."""
+
+        self.stop_reason: StopReason | None = None
+        """The limit of the budget that ended the run."""
 
         self.raised: BaseException | None = None
         """The error that the reader of the outcomes has seen."""
@@ -103,6 +106,8 @@ class Ending:
             return "stopped"
         if self._terminal is not None:
             return "halted" if self._terminal.error is None else "failed"
+        if self.stop_reason is not None:
+            return "halted"
         return "completed" if exhausted else "stopped"
 
 

@@ -11,38 +11,41 @@ The slot is released when the outcome is queued for writing. The intent of the n
 in a later one, so the number of calls whose outcome could be lost never exceeds the number of slots.
 """
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 import anyio
-import structlog
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
-from sampling._engine.scope import Scope, enter_item, new_sampling_id, parent_id
-from sampling.errors import JournalWriteFailed
+from sampling._engine.scope import new_sampling_id, parent_id
+from sampling._log import Logger
+from sampling.errors import JournalWriteFailed, Timeout
 from sampling.fanout._announcer import Announcer
 from sampling.fanout._arguments import FanOutArguments
 from sampling.fanout._delivery import OutcomeBuffer
 from sampling.fanout._run._ending import Ending, RunStatus
+from sampling.fanout._run._outage import Outage, failed_transiently, has_answer
 from sampling.fanout._run._slots import Slots
-from sampling.fanout._run._spending import reported_usage, spent_by, stopped_by_budget
+from sampling.fanout._run._spending import ItemAccount, stopped_by_budget
 from sampling.fanout._source import END, Source
 from sampling.fanout.engines import SampleItem, Work
-from sampling.fanout.items import FanOutResult, Item, ItemOutcome, as_item
+from sampling.fanout.items import HOW_TO_GO_ON, FanOutResult, Item, ItemOutcome, ItemStatus, StopReason, as_item
 from sampling.fanout.journal._fingerprint import item_digest
 from sampling.fanout.journal._journal import PendingOutcome, Session
 from sampling.fanout.journal._store import Spent
 from sampling.fanout.journal._writer import Batch
+from sampling.results import SamplingResult
 from sampling.usage import NO_USAGE, Usage
 
 __all__ = ["FanOut"]
 
 T = TypeVar("T")
 
-log = structlog.get_logger("sampling")
+log = Logger()
 
 _REPLAYS_PER_CHECKPOINT = 500
 """The number of recorded outcomes to hand out before other tasks get a turn."""
@@ -64,6 +67,7 @@ class FanOut(Generic[T]):
         self._buffer = OutcomeBuffer(ordered=arguments.ordered)
         self._slots = Slots(arguments.max_concurrency, max_buffered=arguments.max_buffered)
         self._ending = Ending(arguments)
+        self._outage = Outage(arguments.outage_grace_s, self._slots.notify)
         self._announcer = Announcer(arguments)
         self._stack: AsyncExitStack | None = None
         self._entered = False
@@ -92,6 +96,8 @@ class FanOut(Generic[T]):
             context=arguments.context,
             options=arguments.options,
             total=arguments.total,
+            backend=arguments.backend,
+            retry=arguments.retry,
         )
 
     # State.
@@ -100,6 +106,11 @@ class FanOut(Generic[T]):
     def halted_by(self) -> int | None:
         """The index of the item that halted the run."""
         return self._ending.halted_by
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """The limit of the budget that ended the run: "budget" or "deadline"."""
+        return self._ending.stop_reason
 
     @property
     def usage(self) -> Usage:
@@ -139,6 +150,7 @@ class FanOut(Generic[T]):
         if session is not None:
             await session.open(arguments.items, arguments.budget)
             self.run_id = session.state.run_id
+            self._outage.answer_seen = session.state.recorded > 0
             stack.push_async_callback(self._close_journal, session)
             writers = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(session.stop_writer)
@@ -161,6 +173,7 @@ class FanOut(Generic[T]):
             budget=arguments.budget,
             hooks=arguments.call_hooks,
             max_concurrency=arguments.max_concurrency,
+            max_requests=arguments.max_requests,
         )
 
     async def __aexit__(
@@ -208,8 +221,12 @@ class FanOut(Generic[T]):
         Start no more items.
 
         Those in flight finish and are handed out, and then the iteration ends.
+        Items that wait for the end of an outage are cancelled, and stay open in the journal.
         """
         self._stop_admitting()
+        for index in self._outage.held:
+            self._ending.cut_short = True
+            self._running[index].cancel()
 
     def cancel(self) -> None:
         """
@@ -244,7 +261,8 @@ class FanOut(Generic[T]):
         """Return the result of a run that has ended."""
         return FanOutResult(
             run_id=self.run_id,
-            status="completed" if self.halted_by is None else "halted",
+            status="completed" if self.halted_by is None and self.stop_reason is None else "halted",
+            stop_reason=self.stop_reason,
             outcomes=outcomes,
             halted_by=self.halted_by,
             usage=self.usage,
@@ -287,7 +305,8 @@ class FanOut(Generic[T]):
     async def _admit_all(self) -> None:
         source, session, run_id = self._source, self._session, self.run_id
         while not self._stopping:
-            if not self._slots.has_room(source.count - self._buffer.taken):
+            extra = 1 if self._outage.needs_another_item else 0
+            if not self._slots.has_room(source.count - self._buffer.taken, extra=extra):
                 await self._slots.wait_for_change()
                 continue
             given = await source.next()
@@ -304,9 +323,10 @@ class FanOut(Generic[T]):
     async def _replay(self, given: object, digest: int, session: Session) -> bool:
         """Hand out the recorded outcome of an item. Return False if there is none."""
         index = self._source.count
-        if session.must_read(index):
-            await session.read(index)
-        outcome = session.recorded(given, index, digest)
+        slot = session.find(given, index, digest)
+        if session.must_read(slot):
+            await session.read(slot)
+        outcome = session.recorded(given, index, digest, slot)
         if outcome is None:
             return False
         if self._decide(outcome):
@@ -337,21 +357,21 @@ class FanOut(Generic[T]):
 
         Only a cancellation of the whole run is raised.
         """
-        scope = enter_item(item.item_id, self._parent_id)
+        account = ItemAccount(item.item_id, self._parent_id)
         outcome: ItemOutcome[T] | None = None
         try:
             try:
                 if item.index < self._ending.cancelled_from and (
                     self._session is None or await self._session.intend(item, digest).on_disk()
                 ):
-                    outcome = await self._sample_item(item, scope)
+                    outcome = await self._sample_item(item, account)
                     if not self._decide(outcome):
                         outcome = None
             finally:
                 # No longer cancellable by index from here on: an outcome that was paid for is kept.
                 del self._running[item.index]
                 self._slots.release()
-                batch = self._settle(item, digest, outcome, scope)
+                batch = self._settle(item, digest, outcome, account)
                 self._slots.notify()
             if outcome is not None and (batch is None or await batch.on_disk()):
                 await self._hand_out(outcome, recorded=False)
@@ -367,14 +387,40 @@ class FanOut(Generic[T]):
             if not self._slots.alive:
                 self._check_over()
 
-    async def _sample_item(self, item: Item[T], scope: Scope) -> ItemOutcome[T]:
+    async def _sample_item(self, item: Item[T], account: ItemAccount) -> ItemOutcome[T]:
+        """Sample an item, and again after an outage."""
+        outage, timeout_s, first_failed_at = self._outage, self._arguments.item_timeout_s, math.inf
+        while True:
+            started_at = anyio.current_time()
+            outcome: ItemOutcome[T] | None = None
+            if timeout_s is None:
+                outcome = await self._call(item, account)
+            else:
+                with anyio.move_on_after(timeout_s):
+                    outcome = await self._call(item, account)
+            if outcome is None:
+                return _timed_out(item, account, timeout_s)
+            if not failed_transiently(outcome):
+                if has_answer(outcome):
+                    outage.answered(started_at)
+                return outcome
+            failed_at = anyio.current_time()
+            if not await outage.wait(item.index, first_failed_at, answered=has_answer(outcome)):
+                return outcome
+            first_failed_at = min(first_failed_at, failed_at)
+            account.start_another_call(outcome.result)
+
+    async def _call(self, item: Item[T], account: ItemAccount) -> ItemOutcome[T]:
         try:
             result = await self._sample(item)
         except (MemoryError, RecursionError):
             raise
         except Exception as error:  # noqa: BLE001 - it is the item's outcome
-            return ItemOutcome(item.index, item.key, "errored", None, error, usage=reported_usage(scope))
-        return ItemOutcome(item.index, item.key, "succeeded" if result.success else "failed", result)
+            return _errored(item, error, account)
+        spent = account.spent(result)
+        counts = (spent.attempts, spent.requests)
+        status: ItemStatus = "succeeded" if result.success else "failed"
+        return ItemOutcome(item.index, item.key, status, result, usage=spent.usage, counts=counts)
 
     def _decide(self, outcome: ItemOutcome[T]) -> bool:
         """
@@ -386,10 +432,19 @@ class FanOut(Generic[T]):
         is_outcome = ending.is_outcome(outcome)
         if ending.ends_run(outcome):
             self._end_at(outcome.index, None if is_outcome else outcome.error)
+        elif outcome.result is not None and stopped_by_budget(outcome.result):
+            self._end_by_budget(outcome.result)
         return is_outcome
 
+    def _end_by_budget(self, result: SamplingResult[Any]) -> None:
+        """Start no more items: the budget has no room for them. Those in flight finish."""
+        if self._ending.stop_reason is None:
+            self._ending.stop_reason = "deadline" if result.stop_reason == "deadline" else "budget"
+            log.warning("fan_out_stopped", run_id=self.run_id, reason=self._ending.stop_reason, hint=HOW_TO_GO_ON)
+        self._stop_admitting()
+
     def _settle(
-        self, item: Item[T], digest: int, outcome: ItemOutcome[T] | None, scope: Scope
+        self, item: Item[T], digest: int, outcome: ItemOutcome[T] | None, account: ItemAccount
     ) -> Batch[PendingOutcome] | None:
         """
         Count the usage of an item, and queue its outcome.
@@ -397,13 +452,15 @@ class FanOut(Generic[T]):
         Return the batch to wait for before the outcome is handed out, or None if nothing is written.
         """
         result = None if outcome is None else outcome.result
-        spent = spent_by(result, scope)
+        spent = account.spent(result)
         if spent.usage is not NO_USAGE:
             self._usage += spent.usage
         if self._session is None:
             return None
         if outcome is None or (result is not None and stopped_by_budget(result)):
             self._unrecorded = self._unrecorded.plus(spent)
+            if outcome is not None and not spent.requests:
+                self._session.withdraw(item)
             return None
         return self._session.record(PendingOutcome(item, digest, outcome, spent))
 
@@ -441,6 +498,20 @@ class FanOut(Generic[T]):
         """End the run at once, after an interrupt or MemoryError."""
         self._ending.end_with_crash(error)
         self.cancel()
+
+
+def _timed_out(item: Item[Any], account: ItemAccount, timeout_s: float | None) -> ItemOutcome[Any]:
+    error = Timeout(
+        f"item {item.key} had no result after {timeout_s:g} s",
+        hint="Raise item_timeout_s, or lower the strategy's budgets.",
+    )
+    return _errored(item, error, account)
+
+
+def _errored(item: Item[Any], error: Exception, account: ItemAccount) -> ItemOutcome[Any]:
+    spent = account.spent(None)
+    counts = (spent.attempts, spent.requests)
+    return ItemOutcome(item.index, item.key, "errored", None, error, usage=spent.usage, counts=counts)
 
 
 def _unwrap(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -15,13 +15,14 @@ class Slots:
         self.alive = 0
         """Items whose tasks have not ended. Some of them have given their slot back already."""
 
-    def has_room(self, outstanding: int) -> bool:
+    def has_room(self, outstanding: int, *, extra: int = 0) -> bool:
         """
         Return whether another item may start.
 
         `outstanding` is the number of items that were read but not yet taken by the reader.
+        `extra` is the number of slots whose items wait for the backend.
         """
-        return self._free > 0 and outstanding < self._max_outstanding
+        return self._free + extra > 0 and outstanding < self._max_outstanding + extra
 
     async def wait_for_change(self) -> None:
         """Wait until `notify` is called."""

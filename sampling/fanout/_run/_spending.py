@@ -2,28 +2,43 @@
 
 from typing import Any
 
-from sampling._engine.scope import Scope
+from sampling._engine.scope import Scope, enter_item
 from sampling.fanout.journal._store import Spent
 from sampling.results import SamplingResult
 from sampling.usage import Usage
 
-__all__ = ["reported_usage", "spent_by", "stopped_by_budget"]
+__all__ = ["ItemAccount", "stopped_by_budget"]
 
 
-def spent_by(result: SamplingResult[Any] | None, scope: Scope) -> Spent:
+class ItemAccount:
+    """The amount that the calls of one item spent. There are several if the backend had an outage."""
+
+    def __init__(self, item_id: str, parent_id: str | None) -> None:
+        self._ids = item_id, parent_id
+        self._scope = enter_item(*self._ids)
+        self._earlier = Spent()
+
+    def start_another_call(self, result: SamplingResult[Any] | None) -> None:
+        """Keep the amount of the call that has ended, with this result if it had one."""
+        self._earlier = self.spent(result)
+        # The next call has the same name, so that a server which knows its requests does not bill them twice.
+        self._scope = enter_item(*self._ids)
+
+    def spent(self, result: SamplingResult[Any] | None) -> Spent:
+        """Return the amount of all calls. It is taken from the result, else from the counts of the scope."""
+        if result is None:
+            last = Spent(
+                _reported_usage(self._scope), self._scope.attempts, self._scope.requests, self._scope.estimated_tokens
+            )
+        else:
+            requests = sum([attempt.requests for attempt in result.attempts])
+            last = Spent(result.usage, len(result.attempts), requests, self._scope.estimated_tokens)
+        return last if self._earlier == Spent() else self._earlier.plus(last)
+
+
+def _reported_usage(scope: Scope) -> Usage:
     """
-    Return the amount that an item spent.
-
-    It is taken from the result, else from the counts of its scope.
-    """
-    if result is None:
-        return Spent(reported_usage(scope), scope.requests, scope.requests)
-    return Spent(result.usage, len(result.attempts), sum([attempt.requests for attempt in result.attempts]))
-
-
-def reported_usage(scope: Scope) -> Usage:
-    """
-    Return the usage of an item without a result.
+    Return the usage of a call without a result.
 
     The request that failed is in it as far as the backend reported its usage.
     """

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -11,9 +11,13 @@ from typing import Any, Final, Literal, TypeAlias
 from sampling._arguments import short_repr
 from sampling._json import bounded as bounded_json
 from sampling.errors import JournalDamaged, MissingExtra
-from sampling.fanout.journal._store import OutcomeRow, all_outcomes, connect_to_read
+from sampling.fanout.items import ItemOutcome
+from sampling.fanout.journal._records import Recorder, own_requirement
+from sampling.fanout.journal._store import OutcomeRow, all_outcomes, connect_to_read, is_file_of, run_of
+from sampling.messages import Action
+from sampling.requirements import Requirement
 
-__all__ = ["ExportFormat", "export", "rows"]
+__all__ = ["ExportFormat", "export", "live_row", "rows"]
 
 ExportFormat: TypeAlias = Literal["jsonl", "csv", "parquet"]
 """The file format of an export."""
@@ -27,17 +31,24 @@ _COLUMNS: Final = {
     "stop_reason": "string",
     "error_type": "string",
     "error": "string",
+    "failures": "string",
     "attempts": "int64",
     "requests": "int64",
     "input_tokens": "int64",
     "output_tokens": "int64",
+    "cached_input_tokens": "int64",
+    "reasoning_tokens": "int64",
     "cost": "double",
     "elapsed_s": "double",
     "sampling_id": "string",
 }
-"""The columns of every export and their Parquet types. In JSON lines, `value` is not encoded as a string."""
+"""The columns of every export and their Parquet types. In JSON lines, `value` and `failures` are not encoded."""
+
+_ENCODED: Final = ("value", "failures")
 
 _PARQUET_ROWS: Final = 10_000
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+"""The characters with which a spreadsheet begins a formula."""
 
 
 def export(
@@ -52,10 +63,14 @@ def export(
     They are ordered by index. Return their number.
     The format follows the suffix `.jsonl`, `.csv` or `.parquet` unless it is given. Parquet needs the extra `parquet`.
     The file appears once it is complete. A run may write the journal meanwhile: its stored outcomes are exported.
+    In CSV, a text that a spreadsheet would take for a formula is preceded by an apostrophe.
     """
     target = Path(to)
     write = _writer_for(target, format)
     unfinished = target.with_name(f"{target.name}.part")
+    for path in (target, unfinished):
+        if is_file_of(Path(journal), path):
+            raise ValueError(f"an export must not overwrite the journal: {path} belongs to {journal}")
     try:
         count = write(unfinished, rows(Path(journal)))
         unfinished.replace(target)
@@ -67,11 +82,27 @@ def export(
 def rows(journal: Path) -> Iterator[dict[str, Any]]:
     """Yield the outcomes of a journal, ordered by index."""
     with connect_to_read(journal) as database:
+        descriptions = _descriptions(run_of(database, journal)[2])
         for outcome in all_outcomes(database, journal):
-            yield _row(outcome, journal)
+            yield _row(outcome, str(journal), descriptions)
 
 
-def _row(outcome: OutcomeRow, journal: Path) -> dict[str, Any]:
+def live_row(outcome: ItemOutcome[Any], requirements: Sequence[Requirement]) -> dict[str, Any]:
+    """Return the row of an outcome that is in no journal."""
+    usage = outcome.usage
+    record, _ = Recorder(None, requirements).dump(outcome, Action(""))
+    spent = (usage.input_tokens, usage.output_tokens, usage.cost, outcome.attempts, outcome.requests)
+    details = (usage.cached_input_tokens, usage.reasoning_tokens)
+    row = OutcomeRow(outcome.index, 0, outcome.key, 0, outcome.status, *spent, record, *details)
+    return _row(row, "the answer", [one.description for one in requirements])
+
+
+def _descriptions(fingerprint: str) -> list[str]:
+    """Return the descriptions of the requirements of a run."""
+    return [one["description"] for one in bounded_json.loads(fingerprint)["requirements"]]
+
+
+def _row(outcome: OutcomeRow, journal: str, descriptions: Sequence[str]) -> dict[str, Any]:
     try:
         record = bounded_json.loads(outcome.record)
         error = record.get("error", {})
@@ -87,16 +118,48 @@ def _row(outcome: OutcomeRow, journal: Path) -> dict[str, Any]:
             "stop_reason": record.get("stop_reason"),
             "error_type": error.get("type"),
             "error": error.get("message"),
+            "failures": [] if outcome.status == "succeeded" else list(_failures(record, descriptions)),
             "attempts": outcome.attempts,
             "requests": outcome.requests,
             "input_tokens": outcome.input_tokens,
             "output_tokens": outcome.output_tokens,
+            "cached_input_tokens": outcome.cached_input_tokens,
+            "reasoning_tokens": outcome.reasoning_tokens,
             "cost": outcome.cost,
             "elapsed_s": record.get("elapsed_s"),
             "sampling_id": record.get("sampling_id"),
         }
     except (ValueError, KeyError, AttributeError, TypeError) as problem:
         raise JournalDamaged(f"{journal}: the record of item {outcome.item} can't be read: {problem}") from problem
+
+
+def _failures(record: Mapping[str, Any], descriptions: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the failed requirements and the errors of every attempt, or those of a call that raised."""
+    if "error" in record:
+        for error in (record["error"], *record.get("others", ())):
+            yield {"error_type": error["type"], "error": error["message"]}
+        return
+    for attempt in record["attempts"]:
+        for position, passed, reason, _, _, name in map(_padded, attempt.get("validations", ())):
+            if not passed:
+                described = name or _description(position, descriptions)
+                yield {"iteration": attempt["iteration"], "requirement": described, "reason": reason or described}
+        if attempt["outcome"] == "errored" and "error" in attempt:
+            error = record["errors"][attempt["error"]]
+            yield {"iteration": attempt["iteration"], "error_type": error["type"], "error": error["message"]}
+
+
+def _padded(validation: Sequence[Any]) -> tuple[Any, ...]:
+    return (*validation, *[None] * (6 - len(validation)))
+
+
+def _description(position: int | str | None, descriptions: Sequence[str]) -> str:
+    if isinstance(position, str):
+        return own_requirement(position).description
+    # Out of range if the run was resumed with other requirements.
+    if position is None or position >= len(descriptions):
+        return "a requirement"
+    return descriptions[position]
 
 
 def _writer_for(target: Path, given: str | None) -> Callable[[Path, Iterator[dict[str, Any]]], int]:
@@ -123,7 +186,7 @@ def _write_csv(path: Path, outcomes: Iterator[dict[str, Any]]) -> int:
         table = csv.DictWriter(file, list(_COLUMNS))
         table.writeheader()
         for count, outcome in enumerate(outcomes, 1):  # noqa: B007
-            table.writerow(_with_text_value(outcome))
+            table.writerow({name: _inert(value) for name, value in _encoded(outcome).items()})
     return count
 
 
@@ -139,7 +202,7 @@ def _write_parquet(path: Path, outcomes: Iterator[dict[str, Any]]) -> int:
     with pq.ParquetWriter(path, schema) as table:
         batch: list[dict[str, Any]] = []
         for outcome in outcomes:
-            batch.append(_encodable(_with_text_value(outcome)))
+            batch.append(_encodable(_encoded(outcome)))
             if len(batch) == _PARQUET_ROWS:
                 table.write_batch(pa.RecordBatch.from_pylist(batch, schema))
                 count += len(batch)
@@ -149,9 +212,21 @@ def _write_parquet(path: Path, outcomes: Iterator[dict[str, Any]]) -> int:
     return count
 
 
-def _with_text_value(outcome: dict[str, Any]) -> dict[str, Any]:
-    value = outcome["value"]
-    return outcome if value is None or isinstance(value, str) else {**outcome, "value": json.dumps(value)}
+def _encoded(outcome: dict[str, Any]) -> dict[str, Any]:
+    """Return a row whose values are all plain, for formats without nesting."""
+    nested = {name: value for name in _ENCODED if not isinstance(value := outcome[name], str | None)}
+    return {**outcome, **{name: json.dumps(value) for name, value in nested.items()}}
+
+
+def _inert(value: Any) -> Any:
+    """Return a cell that no spreadsheet evaluates. A plain number stays as it is."""
+    if not isinstance(value, str) or not value.startswith(_FORMULA):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def _encodable(outcome: dict[str, Any]) -> dict[str, Any]:

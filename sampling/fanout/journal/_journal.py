@@ -1,7 +1,7 @@
 """`Journal`, the file of a run, and `Session`, its use by one run."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -11,15 +11,18 @@ from weakref import WeakKeyDictionary
 import anyio
 import anyio.to_thread
 import attrs
-import structlog
 
 from sampling._arguments import short_repr, wrong_type
+from sampling._log import Logger
 from sampling.budgets import Budget
 from sampling.errors import JournalDamaged, JournalMismatch
-from sampling.fanout.items import Item, ItemOutcome, as_item
-from sampling.fanout.journal._fingerprint import fingerprint_of, item_digest
+from sampling.fanout.items import Item, ItemOutcome, ItemStatus, as_item
+from sampling.fanout.journal._fingerprint import fingerprint_of, item_digest, legacy_item_digest
+from sampling.fanout.journal._matching import RecordedItems
 from sampling.fanout.journal._records import Recorder
+from sampling.fanout.journal._storable import storable_number
 from sampling.fanout.journal._store import (
+    ALL_OUTCOMES,
     Intent,
     JournalState,
     JournalStatus,
@@ -33,6 +36,7 @@ from sampling.fanout.journal._store import (
 )
 from sampling.fanout.journal._writer import Batch, Writer
 from sampling.messages import Context, Options
+from sampling.protocols import BackendLike
 from sampling.requirements import Requirement, as_requirements
 from sampling.strategy import BaseSamplingStrategy
 from sampling.usage import Usage
@@ -42,7 +46,7 @@ __all__ = ["Journal", "JournalSummary", "PendingOutcome", "Session"]
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-log = structlog.get_logger("sampling")
+log = Logger()
 
 _CHUNK = 1_000
 """The number of outcomes to read at once when a run resumes."""
@@ -66,7 +70,7 @@ class JournalSummary:
     """Indexes of items that more than one process sampled."""
 
     usage: Usage
-    """The usage of all items with an outcome."""
+    """The usage of all outcomes, with those that were replaced."""
 
     processes: int
     """The number of processes that worked on the run."""
@@ -89,8 +93,9 @@ class Journal:
             path: The path of the file, on a local disk.
 
             on_change: The reaction to a file that was begun with another strategy or other requirements, options
-                or items. "refuse" raises `JournalMismatch` with the differences. "continue" keeps the recorded
-                outcomes and samples the remaining items with the current arguments.
+                or items. "refuse" raises `JournalMismatch` with the differences. "continue" matches items by key,
+                keeps the outcomes of those whose question is the same, and samples new and changed items with the
+                current arguments.
         """
         if not isinstance(path, str | PathLike):
             raise wrong_type("path", path, "the path of a file")
@@ -103,15 +108,22 @@ class Journal:
         """Return the state of the run. This reads the file, and blocks meanwhile."""
         with connect_to_read(self.path) as database:
             run_id, _, _ = run_of(database, self.path)
-            counts = dict(database.execute("SELECT status, count(*) FROM outcomes GROUP BY status").fetchall())
-            used = database.execute(
-                "SELECT coalesce(sum(input_tokens), 0), coalesce(sum(output_tokens), 0), coalesce(sum(cost), 0.0)"
-                " FROM outcomes"
-            ).fetchone()
+            counts = dict(
+                database.execute(
+                    "SELECT status, count(*) FROM outcomes WHERE coalesce(position, item) >= 0 GROUP BY status"
+                ).fetchall()
+            )
+            amounts = ("input_tokens", "output_tokens", "cost", "cached_input_tokens", "reasoning_tokens")
+            sums = ", ".join(f"coalesce(sum({name}), 0)" for name in amounts)
+            used = database.execute(f"SELECT {sums} FROM {ALL_OUTCOMES}").fetchone()  # noqa: S608 - ours
             (interrupted,) = database.execute(
                 "SELECT count(DISTINCT item) FROM intents WHERE item NOT IN (SELECT item FROM outcomes)"
             ).fetchone()
-            twice = database.execute("SELECT item FROM intents GROUP BY item HAVING count(*) > 1").fetchall()
+            # An item that was asked again on purpose has an earlier outcome.
+            twice = database.execute(
+                "SELECT item FROM intents GROUP BY item"
+                " HAVING count(*) > 1 + (SELECT count(*) FROM replaced WHERE replaced.item = intents.item)"
+            ).fetchall()
             last = database.execute("SELECT life, status FROM lives ORDER BY life DESC").fetchone()
         return JournalSummary(
             run_id=run_id,
@@ -168,17 +180,39 @@ class Session:
         context: Context | None,
         options: Options | None,
         total: int | None,
+        backend: BackendLike | None = None,
+        retry: Collection[ItemStatus] = (),
     ) -> None:
         all_requirements = (*as_requirements("requirements", strategy.requirements), *requirements)
         self._journal = journal
         self._store = Store(journal.path)
         self._recorder = Recorder(context, all_requirements)
-        self._fingerprint: Mapping[str, Any] = fingerprint_of(strategy, all_requirements, context, options, total)
+        self._fingerprint: Mapping[str, Any] = fingerprint_of(
+            strategy, all_requirements, context, options, total, backend
+        )
+        self._retry = frozenset(retry)
+        self._items: RecordedItems | None = None
+        """The recorded items by key, if the run goes on after a change."""
+
         self._chunk: deque[RawRow] = deque()
+        self._rows: dict[int, RawRow] = {}
+        """Outcomes by their place in the file, if the run goes on after a change."""
+
+        self._slots: dict[int, int] = {}
+        """The places in the file of items in flight, by index, where they differ from it."""
+
+        self._positions: dict[int, int] = {}
+        """The indexes of items in flight whose place in the file is another number."""
+
+        self._replaced: set[int] = set()
+        """Places in the file whose outcome is to be replaced."""
+
         self._read_up_to = 0
         self._known_total: int | None = None
         self._recorded_now = Spent()
         self._counts_for_budget = False
+        self._is_answered = False
+        self._last_slot = -1
         self._warned = False
         # Bound once, because every replayed outcome refers to it.
         self._restore = self._load_record
@@ -194,10 +228,14 @@ class Session:
     async def open(self, items: object, budget: Budget | None) -> None:
         """Lock and check the journal. What the run spent earlier is charged to the budget."""
         store = self._store
-        self.state = await self._in_thread(store.open, self._fingerprint, self._journal.on_change)
         try:
+            self.state = await self._in_thread(store.open, self._fingerprint, self._journal.on_change)
+            self._recorder.recorded = self.state.requirements
             self._known_total = await self._in_thread(store.items_of_last_run)
-            if isinstance(items, Sequence) and self.state.recorded <= self.state.last_item:
+            if self._journal.on_change == "continue":
+                recorded = await self._in_thread(store.recorded_items)
+                self._items = RecordedItems(recorded, self.state.interrupted)
+            elif isinstance(items, Sequence) and self.state.recorded <= self.state.last_item:
                 # There are gaps, so items would be sampled before all recorded ones are compared. Compare them now.
                 self._check_all(cast("Any", items), await self._in_thread(store.digests))
         except BaseException:
@@ -207,6 +245,8 @@ class Session:
         if budget is not None:
             self._counts_for_budget = True
             self._charge(budget)
+        if unseen := self._fingerprint["unseen"]:
+            log.warning("journal_cannot_compare", path=str(self._journal.path), places=unseen)
         if self.state.changes:
             log.warning("journal_changed", path=str(self._journal.path), changes=len(self.state.changes))
 
@@ -215,13 +255,10 @@ class Session:
         counted = _charged.setdefault(budget, {})
         before, now = counted.get(self.state.run_id, Spent()), self.state.spent
         counted[self.state.run_id] = now
-        usage = Usage(
-            max(0, now.usage.input_tokens - before.usage.input_tokens),
-            max(0, now.usage.output_tokens - before.usage.output_tokens),
-            max(0.0, now.usage.cost - before.usage.cost),
-        )
+        usage = now.usage.minus(before.usage)
         attempts, requests = now.attempts - before.attempts, now.requests - before.requests
-        budget.charge(usage, attempts=max(0, attempts), requests=max(0, requests))
+        estimated = now.estimated_tokens - before.estimated_tokens
+        budget.charge(usage, attempts=max(0, attempts), requests=max(0, requests), estimated_tokens=max(0, estimated))
 
     async def run_writer(self) -> None:
         """Write batches until `stop_writer` is called."""
@@ -251,12 +288,18 @@ class Session:
                 if self._writer.failure is None:
                     # Only the type: the message may contain prompts or keys.
                     name = None if error is None else type(error).__name__
+                    await self._record_moves(exhausted=items is not None)
                     await self._in_thread(store.record_end, status, items, name, unrecorded)
                     if budget is not None:
                         total = self.state.spent.plus(self._recorded_now).plus(unrecorded)
                         _charged.setdefault(budget, {})[self.state.run_id] = total
             finally:
                 await self._in_thread(store.close)  # noqa: ASYNC102 - shielded, and SQLite has a timeout
+
+    async def _record_moves(self, *, exhausted: bool) -> None:
+        moves = [] if self._items is None else list(self._items.moves(exhausted=exhausted))
+        if moves:
+            await self._in_thread(self._store.move, moves)
 
     async def _in_thread(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         return await self._journal.in_thread(partial(function, *args), self._limiter)
@@ -273,19 +316,60 @@ class Session:
 
     # Replay recorded outcomes.
 
-    def must_read(self, index: int) -> bool:
-        """Return whether `read` must precede `recorded` for this item."""
-        return not self._chunk and self._read_up_to <= index <= self.state.last_item
+    def find(self, given: object, index: int, digest: int) -> int:
+        """Return the place of an item in the file. It is the index, unless the items have changed."""
+        if self._items is None:
+            return index
+        key = str(index) if isinstance(given, str) else as_item(given, index, "").key
+        match = self._items.claim(key, (digest, legacy_item_digest(given, index)), index)
+        if match.slot != index:
+            self._slots[index] = match.slot
+            self._positions[match.slot] = index
+        if match.is_replaced:
+            self._replaced.add(match.slot)
+        self._is_answered = match.is_answered
+        return match.slot
 
-    async def read(self, index: int) -> None:
+    def must_read(self, slot: int) -> bool:
+        """Return whether `read` must precede `recorded` for this place."""
+        if self._items is not None:
+            return self._is_answered and slot not in self._rows
+        return not self._chunk and self._read_up_to <= slot <= self.state.last_item
+
+    async def read(self, slot: int) -> None:
         """Read the next chunk of recorded outcomes."""
-        rows = await self._in_thread(self._store.read, index, _CHUNK)
+        if self._items is not None:
+            # Where the items are in another order than the file, most of a large chunk would be read in vain.
+            few = slot != self._last_slot + 1
+            self._rows = {row[0]: row for row in await self._in_thread(self._store.read, slot, 1 if few else _CHUNK)}
+            return
+        rows = await self._in_thread(self._store.read, slot, _CHUNK)
         self._chunk.extend(rows)
         # A full chunk may have successors, a shorter one is the last.
         self._read_up_to = rows[-1][0] + 1 if len(rows) == _CHUNK else self.state.last_item + 1
 
-    def recorded(self, given: object, index: int, digest: int) -> ItemOutcome[Any] | None:
-        """Return the recorded outcome of an item, or None."""
+    def recorded(self, given: object, index: int, digest: int, slot: int) -> ItemOutcome[Any] | None:
+        """Return the recorded outcome of an item, or None if it is to be sampled."""
+        row = self._row_by_index(given, index, digest) if self._items is None else self._row_by_key(slot)
+        if row is None:
+            return None
+        _, _, key, _, status, *used, attempts, requests, record, cached, reasoning, _, _ = row
+        if status in self._retry:
+            self._replaced.add(slot)
+            return None
+        self._slots.pop(index, None)
+        # The record is decoded on first access, because there may be a million of them.
+        usage = cast("tuple[int, int, float, int, int]", (*used, cached, reasoning))
+        stored = (self._restore, record, given)
+        return ItemOutcome(index, key, status, usage=usage, counts=(attempts, requests), stored=stored)
+
+    def _row_by_key(self, slot: int) -> RawRow | None:
+        if not self._is_answered:
+            return None
+        self._last_slot = slot
+        return self._rows.pop(slot, None)
+
+    def _row_by_index(self, given: object, index: int, digest: int) -> RawRow | None:
         if index > self.state.last_item or self._known_total is not None:
             if self._known_total is not None and index >= self._known_total:
                 self._report_difference(f"items: were {self._known_total:,}, are more")
@@ -295,14 +379,12 @@ class Session:
         if not chunk or chunk[0][0] != index:
             self._compare(given, index, digest, self.state.interrupted.get(index, digest))
             return None
-        _, _, key, recorded_digest, status, input_tokens, output_tokens, cost, _, _, record, _ = chunk.popleft()
-        self._compare(given, index, digest, recorded_digest)
-        # The record is decoded on first access, because there may be a million of them.
-        usage = (input_tokens, output_tokens, cost)
-        return ItemOutcome(index, key, status, usage=usage, stored=(self._restore, record, given))
+        row = chunk.popleft()
+        self._compare(given, index, digest, row[3])
+        return row
 
     def _compare(self, given: object, index: int, digest: int, recorded_digest: int) -> None:
-        if digest != recorded_digest:
+        if digest != recorded_digest and legacy_item_digest(given, index) != recorded_digest:
             self._report_difference(_changed_item(given, index))
 
     def _load_record(self, record: str, given: object, index: int) -> Any:
@@ -313,6 +395,8 @@ class Session:
 
     def check_end(self, total: int) -> None:
         """Check that there are as many items as before."""
+        if self._items is not None:
+            return
         expected = self._known_total
         if self.state.last_item >= total:
             expected = max(self.state.last_item + 1, expected or 0)
@@ -324,8 +408,7 @@ class Session:
             if index >= len(items):
                 self._report_difference(f"items: were at least {index + 1:,}, are {len(items):,}")
                 break
-            if item_digest(items[index], index) != digest:
-                self._report_difference(_changed_item(items[index], index))
+            self._compare(items[index], index, item_digest(items[index], index), digest)
 
     def _report_difference(self, difference: str) -> None:
         if self._journal.on_change == "refuse":
@@ -338,9 +421,10 @@ class Session:
 
     def intend(self, item: Item[Any], digest: int) -> Batch[PendingOutcome]:
         """Queue the intent to sample an item."""
-        if item.index in self.state.interrupted:
+        slot = self._slots.get(item.index, item.index)
+        if slot in self.state.interrupted:
             self.sampled_again.append(item.index)
-        return self._writer.put_intent(Intent(item.index, digest))
+        return self._writer.put_intent(Intent(slot, digest))
 
     def record(self, entry: PendingOutcome) -> Batch[PendingOutcome]:
         """Queue an outcome for writing."""
@@ -348,28 +432,58 @@ class Session:
             self._recorded_now = self._recorded_now.plus(entry.spent)
         return self._writer.put_outcome(entry)
 
-    async def _write(self, intents: Sequence[Intent], entries: Sequence[PendingOutcome]) -> None:
-        await self._in_thread(self._write_now, intents, entries)
+    def withdraw(self, item: Item[Any]) -> None:
+        """Queue the deletion of an item's intent, because nothing was sent for it."""
+        self._writer.withdraw_intent(self._slots.get(item.index, item.index))
 
-    def _write_now(self, intents: Sequence[Intent], entries: Sequence[PendingOutcome]) -> None:
-        self._store.write(intents, [self._row(entry) for entry in entries])
+    async def _write(self, batch: Batch[PendingOutcome]) -> None:
+        await self._in_thread(self._write_now, batch)
+
+    def _write_now(self, batch: Batch[PendingOutcome]) -> None:
+        self._store.write(
+            batch.intents,
+            [self._row(entry) for entry in batch.outcomes],
+            batch.withdrawn,
+            positions=self._positions,
+            replaced=self._replaced,
+        )
 
     def _row(self, entry: PendingOutcome) -> OutcomeRow:
         item, outcome, spent = entry.item, entry.outcome, entry.spent
         usage = spent.usage
-        return OutcomeRow(
-            item.index,
+        notes: list[str] = []
+        input_tokens, output_tokens, cached, reasoning, attempts, requests, estimated = (
+            storable_number(number, name, notes)
+            for name, number in (
+                ("input_tokens", usage.input_tokens),
+                ("output_tokens", usage.output_tokens),
+                ("cached_input_tokens", usage.cached_input_tokens),
+                ("reasoning_tokens", usage.reasoning_tokens),
+                ("attempts", spent.attempts),
+                ("requests", spent.requests),
+                ("estimated_tokens", spent.estimated_tokens),
+            )
+        )
+        record, notes = self._recorder.dump(outcome, item.action, notes)
+        row = OutcomeRow(
+            self._slots.get(item.index, item.index),
             self._store.process,
             item.key,
             entry.digest,
             outcome.status,
-            usage.input_tokens,
-            usage.output_tokens,
-            usage.cost,
-            spent.attempts,
-            spent.requests,
-            self._recorder.dump(outcome, item.action),
+            input_tokens,
+            output_tokens,
+            float(usage.cost),
+            attempts,
+            requests,
+            record,
+            cached,
+            reasoning,
+            estimated,
         )
+        if notes:
+            outcome.set_notes(tuple(notes))
+        return row
 
 
 NOT_OPENED = JournalState(run_id="", recorded=0, last_item=-1, interrupted={}, spent=Spent(), changes=())

@@ -7,29 +7,34 @@ Reading a record runs and imports nothing: errors are created from a fixed list 
 """
 
 import builtins
-import json
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import attrs
 
 from sampling import errors
+from sampling._arguments import short_repr
+from sampling._completeness import COMPLETE
 from sampling._engine.scope import iteration_id
+from sampling._engine.validation import PARSES
 from sampling._json import bounded as bounded_json
-from sampling._message_json import dump_generation, load_generation
+from sampling._message_json import dump_content, dump_generation, load_content, load_generation
 from sampling._redaction import Redactor
 from sampling.errors import ErrorFromJournal
-from sampling.fanout.items import Item, ItemOutcome
+from sampling.fanout.items import Item, ItemOutcome, Restored
+from sampling.fanout.journal._storable import encode, readable, storable
 from sampling.messages import Action, Attempt, Context, Generation, Message
+from sampling.parts import media_of
 from sampling.requirements import Requirement, Validation
 from sampling.results import HookFailure, SamplingResult, Slice
 from sampling.usage import NO_USAGE, Usage
 
-__all__ = ["Recorder", "dump_error", "dump_value", "load_error"]
+__all__ = ["Recorder", "dump_error", "dump_value", "load_error", "own_requirement"]
 
 T = TypeVar("T")
 
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _redactor = Redactor()
 
 _DEFAULTS = {"subsample": 0, "attempt": 0, "requests": 1, "tokens_saved": 0}
@@ -46,6 +51,9 @@ class Recorder:
     def __init__(self, context: Context | None, requirements: Sequence[Requirement]) -> None:
         self._context = context or Context()
         self._requirements = tuple(requirements)
+        self.recorded: tuple[str, ...] = tuple(requirement.description for requirement in self._requirements)
+        """The descriptions that the numbers in records refer to. Those of a resumed run may be others."""
+
         # Not keyed by the requirement itself: a strategy may create new ones for each call.
         self._positions: dict[tuple[str, int], int] = {}
         for position, requirement in enumerate(self._requirements):
@@ -53,19 +61,37 @@ class Recorder:
 
     # Dump.
 
-    def dump(self, outcome: ItemOutcome[Any], action: Action[Any]) -> str:
-        """Return an outcome as one line of ASCII JSON."""
-        if outcome.error is not None:
-            return _encode({"error": dump_error(outcome.error)})
-        result = cast("SamplingResult[Any]", outcome.result)
-        record = self._dump_result(result, action)
-        if result.best is not None and result.best.value is not None and result.best.value != result.text:
-            value = dump_value(result.best.value)
-            if value is not None:
-                record["value"] = value
-        return _encode(record)
+    def dump(self, outcome: ItemOutcome[Any], action: Action[Any], known: Sequence[str] = ()) -> tuple[str, list[str]]:
+        """
+        Return an outcome as one line of ASCII JSON, and notes on what is stored as something else.
 
-    def _dump_result(self, result: SamplingResult[Any], action: Action[Any]) -> dict[str, Any]:
+        `known` are notes to begin with.
+
+        It never fails: an outcome that was paid for is recorded, whatever it contains.
+        """
+        notes = [*known]
+        try:
+            text = encode(self._dump(outcome, action, notes), notes)
+            if readable(text):
+                return text, notes
+            problem = "it is too large or too deeply nested"
+        except Exception as error:  # noqa: BLE001 - values and errors are the user's, and may raise anything
+            problem = f"{type(error).__name__}: {_message_of(error)}"
+        notes = [*known, f"only a summary is stored: {short_repr(_redactor.redact(problem))}"]
+        return encode(_summary_of(outcome), notes), notes
+
+    def _dump(self, outcome: ItemOutcome[Any], action: Action[Any], notes: list[str]) -> dict[str, Any]:
+        if outcome.error is not None:
+            return _dump_errors(outcome.error, notes)
+        result = cast("SamplingResult[Any]", outcome.result)
+        record = self._dump_result(result, action, notes)
+        if result.best is not None and result.best.value is not None and result.best.value is not result.text:
+            value = dump_value(result.best.value, notes)
+            if value is not None and value != result.text:
+                record["value"] = value
+        return record
+
+    def _dump_result(self, result: SamplingResult[Any], action: Action[Any], notes: list[str]) -> dict[str, Any]:
         messages = _Messages(self._context, action)
         problems = list(result.errors)
         record: dict[str, Any] = {
@@ -79,16 +105,19 @@ class Recorder:
         }
         if result.stop_detail is not None:
             record["stop_detail"] = result.stop_detail
+        if result.agreement is not None:
+            record["votes"] = [result.agreement, result.margin]
         if result.parent_id is not None:
             record["parent_id"] = result.parent_id
         if messages.new:
-            record["messages"] = [[message.role, message.content] for message in messages.new]
+            known = messages.known_media()
+            record["messages"] = [[message.role, dump_content(message.content, known)] for message in messages.new]
         if problems:
-            record["errors"] = [dump_error(error) for error in problems]
+            record["errors"] = [dump_error(error, notes) for error in problems]
             record["raised"] = len(result.errors)
         if result.hook_failures:
             record["hook_failures"] = [
-                [failure.hook, failure.event, dump_error(failure.error), failure.iteration_id]
+                [failure.hook, failure.event, dump_error(failure.error, notes), failure.iteration_id]
                 for failure in result.hook_failures
             ]
         return record
@@ -106,8 +135,7 @@ class Recorder:
         if attempt.generation is not None:
             record["generation"] = _dump_generation(attempt.generation)
         if attempt.usage is not NO_USAGE and attempt.usage != NO_USAGE:
-            usage = attempt.usage
-            record["usage"] = [usage.input_tokens, usage.output_tokens, usage.cost]
+            record["usage"] = _without_zeros(attempt.usage)
         if attempt.validations:
             record["validations"] = [self._dump_validation(one, problems) for one in attempt.validations]
         numbers = messages.numbers(attempt)
@@ -119,33 +147,49 @@ class Recorder:
 
     def _dump_validation(self, validation: Validation, problems: list[Exception]) -> list[Any]:
         about = validation.requirement
-        position = None if about is None else self._positions.get((about.description, id(about.check)))
-        record: list[Any] = [position, validation.passed, validation.reason, validation.score]
-        if validation.error is not None:
-            record.append(_index_of(validation.error, problems))
+        position = None if about is None else self._position(about)
+        error = None if validation.error is None else _index_of(validation.error, problems)
+        # A requirement that is not one of the run's, such as that of a stage, is named.
+        name = about.description if about is not None and position is None else None
+        record: list[Any] = [position, validation.passed, validation.reason, validation.score, error, name]
         while record[-1] is None:
             record.pop()
         return record
 
+    def _position(self, requirement: Requirement) -> int | str | None:
+        """Return the number of a requirement, the name of one of ours, or None for one that has neither."""
+        position = self._positions.get((requirement.description, id(requirement.check)))
+        if position is None:
+            return _OURS.get(requirement)
+        return position if self._is_current(position) else None
+
+    def _is_current(self, position: int) -> bool:
+        """Return whether a number refers to the same requirement as when the run was begun."""
+        known, now = self.recorded[position : position + 1], self._requirements[position : position + 1]
+        return bool(known) and bool(now) and known[0] == now[0].description
+
     # Load.
 
-    def load(self, text: str, item: Item[T]) -> tuple[SamplingResult[T] | None, Exception | None]:
+    def load(self, text: str, item: Item[T]) -> Restored:
         """
-        Return the result or the error of an item.
+        Return the result or the error of an item, and the notes on it.
 
         Raise ValueError if `dump` did not write the record.
         """
         try:
             record = cast("dict[str, Any]", bounded_json.loads(text))
+            notes: list[str] = list(record.get("notes", ()))
             if "error" in record:
-                return None, load_error(record["error"])
-            return self._load_result(record, item), None
-        except (TypeError, KeyError, IndexError, AttributeError) as error:
+                return None, load_error(record["error"]), tuple(notes)
+            return self._load_result(record, item, notes), None, tuple(notes)
+        except (TypeError, KeyError, IndexError, AttributeError, StopIteration) as error:
             raise ValueError(f"not a record: {type(error).__name__}: {error}") from error
 
-    def _load_result(self, record: Mapping[str, Any], item: Item[T]) -> SamplingResult[T]:
-        new = [Message(role, content) for role, content in record.get("messages", ())]
-        messages = (*self._context, Message("user", item.action.text), *new)
+    def _load_result(self, record: Mapping[str, Any], item: Item[T], notes: list[str]) -> SamplingResult[T]:
+        asked = Message(item.action.role, item.action.content)
+        known = {part.digest: part for message in (*self._context, asked) for part in media_of(message.content)}
+        new = [Message(role, load_content(content, known)) for role, content in record.get("messages", ())]
+        messages = (*self._context, asked, *new)
         problems = [load_error(error) for error in record.get("errors", ())]
         attempts = tuple(
             self._load_attempt(attempt, record["sampling_id"], item, messages, problems)
@@ -153,9 +197,10 @@ class Recorder:
         )
         best = next((one for one in attempts if one.iteration == record["best"]), None)
         if best is not None:
-            parsed = attrs.evolve(best, value=_value(record, item.action, best))
+            parsed = attrs.evolve(best, value=_value(record, item.action, best, notes))
             attempts = tuple(parsed if one is best else one for one in attempts)
             best = parsed
+        agreement, margin = record.get("votes", (None, None))
         return SamplingResult(
             success=record["success"],
             best=best,
@@ -173,6 +218,8 @@ class Recorder:
                 HookFailure(hook, event, load_error(error), failed_in)
                 for hook, event, error, failed_in in record.get("hook_failures", ())
             ),
+            agreement=agreement,
+            margin=margin,
         )
 
     def _load_attempt(
@@ -185,7 +232,7 @@ class Recorder:
     ) -> Slice[T]:
         numbers: Sequence[int] = record.get("asked", range(len(self._context) + 1))
         sent = tuple([messages[number] for number in numbers])
-        action = item.action.with_text(sent[-1].content)
+        action = item.action.with_content(sent[-1].content)
         before = Context(sent[:-1])
         generation = load_generation(record["generation"]) if "generation" in record else None
         error_index: int | None = record.get("error")
@@ -196,7 +243,7 @@ class Recorder:
             record.get("attempt", 0),
             record["outcome"],
             action,
-            Context(sent if generation is None else (*sent, Message("assistant", generation.text))),
+            Context(sent if generation is None else (*sent, *generation.turns, generation.message)),
             generation,
             tuple(self._load_validation(one, problems) for one in record.get("validations", ())),
             None,
@@ -210,13 +257,30 @@ class Recorder:
         )
 
     def _load_validation(self, record: Sequence[Any], problems: Sequence[Exception]) -> Validation:
-        position: int | None = record[0]
+        position: int | str | None = record[0]
         error: int | None = record[4] if len(record) > 4 else None
+        named = Requirement(record[5]) if len(record) > 5 else None
         return Validation(
             *record[1:4],
-            requirement=None if position is None else self._requirements[position],
+            requirement=named if position is None else self._requirement(position),
             error=None if error is None else problems[error],
         )
+
+    def _requirement(self, position: int | str) -> Requirement:
+        if isinstance(position, str):
+            return own_requirement(position)
+        if self._is_current(position):
+            return self._requirements[position]
+        return Requirement(self.recorded[position] if position < len(self.recorded) else "a requirement")
+
+
+_OURS = {PARSES: "parses", COMPLETE: "complete"}
+"""The requirements that every answer has, by their names in a record."""
+
+
+def own_requirement(name: str) -> Requirement:
+    """Return the requirement that every answer has, by its name in a record."""
+    return next(requirement for requirement, known in _OURS.items() if known == name)
 
 
 class _Messages:
@@ -236,12 +300,19 @@ class _Messages:
     def numbers(self, attempt: Slice[Any]) -> list[int] | None:
         """Return the numbers of the messages that an attempt sent, or None if it sent the item unchanged."""
         tried = attempt.tried
-        if tried is None or (tried.action.text == self._action.text and tried.context is self._known):
+        if tried is None or (tried.action.content == self._action.content and tried.context is self._known):
             return None
         if self._numbers is None:
-            first = (*self._known, Message("user", self._action.text))
+            first = self._first()
             self._numbers = {message: number for number, message in reversed(list(enumerate(first)))}
         return [self._number(message, self._numbers) for message in tried.messages]
+
+    def _first(self) -> tuple[Message, ...]:
+        return (*self._known, Message(self._action.role, self._action.content))
+
+    def known_media(self) -> set[str]:
+        """Return the digests of media that the item or the context of the run have, which are not repeated."""
+        return {part.digest for message in self._first() for part in media_of(message.content)}
 
     def _number(self, message: Message, numbers: dict[Message, int]) -> int:
         number = numbers.get(message)
@@ -253,20 +324,24 @@ class _Messages:
 
 def _dump_generation(generation: Generation) -> dict[str, Any]:
     """Return a generation as JSON values, without defaults."""
-    if type(generation) is not Generation:
-        return dump_generation(generation)
-    record: dict[str, Any] = {"text": generation.text}
-    if generation.finish_reason != "stop":
-        record["finish_reason"] = generation.finish_reason
-    if generation.model is not None:
-        record["model"] = generation.model
-    if generation.reasoning is not None:
-        record["reasoning"] = generation.reasoning
-    usage = generation.usage
-    if usage is not NO_USAGE:
-        used = (usage.input_tokens, usage.output_tokens, usage.cost)
-        record["usage"] = dict(zip(("input_tokens", "output_tokens", "cost"), used, strict=True))
+    record = dump_generation(generation)
+    for name, default in (("finish_reason", "stop"), ("model", None), ("reasoning", None)):
+        if record[name] == default:
+            del record[name]
+    if generation.usage is NO_USAGE:
+        del record["usage"]
+    else:
+        record["usage"] = dict(zip(_USAGE_NAMES, _without_zeros(generation.usage), strict=False))
     return record
+
+
+_USAGE_NAMES = tuple(field.name for field in attrs.fields(Usage))
+
+
+def _without_zeros(usage: Usage) -> list[float]:
+    """Return the numbers of a usage, without cached and reasoning tokens if there are none."""
+    numbers = usage.numbers()
+    return list(numbers if any(numbers[3:]) else numbers[:3])
 
 
 def _index_of(error: Exception, problems: list[Exception]) -> int:
@@ -277,28 +352,78 @@ def _index_of(error: Exception, problems: list[Exception]) -> int:
     return len(problems) - 1
 
 
-def _value(record: Mapping[str, Any], action: Action[T], best: Slice[T]) -> T | None:
+def _value(record: Mapping[str, Any], action: Action[T], best: Slice[T], notes: list[str]) -> T | None:
     """Parse the answer again. JSON may not be able to hold the parsed value."""
     if not best.valid or best.text is None:
         return cast("T | None", record.get("value"))
     try:
         return action.parse(best.text)
-    except Exception:  # noqa: BLE001 - the parser is the user's code, and it may have changed since
+    except Exception as error:  # noqa: BLE001 - the parser is the user's code, and it may have changed since
+        notes.append(f"the value is as recorded, because the answer can't be parsed any more: {type(error).__name__}")
         return cast("T | None", record.get("value"))
 
 
-def dump_value(value: Any) -> Any:
-    """Return a parsed value as JSON, or None if impossible."""
-    dump = getattr(value, "model_dump", None)
+def dump_value(value: Any, notes: list[str]) -> Any:
+    """Return a parsed value as JSON."""
     try:
-        plain = dump(mode="json") if callable(dump) else attrs.asdict(value) if attrs.has(value.__class__) else value
-        _encode(plain)
+        plain = _plain_value(value)
     except Exception:  # noqa: BLE001 - user code may raise anything, and the text is recorded in any case
+        plain = value
+    stored: Any = storable(plain, "value", notes)
+    if type(stored) in {dict, list} and not readable(encode({"value": stored}, [])):
+        notes.append("value is nested too deeply, and is not stored")
         return None
-    return plain
+    return stored
+
+
+def _plain_value(value: Any) -> Any:
+    kind: type[Any] = value.__class__
+    dump: Any = getattr(kind, "model_dump", None)
+    if callable(dump):
+        return dump(value, mode="json")
+    if attrs.has(kind):
+        return attrs.asdict(value)
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(kind) else value
+
+
+def _summary_of(outcome: ItemOutcome[Any]) -> dict[str, Any]:
+    """Return the least that describes an outcome."""
+    if outcome.error is not None:
+        return {"error": {"type": type(outcome.error).__name__, "message": "an error that can't be stored"}}
+    result = cast("SamplingResult[Any]", outcome.result)
+    return {
+        "success": result.success,
+        "stop_reason": result.stop_reason,
+        "sampling_id": result.sampling_id,
+        "elapsed_s": result.elapsed_s,
+        "max_attempts": result.max_attempts,
+        "best": None,
+        "attempts": [],
+    }
 
 
 # Errors.
+
+_MAX_OTHERS = 20
+"""A limit, because a call may make thousands of attempts that fail in the same way."""
+
+
+def _dump_errors(error: Exception, notes: list[str]) -> dict[str, Any]:
+    """Return an error, with those of other attempts that it was raised from."""
+    record: dict[str, Any] = {"error": dump_error(error, notes)}
+    others = [dump_error(one, notes) for one in _leaves(error.__cause__) if one is not error]
+    distinct = [other for number, other in enumerate(others) if other not in others[:number]]
+    if distinct:
+        record["others"] = distinct[:_MAX_OTHERS]
+    return record
+
+
+def _leaves(error: BaseException | None) -> list[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        return []
+    members = cast("BaseExceptionGroup[BaseException]", error).exceptions
+    return [leaf for member in members for leaf in (_leaves(member) or [member])]
+
 
 _TYPES: dict[str, type[Exception]] = {
     name: kind
@@ -307,17 +432,27 @@ _TYPES: dict[str, type[Exception]] = {
     if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, BaseExceptionGroup)
 }
 _DETAILS = {"retry_after_s": (int, float), "status": (int,), "maybe_billed": (bool,), "partial_text": (str,)}
+_MISSING = {"retry_after_s": None, "status": None, "maybe_billed": False, "partial_text": None}
+"""The details of an error that has none. A constructor would set them."""
 
 
-def dump_error(error: BaseException) -> dict[str, Any]:
+def dump_error(error: BaseException, notes: list[str]) -> dict[str, Any]:
     """
     Return the type and message of an error as JSON.
 
-    Anything that looks like a key is masked.
+    Anything that looks like a key is masked. A detail of the wrong type is left out, with a note.
     """
     details = {name: getattr(error, name, None) for name in _DETAILS if isinstance(error, errors.BackendError)}
     given = {name: value for name, value in details.items() if value is not None and value is not False}
-    return {"type": type(error).__name__, "message": _redactor.redact(_message_of(error)), **given}
+    kept = {name: value for name, value in given.items() if _is_detail(name, value)}
+    notes += [f"{name} of the error is {short_repr(given[name])}, and is not stored" for name in given.keys() - kept]
+    return {"type": type(error).__name__, "message": _redactor.redact(_message_of(error)), **kept}
+
+
+def _is_detail(name: str, value: Any) -> bool:
+    if name not in _DETAILS or not isinstance(value, _DETAILS[name]):
+        return False
+    return not isinstance(value, int | float) or math.isfinite(value)
 
 
 def _message_of(error: BaseException) -> str:
@@ -334,15 +469,18 @@ def load_error(record: Any) -> Exception:
     It has its own type if that is one of ours or a builtin.
     """
     details = dict(record)
-    name, message = str(details.pop("type")), str(details.pop("message"))
-    kind = _TYPES.get(name)
+    type_name, message = str(details.pop("type")), str(details.pop("message"))
+    kind = _TYPES.get(type_name)
     if kind is None:
-        return ErrorFromJournal(message, name)
+        return ErrorFromJournal(message, type_name)
     # Bypass the constructor, whose other arguments are not recorded. `args` restores the message.
     error = kind.__new__(kind, message)
     error.args = (message,)
+    for name, default in _MISSING.items():
+        if isinstance(error, errors.BackendError) and not hasattr(error, name):
+            setattr(error, name, default)
     for detail, value in details.items():
-        if not isinstance(value, _DETAILS[detail]):
-            raise ValueError(f"{detail} is of the wrong type")  # noqa: TRY004 - the data is wrong, not the call
-        setattr(error, detail, value)
+        # Earlier versions stored details as the backend gave them, of whatever type.
+        if _is_detail(detail, value):
+            setattr(error, detail, value)
     return error

@@ -69,6 +69,45 @@ _VERSIONS: Final = (
     CREATE TRIGGER outcomes_are_kept BEFORE DELETE ON outcomes
         BEGIN SELECT RAISE(ABORT, 'an outcome is never deleted'); END;
     """,
+    # 3: cached and reasoning tokens.
+    """
+    ALTER TABLE outcomes ADD COLUMN cached_input_tokens INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE outcomes ADD COLUMN reasoning_tokens INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE lives ADD COLUMN other_cached_input_tokens INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE lives ADD COLUMN other_reasoning_tokens INTEGER NOT NULL DEFAULT 0;
+    """,
+    # 4: outcomes that a later one replaced, indexes of items that moved, and tokens that a budget estimated.
+    """
+    ALTER TABLE outcomes ADD COLUMN estimated_tokens INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE outcomes ADD COLUMN position INTEGER;
+    ALTER TABLE lives ADD COLUMN other_estimated_tokens INTEGER NOT NULL DEFAULT 0;
+    CREATE TABLE replaced (
+        item INTEGER NOT NULL,
+        life INTEGER NOT NULL,
+        key TEXT NOT NULL,
+        digest INTEGER NOT NULL,
+        status TEXT NOT NULL,
+        input_tokens INTEGER NOT NULL,
+        output_tokens INTEGER NOT NULL,
+        cost REAL NOT NULL,
+        attempts INTEGER NOT NULL,
+        requests INTEGER NOT NULL,
+        record TEXT NOT NULL,
+        cached_input_tokens INTEGER NOT NULL,
+        reasoning_tokens INTEGER NOT NULL,
+        estimated_tokens INTEGER NOT NULL,
+        checksum INTEGER NOT NULL,
+        PRIMARY KEY (item, life)
+    ) WITHOUT ROWID;
+    DROP TRIGGER outcomes_are_final;
+    DROP TRIGGER outcomes_are_kept;
+    CREATE TRIGGER outcomes_are_final BEFORE UPDATE OF item, life, key, digest, status, input_tokens, output_tokens,
+        cost, attempts, requests, record, cached_input_tokens, reasoning_tokens, estimated_tokens, checksum ON outcomes
+        BEGIN SELECT RAISE(ABORT, 'an outcome never changes'); END;
+    CREATE TRIGGER outcomes_are_kept BEFORE DELETE ON outcomes
+        WHEN NOT EXISTS (SELECT 1 FROM replaced WHERE replaced.item = OLD.item AND replaced.life = OLD.life)
+        BEGIN SELECT RAISE(ABORT, 'an outcome is never deleted'); END;
+    """,
 )
 
 VERSION: Final = len(_VERSIONS)
@@ -93,12 +132,20 @@ def outcome_checksum(row: Sequence[Any]) -> int:
 
     It is faster than `checksum`, because a resume reads all outcomes.
     """
-    item, life, key, digest, status, input_tokens, output_tokens, cost, attempts, requests, record, _ = row
+    item, life, key, digest, status, input_tokens, output_tokens, cost, attempts, requests, record, *added, _ = row
+    cached, reasoning, estimated = added
     numbers = _NUMBERS(item, life, digest, input_tokens, output_tokens, cost, attempts, requests)
+    # Rows from before version 3 or 4 have none of these, and keep their checksums.
+    if cached or reasoning:
+        numbers += _ADDED(cached, reasoning)
+    if estimated:
+        numbers += _ESTIMATED(estimated)
     return zlib.crc32(record.encode("ascii"), zlib.crc32(b"%b%b\0%b" % (numbers, status.encode(), key.encode())))
 
 
 _NUMBERS: Final = struct.Struct("<qqqqqdqq").pack
+_ADDED: Final = struct.Struct("<qq").pack
+_ESTIMATED: Final = struct.Struct("<q").pack
 
 
 def checksum(*columns: object) -> int:

@@ -7,11 +7,13 @@ nothing was written. The tables call a process that worked on the run a "life".
 """
 
 import os
+import shutil
 import sqlite3
 import struct
+import tempfile
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
@@ -24,10 +26,12 @@ from sampling.errors import JournalDamaged, JournalError, JournalMismatch, Journ
 from sampling.fanout.items import ItemStatus
 from sampling.fanout.journal._fingerprint import differences
 from sampling.fanout.journal._lock import FileLock, owner_now
+from sampling.fanout.journal._matching import RecordedItem
 from sampling.fanout.journal._schema import APPLICATION_ID, VERSION, checksum, create_or_migrate, outcome_checksum
 from sampling.usage import NO_USAGE, Usage
 
 __all__ = [
+    "ALL_OUTCOMES",
     "Intent",
     "JournalState",
     "JournalStatus",
@@ -38,6 +42,7 @@ __all__ = [
     "Store",
     "all_outcomes",
     "connect_to_read",
+    "is_file_of",
     "run_of",
 ]
 
@@ -50,7 +55,14 @@ JournalStatus: TypeAlias = Literal["running", "completed", "halted", "stopped", 
 BUSY_TIMEOUT_S: Final = 30.0
 
 _OUTCOME_COLUMNS: Final = (
-    "item, life, key, digest, status, input_tokens, output_tokens, cost, attempts, requests, record, checksum"
+    "item, life, key, digest, status, input_tokens, output_tokens, cost, attempts, requests, record,"
+    " cached_input_tokens, reasoning_tokens, estimated_tokens, checksum"
+)
+ALL_OUTCOMES: Final = f"(SELECT {_OUTCOME_COLUMNS} FROM outcomes UNION ALL SELECT {_OUTCOME_COLUMNS} FROM replaced)"  # noqa: S608 - ours
+_PROCESS_COLUMNS: Final = (
+    "life, pid, host, started_s, ended_s, status, items, error,"
+    " other_input_tokens, other_output_tokens, other_cost, other_requests,"
+    " other_cached_input_tokens, other_reasoning_tokens, other_estimated_tokens, checksum"
 )
 
 
@@ -67,10 +79,17 @@ class Spent(NamedTuple):
     usage: Usage = NO_USAGE
     attempts: int = 0
     requests: int = 0
+    estimated_tokens: int = 0
+    """The tokens that a budget estimated for requests whose usage nobody reported."""
 
     def plus(self, other: "Spent") -> "Spent":
         """Return the sum of both."""
-        return Spent(self.usage + other.usage, self.attempts + other.attempts, self.requests + other.requests)
+        return Spent(
+            self.usage + other.usage,
+            self.attempts + other.attempts,
+            self.requests + other.requests,
+            self.estimated_tokens + other.estimated_tokens,
+        )
 
 
 class OutcomeRow(NamedTuple):
@@ -87,10 +106,13 @@ class OutcomeRow(NamedTuple):
     attempts: int
     requests: int
     record: str
+    cached_input_tokens: int = 0
+    reasoning_tokens: int = 0
+    estimated_tokens: int = 0
     checksum: int = 0
 
 
-RawRow: TypeAlias = tuple[int, int, str, int, ItemStatus, int, int, float, int, int, str, int]
+RawRow: TypeAlias = tuple[int, int, str, int, ItemStatus, int, int, float, int, int, str, int, int, int, int]
 """An `OutcomeRow` as a plain tuple, as SQLite returns it. Converting a million of them would be slow."""
 
 
@@ -114,12 +136,17 @@ class JournalState:
     changes: tuple[str, ...]
     """The differences from the recorded fingerprint, if the run resumes despite them."""
 
+    requirements: tuple[str, ...] = ()
+    """The descriptions of the requirements with which the run was begun. Records refer to them by number."""
+
 
 class Store:
     """The open journal file of one run."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        # SQLite puts its log beside the file that a symlink leads to. The lock belongs there too: otherwise two names
+        # of one file would be two locks.
+        self.path = path = Path(os.path.realpath(path))
         self.process = 0
         """The number of this process among those that worked on the run, counted from 1."""
 
@@ -139,12 +166,14 @@ class Store:
             self._lock.acquire()
         try:
             with self._translate_errors("opened"):
-                if not self.path.exists():
+                is_new = not self.path.exists()
+                if is_new:
                     self._create(fingerprint)
+                _check_one_name(self.path)
                 self._database = connect(self.path)
                 _check_whole(self._database, self.path)
-                run_id, changes = self._check_run(fingerprint, on_change)
-                opened = self._read_state(run_id, changes)
+                run_id, recorded, changes = self._check_run(fingerprint, on_change, is_new=is_new)
+                opened = self._read_state(run_id, recorded, changes)
                 self._register_process()
         except BaseException:
             self.close()
@@ -174,32 +203,39 @@ class Store:
         new.replace(self.path)
         _sync_directory(self.path.parent)
 
-    def _check_run(self, fingerprint: Mapping[str, Any], on_change: OnChange) -> tuple[str, tuple[str, ...]]:
-        run_id, _, recorded = run_of(self._connection, self.path)
-        changes = tuple(differences(bounded_json.loads(recorded), fingerprint))
+    def _check_run(
+        self, fingerprint: Mapping[str, Any], on_change: OnChange, *, is_new: bool
+    ) -> tuple[str, Mapping[str, Any], tuple[str, ...]]:
+        run_id, _, text = run_of(self._connection, self.path)
+        recorded = bounded_json.loads(text)
+        changes = () if is_new else tuple(differences(recorded, fingerprint))
         if changes and on_change == "refuse":
             raise JournalMismatch(f"{self.path} was begun by a call that differs from this one:", changes)
-        return run_id, changes
+        return run_id, recorded, changes
 
-    def _read_state(self, run_id: str, changes: tuple[str, ...]) -> JournalState:
-        totals = self._connection.execute(
-            "SELECT count(*), coalesce(max(item), -1), coalesce(sum(input_tokens), 0), coalesce(sum(output_tokens), 0),"
-            " coalesce(sum(cost), 0.0), coalesce(sum(attempts), 0), coalesce(sum(requests), 0) FROM outcomes"
+    def _read_state(self, run_id: str, fingerprint: Mapping[str, Any], changes: tuple[str, ...]) -> JournalState:
+        recorded, last_item = self._connection.execute(
+            "SELECT count(*), coalesce(max(item), -1) FROM outcomes"
         ).fetchone()
-        recorded, last_item, input_tokens, output_tokens, cost, attempts, requests = totals
-        other = self._connection.execute(
-            "SELECT coalesce(sum(other_input_tokens), 0), coalesce(sum(other_output_tokens), 0),"
-            " coalesce(sum(other_cost), 0.0), coalesce(sum(other_requests), 0) FROM lives"
-        ).fetchone()
+        amounts = ("input_tokens", "output_tokens", "cost", "cached_input_tokens", "reasoning_tokens")
+        counts = ("attempts", "requests", "estimated_tokens")
+        *used, attempts, requests, estimated = self._sums(ALL_OUTCOMES, (*amounts, *counts))
+        names = (*amounts, "requests", "estimated_tokens")
+        *other, other_requests, other_estimated = self._sums("lives", [f"other_{name}" for name in names])
         interrupted = self._interrupted()
         return JournalState(
             run_id=run_id,
             recorded=recorded,
             last_item=max([last_item, *interrupted]),
             interrupted=interrupted,
-            spent=Spent(Usage(input_tokens, output_tokens, cost) + Usage(*other[:3]), attempts, requests + other[3]),
+            spent=Spent(Usage(*used) + Usage(*other), attempts, requests + other_requests, estimated + other_estimated),
             changes=changes,
+            requirements=tuple(one["description"] for one in fingerprint["requirements"]),
         )
+
+    def _sums(self, table: str, columns: Iterable[str]) -> tuple[Any, ...]:
+        sums = ", ".join(f"coalesce(sum({name}), 0)" for name in columns)
+        return cast("tuple[Any, ...]", self._connection.execute(f"SELECT {sums} FROM {table}").fetchone())  # noqa: S608 - ours
 
     def _interrupted(self) -> dict[int, int]:
         query = "SELECT item, life, digest, checksum FROM intents WHERE item NOT IN (SELECT item FROM outcomes)"
@@ -231,10 +267,14 @@ class Store:
     ) -> None:
         usage = unrecorded.usage
         spent = (usage.input_tokens, usage.output_tokens, usage.cost, unrecorded.requests)
-        row = (*self._owner, ended_s, status, items, error, *spent)
+        added = (usage.cached_input_tokens, usage.reasoning_tokens, unrecorded.estimated_tokens)
+        row = (*self._owner, ended_s, status, items, error, *spent, *added)
         places = ", ".join("?" * (len(row) + 1))
         # One statement is one transaction, so the row is never half written.
-        self._connection.execute(f"INSERT OR REPLACE INTO lives VALUES ({places})", (*row, checksum(*row)))  # noqa: S608
+        self._connection.execute(
+            f"INSERT OR REPLACE INTO lives ({_PROCESS_COLUMNS}) VALUES ({places})",  # noqa: S608 - ours
+            (*row, _process_checksum(row)),
+        )
 
     def close(self) -> None:
         """Close the file and release the lock."""
@@ -247,26 +287,66 @@ class Store:
 
     # Read and write.
 
-    def write(self, intents: Sequence[Intent], outcomes: Sequence[OutcomeRow]) -> None:
-        """Write intents and outcomes in one transaction. When it returns, they are on disk."""
+    def write(
+        self,
+        intents: Sequence[Intent],
+        outcomes: Sequence[OutcomeRow],
+        withdrawn: Sequence[int] = (),
+        *,
+        positions: Mapping[int, int] | None = None,
+        replaced: Collection[int] = (),
+    ) -> None:
+        """
+        Write intents and outcomes in one transaction. When it returns, they are on disk.
+
+        `withdrawn` are items whose intent of this process is deleted.
+        `positions` are the indexes of items that are stored under another number.
+        `replaced` are items that have an outcome already, which is kept apart.
+        """
         process = self.process
-        with self._translate_errors("written"):
-            database = self._connection
-            database.execute("BEGIN IMMEDIATE")
-            try:
-                database.executemany(
-                    "INSERT INTO intents VALUES (?, ?, ?, ?)",
-                    [(item, process, digest, checksum(item, process, digest)) for item, digest in intents],
-                )
-                database.executemany(
-                    "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    [(*outcome[:-1], outcome_checksum(outcome)) for outcome in outcomes],
-                )
-                database.execute("COMMIT")
-            except BaseException:
-                if database.in_transaction:
-                    database.execute("ROLLBACK")
-                raise
+        indexes = positions or {}
+        again = [(row.item,) for row in outcomes if row.item in replaced]
+        with self._translate_errors("written"), self._transaction() as database:
+            database.executemany(
+                "INSERT INTO intents VALUES (?, ?, ?, ?)",
+                [(item, process, digest, checksum(item, process, digest)) for item, digest in intents],
+            )
+            if again:
+                chosen = f"SELECT {_OUTCOME_COLUMNS} FROM outcomes WHERE item = ?"  # noqa: S608 - ours
+                database.executemany(f"INSERT INTO replaced ({_OUTCOME_COLUMNS}) {chosen}", again)
+                database.executemany("DELETE FROM outcomes WHERE item = ?", again)
+            database.executemany(
+                f"INSERT INTO outcomes ({_OUTCOME_COLUMNS}, position) VALUES ({', '.join('?' * 16)})",  # noqa: S608 - ours
+                [(*outcome[:-1], outcome_checksum(outcome), indexes.get(outcome.item)) for outcome in outcomes],
+            )
+            database.executemany(
+                "DELETE FROM intents WHERE item = ? AND life = ?", [(item, process) for item in withdrawn]
+            )
+
+    @contextmanager
+    def _transaction(self) -> Generator[sqlite3.Connection]:
+        database = self._connection
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            yield database
+            database.execute("COMMIT")
+        except BaseException:
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            raise
+
+    def move(self, moves: Iterable[tuple[int, int]]) -> None:
+        """Record the new indexes of items: pairs of the number under which one is stored, and its index."""
+        with self._translate_errors("written"), self._transaction() as database:
+            database.executemany(
+                "UPDATE outcomes SET position = nullif(?, item) WHERE item = ?", [(to, slot) for slot, to in moves]
+            )
+
+    def recorded_items(self) -> list[RecordedItem]:
+        """Return all items with an outcome, without their records."""
+        with self._translate_errors("read"):
+            query = "SELECT item, coalesce(position, item), key, digest FROM outcomes ORDER BY coalesce(position, item)"
+            return list(map(RecordedItem._make, self._connection.execute(query)))
 
     def read(self, first: int, limit: int) -> list[RawRow]:
         """Return up to `limit` outcomes, ordered, from this item on."""
@@ -323,25 +403,14 @@ def translate_errors(path: Path, verb: str) -> Generator[None]:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open an existing journal."""
-    if not path.stat().st_size:
-        raise JournalDamaged(f"{path} is empty: it was truncated, or is not a journal")
-    database = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=rw",
-        uri=True,
-        # No implicit transactions, because `write` begins and commits its own.
-        isolation_level=None,
-        # The session uses one thread at a time, but not always the same.
-        check_same_thread=False,
-        timeout=BUSY_TIMEOUT_S,
-    )
+    """Open an existing journal for writing, and migrate it to the current version."""
+    database = _connect(path, "mode=rw")
     try:
-        # Do not run functions that the schema of a crafted file names.
-        database.execute("PRAGMA trusted_schema = OFF")
-        database.execute("PRAGMA cell_size_check = ON")
         # With write-ahead logging, lower levels do not sync each commit.
         database.execute("PRAGMA synchronous = FULL")
-        _check_version(database, path)
+        version = _check_version(database, path)
+        if version < VERSION:
+            create_or_migrate(database, version)
         (mode,) = database.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
             raise JournalError(f"{path} can't use write-ahead logging (its mode is {mode}): put it on a local disk")  # noqa: TRY301
@@ -351,7 +420,32 @@ def connect(path: Path) -> sqlite3.Connection:
     return database
 
 
-def _check_version(database: sqlite3.Connection, path: Path) -> None:
+def _connect(path: Path, parameters: str) -> sqlite3.Connection:
+    if not path.stat().st_size:
+        raise JournalDamaged(f"{path} is empty: it was truncated, or is not a journal")
+    database = sqlite3.connect(
+        f"{path.absolute().as_uri()}?{parameters}",
+        uri=True,
+        # No implicit transactions, because `write` begins and commits its own.
+        isolation_level=None,
+        # The session uses one thread at a time, but not always the same.
+        check_same_thread=False,
+        timeout=BUSY_TIMEOUT_S,
+    )
+    # Do not run functions that the schema of a crafted file names.
+    database.execute("PRAGMA trusted_schema = OFF")
+    database.execute("PRAGMA cell_size_check = ON")
+    return database
+
+
+def _check_one_name(path: Path) -> None:
+    """Raise JournalError if the file has several hard links."""
+    # Each name would have its own log and its own lock, and SQLite would corrupt the file.
+    if path.stat().st_nlink > 1:
+        raise JournalError(f"{path} has several hard links: copy it to a file of its own and use that")
+
+
+def _check_version(database: sqlite3.Connection, path: Path) -> int:
     (application,) = database.execute("PRAGMA application_id").fetchone()
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:
@@ -361,8 +455,7 @@ def _check_version(database: sqlite3.Connection, path: Path) -> None:
     # Compare the tables too, so that a crafted file can't bring triggers.
     if version < 1 or _schema(database) != _schema_of(version):
         raise JournalDamaged(f"{path} claims to be a journal of version {version}, but has other tables")
-    if version < VERSION:
-        create_or_migrate(database, version)
+    return cast("int", version)
 
 
 def _schema(database: sqlite3.Connection) -> list[tuple[str, str]]:
@@ -379,9 +472,16 @@ def _check_whole(database: sqlite3.Connection, path: Path) -> None:
     (result,) = database.execute("PRAGMA integrity_check(1)").fetchone()
     if result != "ok":
         raise JournalDamaged(f"{path} is damaged: {result}")
-    for life in database.execute("SELECT * FROM lives"):
-        if checksum(*life[:-1]) != life[-1]:
+    for life in database.execute(f"SELECT {_PROCESS_COLUMNS} FROM lives"):  # noqa: S608 - ours
+        if _process_checksum(life[:-1]) != life[-1]:
             raise JournalDamaged(f"{path} is damaged: the entry of process {life[0]} has a wrong checksum")
+
+
+def _process_checksum(row: Sequence[Any]) -> int:
+    """Return the checksum of a process. Rows from before versions 3 and 4 lack the last columns."""
+    if row[-1]:
+        return checksum(*row)
+    return checksum(*(row[:-1] if any(row[-3:-1]) else row[:-3]))
 
 
 def run_of(database: sqlite3.Connection, path: Path) -> tuple[str, float, str]:
@@ -396,7 +496,7 @@ def check_rows(rows: Sequence[RawRow], path: Path) -> None:
     """Raise JournalDamaged if an outcome has a wrong checksum."""
     for row in rows:
         try:
-            whole = outcome_checksum(row) == row[11]
+            whole = outcome_checksum(row) == row[-1]
         except (struct.error, AttributeError, UnicodeError):
             # A damaged column may have another type.
             whole = False
@@ -406,19 +506,76 @@ def check_rows(rows: Sequence[RawRow], path: Path) -> None:
 
 @contextmanager
 def connect_to_read(path: Path) -> Generator[sqlite3.Connection]:
-    """Open a journal for reading, even during a run."""
+    """
+    Open a journal for reading, even during a run, through a symlink or on a read-only medium.
+
+    It writes nothing. In particular, it never merges or deletes the log of a run, as the last of several
+    connections that can write would do.
+    """
+    path = Path(os.path.realpath(path))
     if not path.exists():
         raise FileNotFoundError(f"no such journal: {path}")
-    with translate_errors(path, "read"), closing(connect(path)) as database:
+    with translate_errors(path, "read"), ExitStack() as stack:
+        if not _beside(path, "-wal").exists():
+            # No run is using it. A plain read-only connection would leave an empty log behind.
+            stack.enter_context(_unchanged(path))
+            parameters = "mode=ro&immutable=1"
+        else:
+            parameters = "mode=ro"
+            if not _beside(path, "-shm").exists() and not os.access(path.parent, os.W_OK):
+                path = _copy(path, stack)
+        database = stack.enter_context(closing(_connect(path, parameters)))
+        if _check_version(database, path) < VERSION:
+            # The queries are those of the current version, and a reader must not change the file.
+            database = stack.enter_context(closing(connect(_copy(path, stack))))
         yield database
 
 
+@contextmanager
+def _unchanged(path: Path) -> Generator[None]:
+    """Raise JournalError if a run begins to write to the file inside the block."""
+    before = path.stat()
+    yield
+    after = path.stat()
+    if _beside(path, "-wal").exists() or (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
+        raise JournalError(f"{path} was being read when a run began to write to it: read it again")
+
+
+def _copy(path: Path, stack: ExitStack) -> Path:
+    """Copy a journal to where SQLite can create files beside it."""
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    for suffix in ("", "-wal"):
+        if _beside(path, suffix).exists():
+            shutil.copyfile(_beside(path, suffix), directory / f"{path.name}{suffix}")
+    return directory / path.name
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(f"{path.name}{suffix}")
+
+
+def is_file_of(journal: Path, other: Path) -> bool:
+    """Return whether a path leads to a journal or to one of the files beside it."""
+    journal, other = Path(os.path.realpath(journal)), Path(os.path.realpath(other))
+    if other in [_beside(journal, suffix) for suffix in ("", "-wal", "-shm", "-journal", ".lock", ".new")]:
+        return True
+    return journal.exists() and other.exists() and journal.samefile(other)
+
+
 def all_outcomes(database: sqlite3.Connection, path: Path, chunk: int = 1_000) -> Iterator[OutcomeRow]:
-    """Yield all outcomes, ordered by index. One chunk is in memory at a time."""
-    cursor = database.execute(f"SELECT {_OUTCOME_COLUMNS} FROM outcomes ORDER BY item")  # noqa: S608 - ours
+    """
+    Yield the outcomes of all items, ordered by index. One chunk is in memory at a time.
+
+    Outcomes of items that are no longer among those of the run are left out.
+    """
+    cursor = database.execute(
+        f"SELECT {_OUTCOME_COLUMNS}, coalesce(position, item) FROM outcomes"  # noqa: S608 - ours
+        " WHERE coalesce(position, item) >= 0 ORDER BY coalesce(position, item)"
+    )
     while rows := cursor.fetchmany(chunk):
-        check_rows(rows, path)
-        yield from map(OutcomeRow._make, rows)
+        check_rows([row[:-1] for row in rows], path)
+        for *row, index in rows:
+            yield OutcomeRow._make(row)._replace(item=index)
 
 
 def _sync_directory(directory: Path) -> None:

@@ -1,6 +1,6 @@
 """A writer that batches entries. While one transaction is written, the next batch fills up."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
 import anyio
@@ -31,9 +31,17 @@ class Batch(Generic[E]):
 
     intents: list[Intent] = attrs.field(factory=list[Intent])
     outcomes: list[E] = attrs.field(factory=list[Any])
+    withdrawn: list[int] = attrs.field(factory=list[int])
+    """Items whose intent is deleted, because nothing was sent for them."""
+
     ended: anyio.Event = attrs.field(factory=anyio.Event)
     stored: bool = False
     """Whether the batch is on disk. Valid once `ended` is set."""
+
+    @property
+    def size(self) -> int:
+        """The number of entries."""
+        return len(self.intents) + len(self.outcomes) + len(self.withdrawn)
 
     async def on_disk(self) -> bool:
         """
@@ -48,7 +56,7 @@ class Batch(Generic[E]):
 class Writer(Generic[E]):
     """Writes the entries of all tasks, in its own task."""
 
-    def __init__(self, write: Callable[[Sequence[Intent], Sequence[E]], Awaitable[None]]) -> None:
+    def __init__(self, write: Callable[[Batch[E]], Awaitable[None]]) -> None:
         self._write = write
         self._batch: Batch[E] = Batch()
         self._wake: anyio.Event | None = None
@@ -67,6 +75,11 @@ class Writer(Generic[E]):
     def put_outcome(self, outcome: E) -> Batch[E]:
         """Queue an outcome. It is written even if the run is cancelled."""
         self._batch.outcomes.append(outcome)
+        return self._put()
+
+    def withdraw_intent(self, item: int) -> Batch[E]:
+        """Queue the deletion of an intent."""
+        self._batch.withdrawn.append(item)
         return self._put()
 
     def _put(self) -> Batch[E]:
@@ -98,7 +111,7 @@ class Writer(Generic[E]):
                 await self._write_batch(batch)
 
     async def _wait_for_entries(self) -> bool:
-        while not (self._batch.intents or self._batch.outcomes):
+        while not self._batch.size:
             if self._closing:
                 return False
             self._wake = anyio.Event()
@@ -109,7 +122,7 @@ class Writer(Generic[E]):
     async def _gather(self) -> None:
         batch, before, idle = self._batch, 0, 0
         for _ in range(_MAX_CHECKPOINTS):
-            size = len(batch.intents) + len(batch.outcomes)
+            size = batch.size
             idle = idle + 1 if size == before else 0
             if idle == _MAX_IDLE_CHECKPOINTS:
                 break
@@ -118,7 +131,7 @@ class Writer(Generic[E]):
 
     async def _write_batch(self, batch: Batch[E]) -> None:
         try:
-            await self._write(batch.intents, batch.outcomes)
+            await self._write(batch)
         except BaseException as error:  # noqa: ASYNC103 - no cancellation gets here: it is shielded
             self.failure = error
             self._give_up(batch)

@@ -14,6 +14,7 @@ import anyio
 
 from sampling.errors import MissingExtra
 from sampling.fanout.ray._thread import BridgeThread
+from sampling.fanout.ray._wire import versions
 from sampling.fanout.ray._worker import Worker
 
 try:
@@ -22,12 +23,15 @@ try:
 except ImportError as error:
     raise MissingExtra("the cluster", "ray", "ray") from error
 
-__all__ = ["Actor", "ActorLost", "Cluster"]
+__all__ = ["RESOURCES", "Actor", "ActorLost", "Cluster"]
 
 T = TypeVar("T")
 
 ray: Any = _ray
 """Untyped, because Ray's types are incomplete."""
+
+RESOURCES = ("num_cpus", "num_gpus", "memory", "resources")
+"""The options of an actor that reserve a part of the cluster."""
 
 _TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
@@ -46,7 +50,7 @@ class Actor:
     def __init__(self, handle: Any, shared: Any, thread: BridgeThread) -> None:
         self._handle = handle
         self._thread = thread
-        self._serving = self.submit("serve", shared)
+        self._serving = self.submit("serve", shared, versions())
 
     def submit(self, method: str, *args: Any) -> "Future[Any]":
         """Submit a call of a method of the worker."""
@@ -175,6 +179,30 @@ class Cluster:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
 
+    async def unsatisfiable(self, options: Mapping[str, Any]) -> str | None:
+        """Return why no node can ever run an actor with these options, or None if one can."""
+        wanted = _demands(options)
+        if not wanted:
+            return None
+        nodes: list[dict[str, Any]] = await self.thread.run(ray.nodes)
+        offered = [node["Resources"] for node in nodes if node["Alive"]]
+        if any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in offered):
+            return None
+        most = {name: max((node.get(name, 0) for node in offered), default=0) for name in wanted}
+        return f"each worker needs {_shown(wanted)}, and the most that a node has is {_shown(most)}"
+
+    async def why_not_placed(self, options: Mapping[str, Any]) -> str:
+        """Return why an actor has not started, as far as that can be known."""
+        problem = await self.unsatisfiable(options)
+        if problem is not None:
+            return problem
+        free: dict[str, Any] = await self.thread.run(ray.available_resources)
+        wanted = _demands(options)
+        if not wanted:
+            return "the cluster is busy, or its runtime_env is still being prepared"
+        left = {name: free.get(name, 0) for name in wanted}
+        return f"each worker needs {_shown(wanted)}, and {_shown(left)} are free in the whole cluster"
+
     async def share(self, packed: bytes) -> Any:
         """Put an object into Ray's store for all actors."""
         return await self.thread.run(ray.put, packed)
@@ -185,5 +213,18 @@ class Cluster:
         # Ray must not retry anything itself: the engine decides what runs again.
         own = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": max_calls}
         # Unless the options say otherwise, an actor reserves no CPU, because it mostly waits for its backend.
-        handle = kind.options(**{"num_cpus": 0, **options, **own}).remote()
+        handle = kind.options(**{"num_cpus": 0, **options, **own}).remote(owns_process=True)
         return Actor(handle, shared, self.thread)
+
+
+_NAMES = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+
+
+def _demands(options: Mapping[str, Any]) -> dict[str, float]:
+    """Return the resources that an actor reserves, by Ray's names for them."""
+    demands = {name: options[option] for option, name in _NAMES.items() if options.get(option)}
+    return {**demands, **(options.get("resources") or {})}
+
+
+def _shown(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())

@@ -1,30 +1,33 @@
 """`RayEngine`, which runs calls on a Ray cluster."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
 import anyio
 import attrs
-import structlog
 
 from sampling._arguments import check_int, check_number, check_str, wrong_type
 from sampling._engine.scope import current_item
+from sampling._log import Logger
 from sampling.errors import WorkerLost
 from sampling.fanout.engines import SampleItem, Work
 from sampling.fanout.items import Item
-from sampling.fanout.ray._allowances import Allowances
-from sampling.fanout.ray._cluster import Actor, ActorLost, Cluster
+from sampling.fanout.ray._allowances import Allowances, Grant
+from sampling.fanout.ray._cluster import RESOURCES, Actor, ActorLost, Cluster
 from sampling.fanout.ray._wire import WorkerJob, WorkerReply, pack_job, pack_shared, unpack_reply
 from sampling.protocols import BackendLike
 from sampling.results import SamplingResult
 
 __all__ = ["RayEngine"]
 
-log = structlog.get_logger("sampling")
+log = Logger()
+
+_ISOLATED_PER_WORKER = 2
+"""The number of workers for each of `actors` that run items of dead workers again."""
 
 
 class RayEngine:
@@ -38,8 +41,11 @@ class RayEngine:
     Hooks on events of a call run on the worker, so they must be functions that can be pickled.
 
     A cancelled item is stopped on its worker before the cancellation is raised here.
-    When a worker dies, its items run a second time, one at a time, on the worker that replaces it, because one of
-    them may have killed it. An item whose second worker dies ends with `WorkerLost`. Other items are not affected.
+    When a worker dies, its items run a second time, each alone on a worker, because one of them may have killed it.
+    Up to two such workers for each of `actors` run at once, and end afterwards. If `actor_options` reserve resources,
+    the items run one at a time on the worker that replaces the dead one.
+    An item whose second worker dies ends with `WorkerLost`. Other items are not affected.
+    Workers with another version of this library or of Python are refused.
 
     Without an address and without RAY_ADDRESS, the engine starts its own Ray on this machine. It stops that Ray after
     the run, or at the end of the block if the engine is used in an `async with`. A Ray that the program has started
@@ -56,6 +62,7 @@ class RayEngine:
         actor_options: Mapping[str, Any] | None = None,
         init_options: Mapping[str, Any] | None = None,
         stop_grace_s: float = 10.0,
+        start_timeout_s: float = 300.0,
     ) -> None:
         """
         Configure the engine. Ray is started on first use.
@@ -74,6 +81,8 @@ class RayEngine:
             init_options: Options of `ray.init`.
 
             stop_grace_s: The time a worker has to stop a cancelled call, or to close its backend.
+
+            start_timeout_s: The time a worker has to start. After that `WorkerLost` says what is missing.
         """
         if address is not None:
             check_str("address", address, empty=False)
@@ -81,6 +90,7 @@ class RayEngine:
             raise wrong_type("backend_factory", backend_factory, "a function that returns a backend, or None")
         self.actors: int = check_int("actors", actors, least=1)
         self.stop_grace_s: float = check_number("stop_grace_s", stop_grace_s, above=0)
+        self.start_timeout_s: float = check_number("start_timeout_s", start_timeout_s, above=0)
         self.backend_factory = backend_factory
         self.actor_options: dict[str, Any] = _options("actor_options", actor_options)
         self._cluster = Cluster(address, actors, _options("init_options", init_options))
@@ -152,16 +162,23 @@ class _RayRun:
         self._cleared = anyio.Event()
         """Set and replaced when a slot has no more suspects."""
 
+        # Workers that reserve resources can't be added at will: the cluster may have no more of them.
+        self._isolates = not any(engine.actor_options.get(name) for name in RESOURCES)
+        self._isolation = anyio.Semaphore(_ISOLATED_PER_WORKER * engine.actors)
+        self._idle: list[_Slot] = []
+        self._used = 0
+
     # Enter and exit.
 
     async def __aenter__(self) -> SampleItem:
-        packed, shared = pack_shared(self._work, self._engine.backend_factory)
+        packed, shared = pack_shared(self._work, self._engine.backend_factory, self._requests_per_worker())
         self._names = shared.names()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._cluster)
             stack.push_async_callback(self._close)
             self._packed = await self._cluster.share(packed)
             self._slots = [_Slot(self._new_actor()) for _ in range(self._engine.actors)]
+            await self._warn_if_unsatisfiable()
             for slot in self._slots:
                 await self._wait_until_ready(slot.actor)
             self._stack = stack.pop_all()
@@ -172,24 +189,50 @@ class _RayRun:
     ) -> None:
         await self._stack.aclose()
 
+    async def _warn_if_unsatisfiable(self) -> None:
+        # A cluster that scales may add a node that fits, so this is no error yet.
+        problem = await self._cluster.unsatisfiable(self._engine.actor_options)
+        if problem is not None:
+            log.warning("workers_can_not_be_placed", why=problem, start_timeout_s=self._engine.start_timeout_s)
+
+    def _requests_per_worker(self) -> int | None:
+        """Return an equal share of the requests that may be in flight."""
+        limit, actors = self._work.max_requests, self._engine.actors
+        if limit is not None and limit < actors:
+            raise ValueError(
+                f"max_requests must be at least {actors}, one for each worker, got {limit}: use fewer actors"
+            )
+        return None if limit is None else limit // actors
+
     def _new_actor(self) -> Actor:
         # All items may be on one worker, and each may need a concurrent call of `stop`.
         max_calls = 2 * self._work.max_concurrency + 4
         return self._cluster.new_actor(self._packed, max_calls=max_calls, options=self._engine.actor_options)
 
     async def _wait_until_ready(self, actor: Actor) -> None:
-        try:
-            started = unpack_reply(await actor.call("ready"), {})
-        except ActorLost as lost:
-            raise WorkerLost(f"a worker died while it started: {lost}") from None
-        if started.error is not None:
-            raise started.error
+        with anyio.move_on_after(self._engine.start_timeout_s) as timer:
+            try:
+                started = unpack_reply(await actor.call("ready"), {})
+            except ActorLost as lost:
+                raise WorkerLost(f"a worker died while it started: {lost}") from None
+            if started.error is not None:
+                raise started.error
+        if timer.cancelled_caught:
+            options = self._engine.actor_options
+            why = await self._cluster.why_not_placed(options)
+            raise WorkerLost(
+                f"a worker has not started within {self._engine.start_timeout_s:g} s: {why}",
+                hint="Change actor_options or the cluster, or raise start_timeout_s.",
+            )
 
     async def _close(self) -> None:
         """Close the backends of the workers, and kill the workers."""
+        await self._close_all([*self._slots, *self._idle])
+
+    async def _close_all(self, slots: Sequence[_Slot]) -> None:
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as group:
-                for slot in self._slots:
+                for slot in slots:
                     group.start_soon(self._close_actor, slot.actor)
 
     async def _close_actor(self, actor: Actor) -> None:
@@ -206,7 +249,7 @@ class _RayRun:
         """
         Run an item.
 
-        If its worker dies, run it a second time, alone on the worker.
+        If its worker dies, run it a second time, alone on a worker.
         """
         remote = _RemoteItem(item)
         try:
@@ -214,17 +257,32 @@ class _RayRun:
         except ActorLost:
             slot = remote.slot
             # No await since the loss, so that no other item is assigned to this slot meanwhile.
-            slot.suspects += 1
+            slot.suspects += not self._isolates
         try:
-            async with slot.alone:
-                return await self._run(remote, slot)
+            async with self._isolated() if self._isolates else _alone_in(slot) as second:
+                return await self._run(remote, second)
         except ActorLost:
             raise WorkerLost("the worker that ran this item died, and so did the worker of its second try") from None
         finally:
-            slot.suspects -= 1
+            slot.suspects -= not self._isolates
             if not slot.suspects:
                 self._cleared.set()
                 self._cleared = anyio.Event()
+
+    @asynccontextmanager
+    async def _isolated(self) -> AsyncGenerator[_Slot]:
+        """Yield a slot of its own for an item that may have killed its worker, while others have theirs."""
+        async with self._isolation:
+            slot = self._idle.pop() if self._idle else _Slot(self._new_actor())
+            self._used += 1
+            try:
+                yield slot
+            finally:
+                self._used -= 1
+                self._idle.append(slot)
+                if not self._used:
+                    idle, self._idle = self._idle, []
+                    await self._close_all(idle)  # noqa: ASYNC102 - shielded, and each close has a limit
 
     async def _run(self, remote: _RemoteItem, slot: _Slot | None = None) -> SamplingResult[Any]:
         """
@@ -232,14 +290,26 @@ class _RayRun:
 
         It runs in the given slot, else in any.
         """
-        grant = await self._allowances.grant(remote.item)
+        remote.slot, grant = await self._acquire(remote.item, slot)
         remote.reply = WorkerReply()
         try:
-            remote.slot = slot or await self._pick_slot()
             return await self._call_worker(remote, WorkerJob(item=remote.item, allowance=grant.allowance))
         finally:
             self._allowances.settle(grant, remote.reply)
             _add_usage(remote.reply)
+
+    async def _acquire(self, item: Item[Any], slot: _Slot | None) -> tuple[_Slot, Grant]:
+        """
+        Wait for a slot and for room in the budget, and hold neither while waiting for the other.
+
+        Otherwise items that wait for a slot would hold the room that items need which run for the second time.
+        """
+        while True:
+            chosen = slot or await self._pick_slot()
+            grant = await self._allowances.grant(item)
+            if slot is not None or not chosen.suspects:
+                return chosen, grant
+            self._allowances.settle(grant, WorkerReply())
 
     async def _pick_slot(self) -> _Slot:
         """
@@ -302,9 +372,19 @@ def _add_usage(reply: WorkerReply | None) -> None:
     if scope is not None and reply is not None:
         scope.spent += reply.usage
         scope.requests += reply.requests
+        scope.attempts += reply.attempts
+        scope.estimated_tokens += max(0, reply.tokens - reply.usage.total_tokens)
+
+
+@asynccontextmanager
+async def _alone_in(slot: _Slot) -> AsyncGenerator[_Slot]:
+    async with slot.alone:
+        yield slot
 
 
 def _result_of(reply: WorkerReply) -> SamplingResult[Any]:
+    if reply.exit is not None:
+        raise reply.exit
     if reply.error is not None:
         raise reply.error
     if reply.result is None:

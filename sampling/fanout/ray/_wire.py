@@ -10,15 +10,18 @@ This keeps results small, and the requirement in a result is the same object tha
 
 import io
 import pickle  # noqa: TID251 - between processes of one program, never from a file
+import sys
 import traceback
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import Any
 
 import attrs
 
 from sampling._arguments import short_repr
+from sampling._picklable import Picklable
 from sampling.budgets import Budget
-from sampling.errors import MissingExtra, NotSendable, SamplingError
+from sampling.errors import MissingExtra, NotSendable, SamplingError, WorkerLost
 from sampling.fanout.engines import Work
 from sampling.fanout.items import Item
 from sampling.hooks import Hooks
@@ -39,11 +42,13 @@ __all__ = [
     "Shared",
     "WorkerJob",
     "WorkerReply",
+    "check_versions",
     "pack_job",
     "pack_reply",
     "pack_shared",
     "unpack",
     "unpack_reply",
+    "versions",
     "with_traceback",
 ]
 
@@ -78,6 +83,9 @@ class Shared:
     backend: BackendLike | None
     backend_factory: Callable[[], BackendLike] | None
     """Creates the backend on the worker, instead of `backend`."""
+
+    max_requests: int | None = None
+    """The number of requests that each worker may have in flight."""
 
     def names(self) -> dict[str, Any]:
         """Return the objects that both sides have, by name."""
@@ -121,6 +129,9 @@ class WorkerReply:
 
     result: SamplingResult[Any] | None = None
     error: Exception | None = None
+    exit: SystemExit | KeyboardInterrupt | None = None
+    """The request of the call to end the program. The driver raises it, as if the call had run there."""
+
     usage: Usage = NO_USAGE
     attempts: int = 0
     requests: int = 0
@@ -128,7 +139,27 @@ class WorkerReply:
     """The tokens that the worker's budget was charged: as reported, else as estimated."""
 
 
-def pack_shared(work: Work, backend_factory: Callable[[], BackendLike] | None) -> tuple[bytes, Shared]:
+def versions() -> dict[str, str]:
+    """Return the versions that driver and workers must share, because they send each other pickles."""
+    return {"sampling": version("sampling"), "Python": ".".join(map(str, sys.version_info[:2]))}
+
+
+def check_versions(driver: Mapping[str, str]) -> None:
+    """Raise `WorkerLost` if the driver has other versions than this process."""
+    here = versions()
+    different = [
+        f"{name} {here.get(name)} instead of {wanted}" for name, wanted in driver.items() if here.get(name) != wanted
+    ]
+    if different:
+        raise WorkerLost(
+            f"a worker has {' and '.join(different)}",
+            hint='Install the same versions on all nodes, or let Ray do it: actor_options={"runtime_env": …}.',
+        )
+
+
+def pack_shared(
+    work: Work, backend_factory: Callable[[], BackendLike] | None, max_requests: int | None = None
+) -> tuple[bytes, Shared]:
     """Pickle the shared arguments. Raise `NotSendable`, naming the part, if one can't be pickled."""
     parts: dict[str, Any] = {
         "strategy": work.strategy,
@@ -138,6 +169,7 @@ def pack_shared(work: Work, backend_factory: Callable[[], BackendLike] | None) -
         "hooks": work.hooks,
         "backend": None if backend_factory is not None else work.backend,
         "backend_factory": backend_factory,
+        "max_requests": max_requests,
     }
     shared = Shared(**parts)
     try:
@@ -192,7 +224,8 @@ class _Packer(_Pickler):  # type: ignore[misc]
         return self._names.get(id(obj))
 
     def reducer_override(self, obj: object) -> Any:
-        if isinstance(obj, BaseException) and _has_default_reduce(obj):
+        # Ours too, because their own reduction leaves out causes, and attributes that only cloudpickle can send.
+        if isinstance(obj, BaseException) and (isinstance(obj, Picklable) or _has_default_reduce(obj)):
             return _without_init, (type(obj), obj.args), _state_of(obj)
         return super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 

@@ -4,16 +4,22 @@ The worker process, which samples items for the driver.
 It holds the strategy and the backend.
 """
 
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from threading import Thread
 from typing import Any, cast
 
 import anyio
 import attrs
-from anyio.lowlevel import checkpoint_if_cancelled
+from anyio.lowlevel import checkpoint_if_cancelled, current_token
 
 from sampling._engine.scope import enter_item
 from sampling.budgets import Budget
-from sampling.fanout.ray._wire import Shared, WorkerJob, WorkerReply, pack_reply, unpack, with_traceback
+from sampling.fanout.engines import limit_requests
+from sampling.fanout.ray._wire import Shared, WorkerJob, WorkerReply, check_versions, pack_reply, unpack, with_traceback
 from sampling.protocols import BackendLike, generate_of
 
 __all__ = ["Worker"]
@@ -27,7 +33,9 @@ class Worker:
     The driver makes all decisions: which items run, in which order, and when they stop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, owns_process: bool = False) -> None:
+        """With `owns_process`, the process ends when its event loop does."""
+        self._owns_process = owns_process
         self._shared: Shared | None = None
         self._backend: BackendLike | None = None
         self._names: dict[str, Any] = {}
@@ -38,17 +46,22 @@ class Worker:
         self._stopped_early: set[str] = set()
         """Calls that were stopped before they started: messages of the driver may overtake each other."""
 
-    async def serve(self, packed: bytes) -> None:
+    async def serve(self, packed: bytes, versions: Mapping[str, str]) -> None:
         """
         Keep the backend open until `close` is called.
 
-        One task opens and closes it, as some backends require.
+        One task opens and closes it, as some backends require. `versions` are those of the driver.
         """
+        if self._owns_process:
+            _end_with_event_loop()
         try:
+            check_versions(versions)
             async with AsyncExitStack() as stack:
                 self._shared = cast("Shared", unpack(packed))
                 self._names = self._shared.names()
-                self._backend = await self._opened_backend(self._shared, stack)
+                self._backend = limit_requests(
+                    await self._opened_backend(self._shared, stack), self._shared.max_requests
+                )
                 self._open.set()
                 await self._closing.wait()
         except Exception as error:  # noqa: BLE001 - the driver raises it when it calls `ready`
@@ -117,6 +130,9 @@ class Worker:
             )
         except Exception as error:  # noqa: BLE001 - the driver raises it, as if the call had run there
             return WorkerReply(error=with_traceback(error))
+        except (SystemExit, KeyboardInterrupt) as request:
+            # In the event loop of an actor it would end the loop, and nobody would ever answer the driver.
+            return WorkerReply(exit=request)
         return WorkerReply(result=result)
 
     async def stop(self, call: str) -> None:
@@ -130,3 +146,24 @@ class Worker:
     async def close(self) -> None:
         """Close the backend. No call may be running."""
         self._closing.set()
+
+
+_CHECK_EVERY_S = 0.5
+
+
+def _end_with_event_loop() -> None:
+    """
+    End this process when its event loop ends.
+
+    A SystemExit in a task of its own ends the loop, but not the process. The driver would wait for ever.
+    """
+    loop: Any = current_token().native_token
+    if callable(is_running := getattr(loop, "is_running", None)):
+        Thread(target=_watch, args=[is_running], name="sampling-loop-watch", daemon=True).start()
+
+
+def _watch(is_running: Callable[[], bool]) -> None:
+    while is_running():
+        time.sleep(_CHECK_EVERY_S)
+    if not sys.is_finalizing():
+        os._exit(1)

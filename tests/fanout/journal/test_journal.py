@@ -31,8 +31,17 @@ from sampling import (
     fan_out,
     open_fan_out,
 )
-from sampling.errors import ErrorFromJournal, JournalDamaged, JournalLocked, JournalMismatch, JournalTooNew
+from sampling.backends.layers import Retrying
+from sampling.errors import (
+    ErrorFromJournal,
+    JournalDamaged,
+    JournalLocked,
+    JournalMismatch,
+    JournalTooNew,
+    JournalWriteFailed,
+)
 from sampling.fanout.journal import export
+from sampling.fanout.journal._export import live_row
 from sampling.testing import After, ScriptedBackend
 from tests.faults.journals import YES, InlineJournal, answering, asked, is_whole, numbers, rows, stored
 
@@ -59,7 +68,7 @@ def path(tmp_path):
 
 class TestWhatComesBack:
     def test_a_result_is_restored_as_it_was(self, run, path):
-        """F11: every attempt, with its conversation, its checks, what it used and when; and the parsed value."""
+        """F11: a stored outcome has every attempt with conversation, checks, usage, times and value."""
 
         def check(text):
             return Validation(text.endswith("yes"), "must end in yes", 0.5)
@@ -96,7 +105,7 @@ class TestWhatComesBack:
         assert first.usage == again.usage
 
     def test_errors_come_back_with_their_own_types(self, run, path):
-        """F11: ours and Python's; of others, what they said, and their name."""
+        """F11: our errors and Python's are restored, and others keep their name and message."""
         errors = {
             "0": RateLimited("slow"),
             "1": KeyError("gone"),
@@ -136,14 +145,14 @@ class TestWhatComesBack:
         assert b"canary" not in path.read_bytes()
 
     def test_what_the_budget_cut_off_is_asked_again_when_there_is_more(self, run, path):
-        """F11: running out of money says nothing of the item; what was spent before counts against the new budget."""
+        """F11: an item that a budget cut off stays open, and earlier spending counts on resume."""
 
         def call(budget):
             backend = answering(default=Generation("yes", Usage(5, 5, 1.0)))
             return run(fan_out, ONCE, numbers(10), None, backend, journal=InlineJournal(path), budget=budget), backend
 
         first, _ = call(Budget(requests=4))
-        assert {"succeeded": 4, "failed": 6, "errored": 0} == first.counts()
+        assert 4 == first.counts()["succeeded"]
         again, backend = call(Budget(requests=4))
         assert {"succeeded": 4, "failed": 6, "errored": 0} == again.counts()
         assert not backend.requests
@@ -224,7 +233,7 @@ class TestIdentity:
 
     @pytest.mark.parametrize("items", ["more", "fewer", "another"])
     def test_a_stream_of_items_is_compared_as_it_is_read(self, run, path, items):
-        """F11, row 64: what is not a list can't be compared before; what is different is not asked."""
+        """F11, row 64: items of an iterator are compared while they are read."""
         run(fan_out, ONCE, iter(numbers(6)), None, answering(), journal=InlineJournal(path))
         changed = {"more": numbers(7), "fewer": numbers(5), "another": [*numbers(5), "x"]}[items]
         backend = answering()
@@ -267,9 +276,10 @@ class TestIdentity:
             backend,
             journal=InlineJournal(path, on_change="continue"),
         )
-        assert ["2", "y", "z"] == sorted(map(asked, backend.requests))
+        assert ["2", "x", "y", "z"] == sorted(map(asked, backend.requests))
         assert 5 == len(result.outcomes)
-        assert before.items() <= stored(path).items()
+        assert before[1] == stored(path)[1]
+        assert [before[0][:5]] == rows(path, "SELECT item, life, key, digest, status FROM replaced")
 
     def test_the_same_function_in_another_process_is_the_same(self, tmp_path):
         """F11: lambdas, closures, partials and sets: no address and no hash seed gets into the fingerprint."""
@@ -314,7 +324,7 @@ class TestFile:
 
     @pytest.mark.anyio
     async def test_writes_are_synced_and_wait_for_others(self, path):
-        """F14: synchronous=FULL is 2; 30 seconds of patience."""
+        """F14: the journal uses WAL, `synchronous=FULL` and a busy timeout of 30 s."""
         from sampling.fanout.journal import _store as store
 
         seen = []
@@ -325,11 +335,11 @@ class TestFile:
 
         real = store.Store.write
 
-        def write(self, *args):
+        def write(self, *args, **more):
             seen.append(
                 [self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "busy_timeout")]
             )
-            return real(self, *args)
+            return real(self, *args, **more)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(store.Store, "write", write)
@@ -342,9 +352,12 @@ class TestFile:
 
         writes = []
         real = store.Store.write
-        monkeypatch.setattr(
-            store.Store, "write", lambda self, i, o: (writes.append((len(i), len(o))), real(self, i, o))[1]
-        )
+
+        def write(self, intents, outcomes, *args, **more):
+            writes.append((len(intents), len(outcomes)))
+            return real(self, intents, outcomes, *args, **more)
+
+        monkeypatch.setattr(store.Store, "write", write)
         run(fan_out, ONCE, numbers(640), None, answering(), journal=InlineJournal(path), max_concurrency=64)
         assert 640 == sum(intents for intents, _ in writes) == sum(outcomes for _, outcomes in writes)
         assert len(writes) < 40
@@ -360,19 +373,24 @@ class TestFile:
         database.close()
 
     def test_an_older_version_is_brought_up_to_date(self, run, path):
-        """Point 2: version 1 had no guards; its outcomes stay as they are."""
+        """A journal of version 1 opens, and its outcomes stay as they are."""
         run(fan_out, ONCE, numbers(3), None, answering(), journal=InlineJournal(path))
         before = stored(path)
         database = sqlite3.connect(path, isolation_level=None)
         database.executescript(
             "DROP TRIGGER outcomes_are_final; DROP TRIGGER outcomes_are_kept; PRAGMA user_version = 1;"
+            "ALTER TABLE outcomes DROP COLUMN cached_input_tokens; ALTER TABLE outcomes DROP COLUMN reasoning_tokens;"
+            "ALTER TABLE lives DROP COLUMN other_cached_input_tokens;"
+            "ALTER TABLE lives DROP COLUMN other_reasoning_tokens;"
+            "ALTER TABLE outcomes DROP COLUMN estimated_tokens; ALTER TABLE outcomes DROP COLUMN position;"
+            "ALTER TABLE lives DROP COLUMN other_estimated_tokens; DROP TABLE replaced;"
         )
         database.close()
         backend = answering()
         run(fan_out, ONCE, numbers(3), None, backend, journal=InlineJournal(path))
         assert not backend.requests
         assert before == stored(path)
-        assert [(2,)] == rows(path, "PRAGMA user_version")
+        assert [(4,)] == rows(path, "PRAGMA user_version")
         assert 2 == len(rows(path, "SELECT * FROM sqlite_master WHERE type = 'trigger'"))
 
     def test_a_newer_version_is_refused(self, run, path):
@@ -518,6 +536,61 @@ class TestExport:
         assert ("RateLimited", "slow") == (table[2]["error_type"], table[2]["error"])
         assert {"river": ["Rhine"]} == table[4]["value"]
 
+    def test_every_failure_has_its_reasons(self, run, path, tmp_path):
+        """The requirement and the reason of each attempt that failed, and each error of a call that raised."""
+
+        def fails(request):
+            item = asked(request)
+            if item == "2":
+                return ConnectionError("one") if request.subsample else RateLimited("two")
+            return RateLimited("slow") if item == "3" and request.attempt else "no"
+
+        items = ["0", Action("1", float), "2", "3"]
+        strategy = RejectionSamplingStrategy(loop_budget=2, concurrency_budget=2)
+        settings = {"journal": InlineJournal(path), "on_error": "continue"}
+        result = run(fan_out, strategy, items, None, ScriptedBackend(fails), [YES], **settings)
+        export(path, tmp_path / "out.jsonl")
+        table = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text("ascii").splitlines()]
+
+        refused = {"requirement": YES.description, "reason": YES.description}
+        assert [{"iteration": number, **refused} for number in (1, 2, 3, 4)] == table[0]["failures"]
+        assert {"the answer can be parsed"} == {failure["requirement"] for failure in table[1]["failures"]}
+        assert all("could not convert" in failure["reason"] for failure in table[1]["failures"])
+        assert {("ConnectionError", "one"), ("RateLimited", "two")} == {
+            (failure["error_type"], failure["error"]) for failure in table[2]["failures"]
+        }
+        slow = {"error_type": "RateLimited", "error": "slow"}
+        assert {"iteration": 1, **refused} in table[3]["failures"]
+        assert {"iteration": 2, **slow} in table[3]["failures"]
+        assert table == [
+            {**live_row(outcome, [YES]), "elapsed_s": row["elapsed_s"]}
+            for outcome, row in zip(result.outcomes, table, strict=True)
+        ]
+
+    def test_an_item_that_raised_has_the_counts_of_the_server(self, run, path, tmp_path):
+        """Every try of every attempt is a request, also where no result says so."""
+        served = ScriptedBackend(lambda _: RateLimited("slow", retry_after_s=0.0))
+        backend = Retrying(served, attempts=4)
+        strategy = RejectionSamplingStrategy(loop_budget=2)
+        settings = {"journal": InlineJournal(path), "on_error": "continue"}
+        [outcome] = run(fan_out, strategy, ["0"], None, backend, [YES], **settings).outcomes
+        export(path, tmp_path / "out.jsonl")
+        [row] = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text("ascii").splitlines()]
+        [again] = run(fan_out, strategy, ["0"], None, backend, [YES], **settings).outcomes
+
+        assert 8 == len(served.requests)
+        assert (2, 8) == (outcome.attempts, outcome.requests) == (again.attempts, again.requests)
+        assert (2, 8) == (row["attempts"], row["requests"])
+
+    def test_an_export_never_replaces_its_journal(self, run, path):
+        """Not even through a link: the answers were paid for."""
+        self.fill(run, path)
+        link = path.with_name("out.jsonl")
+        link.symlink_to(path)
+        with pytest.raises(ValueError, match="must not overwrite the journal"):
+            export(path, link)
+        assert 5 == len(stored(path))
+
     def test_csv(self, run, path, tmp_path):
         """Point 2: the same columns, quoted as CSV wants it."""
         self.fill(run, path)
@@ -538,7 +611,7 @@ class TestExport:
         assert (4, 0.5) == (table[3]["output_tokens"], table[3]["cost"])
 
     def test_a_run_may_go_on_meanwhile(self, run, path, tmp_path):
-        """F14: what is stored is exported; readers do not need the lock."""
+        """F14: an export has every stored outcome and needs no lock."""
 
         async def main():
             backend = ScriptedBackend(lambda request: After(float(asked(request)), "yes"))
@@ -575,3 +648,21 @@ def test_a_copy_of_the_file_is_a_backup(run, path, tmp_path):
     backend = answering()
     run(fan_out, ONCE, numbers(3), None, backend, journal=InlineJournal(tmp_path / "copy.db"))
     assert not backend.requests
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere: .ci/run runs this as another user")
+def test_a_journal_in_a_directory_without_the_right_to_write_can_be_read(run, path, tmp_path_factory):
+    """The summary and the export need no file beside the journal. A run does, and says so before it asks."""
+    exported = tmp_path_factory.mktemp("exported") / "answers.jsonl"
+    backend = ScriptedBackend(lambda _: "yes")
+    run(fan_out, ONCE, ["a", "b"], None, backend, journal=path)
+    path.parent.chmod(0o555)
+    try:
+        assert "completed" == Journal(path).summary().status
+        assert 2 == export(path, exported)
+        for file in (path, path.with_name("new.db")):
+            with pytest.raises(JournalWriteFailed, match="Permission denied"):
+                run(fan_out, ONCE, ["a", "b"], None, backend, journal=file)
+    finally:
+        path.parent.chmod(0o755)
+    assert 2 == len(backend.requests)

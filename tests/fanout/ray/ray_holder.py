@@ -30,7 +30,7 @@ def main(directory: Path) -> None:
 
 
 def start(ray, directory: Path, tries: int = 4):
-    """Start Ray; on a busy machine it may take longer than it gives itself, and is started anew."""
+    """Start Ray, and retry if it times out on a busy machine."""
     try:
         return ray.init(
             address="local",

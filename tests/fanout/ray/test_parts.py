@@ -1,4 +1,4 @@
-"""What a cluster is made of, without one: what travels, what a worker does, who may spend what."""
+"""The parts of the Ray engine, tested without a cluster."""
 
 import threading
 from collections.abc import Awaitable, Callable
@@ -39,6 +39,7 @@ from sampling.fanout.ray._wire import (
     pack_reply,
     pack_shared,
     unpack_reply,
+    versions,
 )
 from sampling.fanout.ray._worker import Worker
 
@@ -111,7 +112,7 @@ def test_errors_travel_as_they_are(error):
 
 
 def test_results_travel_with_the_callers_own_requirements_and_parser(run):
-    """F13: they are the very same objects after the journey; only what is new is sent."""
+    """F13: requirements and actions of a reply are the caller's own objects, not copies."""
     requirement = Requirement("is long", lambda text: (len(text) > 99, "too short"))
     action = Action("question", lambda text: text.upper())
     context = Context()
@@ -171,7 +172,7 @@ async def with_worker(use: Callable[[Worker], Awaitable], work: Work, factory: C
     worker = Worker()
     packed, _ = pack_shared(work, factory)
     async with anyio.create_task_group() as group:
-        group.start_soon(worker.serve, packed)
+        group.start_soon(worker.serve, packed, versions())
         result = await use(worker)
         await worker.close()
     return result
@@ -197,7 +198,7 @@ async def name_parent(request) -> str:
 
 
 def test_a_worker_says_what_became_of_an_item_and_what_it_spent(run):
-    """F13: the result, the usage, and what its own budget counted; the item is the parent of its call."""
+    """F13: a worker returns the result, the usage and the budget's counts, with the item as parent."""
     reply = run(with_worker, reply_to, simple_work())
     assert ("answer", Usage(5, 6, 0.5), 1, 1, 11) == (
         reply.result.value,
@@ -210,7 +211,7 @@ def test_a_worker_says_what_became_of_an_item_and_what_it_spent(run):
 
 
 def test_a_call_that_is_stopped_replies_when_it_has(run):
-    """F13: with what it had used; nothing of it runs on."""
+    """F13: a cancelled item returns its usage, and nothing of it keeps running."""
 
     async def stop(worker: Worker) -> WorkerReply:
         async with anyio.create_task_group() as group:
@@ -262,7 +263,7 @@ def test_a_worker_that_cannot_start_says_why(run):
 
 
 def test_all_items_together_never_hold_more_than_there_is(run):
-    """I10: an item waits until there is room for its worst case; the last one gets all that is left."""
+    """I10: an item waits for room for its worst case, and the last one gets what is left."""
     budget = Budget(requests=10, tokens=100_000, cost=1.0)
     work = simple_work(strategy=RejectionSamplingStrategy(loop_budget=4), budget=budget, max_concurrency=4)
     log: list = []
@@ -323,7 +324,7 @@ def test_a_deadline_goes_along(run):
 
 
 def test_the_thread_runs_what_blocks_and_brings_futures_home(run_for_real):
-    """No polling: a wait ends when the future does; a cancelled wait leaves it alone; errors come through."""
+    """A wait ends with its future, passes errors on, and leaves the future alone when cancelled."""
 
     async def use() -> None:
         ready: Future = Future()
@@ -356,6 +357,7 @@ def test_the_thread_runs_what_blocks_and_brings_futures_home(run_for_real):
         ({"actor_options": [1]}, TypeError, "actor_options must be a mapping"),
         ({"init_options": 3}, TypeError, "init_options must be a mapping"),
         ({"stop_grace_s": 0}, ValueError, "stop_grace_s must be > 0"),
+        ({"start_timeout_s": 0}, ValueError, "start_timeout_s must be > 0"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, error, message):

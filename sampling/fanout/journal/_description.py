@@ -1,0 +1,366 @@
+"""
+Describe settings, functions and objects as JSON values, to compare them between processes.
+
+A description is the same in every process: it has no address, and no order that depends on hashing.
+"""
+
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import fractions
+import functools
+import hashlib
+import struct
+import sys
+import uuid
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from pathlib import PurePath
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Final, cast
+
+import attrs
+
+from sampling._message_json import canonical
+from sampling.backends.layers._identity import identity_of
+from sampling.requirements import Requirement
+from sampling.strategy import BaseSamplingStrategy
+from sampling.tools import Tool
+
+__all__ = ["CODE", "Describer", "name_of"]
+
+_PYTHON: Final = ".".join(map(str, sys.version_info[:2]))
+CODE: Final = "code of Python "
+"""The key of a code digest. Bytecode differs between Python versions, so it is compared within one version only."""
+
+_DEEPEST: Final = 24
+_MAX_FILE_BYTES: Final = 100_000_000
+_TEXTUAL: Final = (
+    dt.date,
+    dt.time,
+    dt.timedelta,
+    dt.tzinfo,
+    decimal.Decimal,
+    fractions.Fraction,
+    uuid.UUID,
+    complex,
+    range,
+    slice,
+)
+"""Types whose `repr` shows everything."""
+
+_INERT: Final = ("_thread", "threading", "logging", "structlog", "contextvars", "weakref", "_weakref", "anyio", "trio")
+"""Packages whose objects can't change an answer."""
+
+_SETTINGS: Final = ("loop_budget", "concurrency_budget", "deterministic", "check_timeout_s", "max_context_chars")
+
+
+class Describer:
+    """Describes values, and collects the places of those that it can't see into."""
+
+    def __init__(self) -> None:
+        self.unseen: list[str] = []
+        """The places and types of objects that may differ without a difference in the description."""
+
+        self._around: list[int] = []
+        self._path: list[str] = []
+
+    @contextmanager
+    def at(self, place: str) -> Generator[None]:
+        """Describe something that is at this place."""
+        self._path.append(place)
+        yield
+        self._path.pop()
+
+    def describe(self, value: Any) -> Any:
+        """Return JSON values that describe a value."""
+        if value is None or isinstance(value, bool) or type(value) in {str, int}:
+            return value
+        if type(value) is float:
+            return repr(value)
+        if id(value) in self._around:
+            return {"class": name_of(type(value)), "around": True}
+        if len(self._around) >= _DEEPEST:
+            return self._not_seen(value)
+        self._around.append(id(value))
+        try:
+            return self._container(value)
+        finally:
+            self._around.pop()
+
+    def _container(self, value: Any) -> Any:  # noqa: PLR0911 - one for each kind
+        if isinstance(value, enum.Enum):
+            return {"class": name_of(type(value)), "member": value.name}
+        if isinstance(value, str | int | float):
+            return str(value) if isinstance(value, str) else repr(value) if isinstance(value, float) else int(value)
+        if isinstance(value, Mapping):
+            pairs = cast("Iterable[tuple[Any, Any]]", value.items())
+            return {str(key): self._part(str(key), item) for key, item in pairs}
+        if isinstance(value, list | tuple):
+            return [self._part(str(place), item) for place, item in enumerate(cast("Iterable[Any]", value))]
+        if isinstance(value, AbstractSet):
+            members = [self.describe(item) for item in cast("Iterable[Any]", value)]
+            return {"class": _class_name(value), "members": sorted(members, key=canonical)}
+        if isinstance(value, bytes | bytearray):
+            return {"class": name_of(type(value)), "sha256": hashlib.sha256(value).hexdigest()[:16]}
+        if isinstance(value, _TEXTUAL):
+            return {"class": _class_name(value), "value": repr(cast("object", value))}
+        return self._object(value)
+
+    def _part(self, place: str, value: Any) -> Any:
+        with self.at(place):
+            return self.describe(value)
+
+    def _object(self, value: Any) -> Any:
+        special = self._special(value)
+        if special is not None:
+            return special
+        if isinstance(value, type):
+            return self._class(value)
+        if isinstance(value, functools.partial | FunctionType | MethodType | BuiltinFunctionType):
+            return self.function(value)
+        if type(value).__module__.partition(".")[0] in _INERT:
+            return {"class": name_of(type(value))}
+        described = self._instance(value)
+        # Earlier versions described a callable object by its name alone.
+        return {"name": name_of(value), **described} if callable(value) else described
+
+    def _special(self, value: Any) -> Any:  # noqa: PLR0911 - one for each kind
+        """Describe an object of a known kind. Return None for any other."""
+        if isinstance(value, Requirement):
+            return self.requirement(value)
+        if isinstance(value, Tool):
+            function = {} if value.function is None else {"function": self._part("function", value.function)}
+            schema = self._part("schema", value.schema)
+            return {"name": value.name, "description": value.description, "schema": schema, **function}
+        if isinstance(value, BaseSamplingStrategy):
+            return self.strategy(value)
+        if isinstance(value, PurePath):
+            return {"class": "pathlib.Path", "path": str(value), "sha256": _file_digest(value)}
+        if isinstance(value, ModuleType):
+            return {"class": "module", "name": value.__name__}
+        pattern, flags = getattr(value, "pattern", None), getattr(value, "flags", None)
+        if isinstance(pattern, str | bytes) and isinstance(flags, int):
+            return {"class": name_of(type(value)), "pattern": self.describe(pattern), "flags": int(flags)}
+        return self._special_by_methods(value)
+
+    def _special_by_methods(self, value: Any) -> Any:  # noqa: PLR0911 - one for each kind
+        """Describe an object of a library by what its kind has in common."""
+        if callable(schema := getattr(value, "model_json_schema", None)) and isinstance(value, type):
+            return self.describe(schema())
+        if isinstance(value, type):
+            return None
+        name = name_of(type(value))
+        if isinstance(given := getattr(value, "fingerprint", None), str) or callable(given):
+            return {"class": name, "fingerprint": str(given() if callable(given) else given)}
+        if callable(getattr(value, "generate", None)):
+            return {"class": name, "model": identity_of(value)}
+        if callable(getattr(value, "iter_errors", None)) and hasattr(value, "schema"):
+            return {"class": name, "schema": self._part("schema", value.schema)}
+        if callable(getattr(value, "validate_python", None)) and callable(
+            schema := getattr(value, "json_schema", None)
+        ):
+            return {"class": name, "schema": self.describe(schema())}
+        return None
+
+    # Objects.
+
+    def _instance(self, value: Any) -> Any:
+        """Describe an object by its class and its attributes."""
+        kind: type[Any] = value.__class__
+        attributes = _attributes_of(value)
+        if attributes is None:
+            return self._not_seen(value)
+        described: dict[str, Any] = {"class": name_of(kind)}
+        for name, attribute in sorted(attributes.items()):
+            described[f".{name}"] = self._part(name, attribute)
+        return {**described, **self._methods(kind)}
+
+    def _class(self, kind: type[Any]) -> dict[str, Any]:
+        described: dict[str, Any] = {"name": name_of(kind)}
+        fields: Any = attrs.fields(kind) if attrs.has(kind) else ()
+        if dataclasses.is_dataclass(kind):
+            fields = dataclasses.fields(kind)
+        if fields:
+            described["fields"] = [[field.name, _type_name(field.type)] for field in fields]
+        if issubclass(kind, enum.Enum):
+            described["members"] = [[member.name, self.describe(member.value)] for member in kind]
+        return {**described, **self._methods(kind)}
+
+    def _methods(self, kind: type[Any]) -> dict[str, Any]:
+        """Describe the code of a class, as far as it is the user's."""
+        methods = {
+            name: self._part(name, getattr(method, "__func__", method))
+            for one in reversed(kind.__mro__)
+            if not _is_library(one.__module__)
+            for name, method in vars(one).items()
+            if isinstance(getattr(method, "__func__", method), FunctionType) and not _is_generated(method)
+        }
+        return {"methods": methods} if methods else {}
+
+    def _not_seen(self, value: Any) -> dict[str, Any]:
+        name = name_of(type(value))
+        self.unseen.append(f"{'.'.join(self._path)} ({name})")
+        return {"class": name}
+
+    # Functions.
+
+    def function(self, function: Any) -> dict[str, Any]:
+        """Describe a function by name, code, closure, defaults, bound object and the constants it reads."""
+        if isinstance(function, functools.partial):
+            whole: Any = function.func
+            inner = self.function(whole) if not isinstance(whole, type) else self._class(whole)
+            return {**inner, "with": self._part("with", [function.args, function.keywords])}
+        plain = getattr(function, "__func__", function)
+        if not isinstance(plain, FunctionType):
+            return self._other_callable(function)
+        described: dict[str, Any] = {"name": name_of(function)}
+        if not _is_library(plain.__module__):
+            described[f"{CODE}{_PYTHON}"] = hashlib.sha256(_code(plain.__code__).encode()).hexdigest()[:16]
+        cells = [_content(cell) for cell in plain.__closure__ or ()]
+        bound = [*cells, *(plain.__defaults__ or ())]
+        if bound:
+            described["with"] = self._part("with", bound)
+        if plain.__kwdefaults__:
+            described["keywords"] = self._part("keywords", plain.__kwdefaults__)
+        owner = getattr(function, "__self__", None)
+        if owner is not None:
+            described["self"] = self._part("self", owner)
+        if constants := dict(_globals_of(plain)):
+            described["globals"] = self._part("globals", constants)
+        return described
+
+    def _other_callable(self, function: Any) -> dict[str, Any]:
+        """Describe a builtin, such as the method of a str, or an object with `__call__`."""
+        owner = getattr(function, "__self__", None)
+        named = {"name": name_of(function)}
+        if isinstance(function, BuiltinFunctionType) or type(function).__module__ == "builtins":
+            return named if owner is None or isinstance(owner, ModuleType) else {**named, "self": self.describe(owner)}
+        described = self._special(function) or self._instance(function)
+        return {**named, **described} if isinstance(described, dict) else named
+
+    # Settings.
+
+    def requirement(self, requirement: Requirement) -> dict[str, Any]:
+        """Describe a requirement by its words and its functions."""
+        described: dict[str, Any] = {"description": requirement.description}
+        if requirement.check is not None:
+            with self.at("check"):
+                described["check"] = self.function(requirement.check)
+        if requirement.partial is not None:
+            with self.at("partial"):
+                described["partial"] = self.function(requirement.partial)
+        if requirement.blocking:
+            described["blocking"] = True
+        return described
+
+    def strategy(self, strategy: BaseSamplingStrategy) -> dict[str, Any]:
+        """Describe a strategy by its settings, and the code of a class that is not ours."""
+        # Named only where they are on, so that journals from before they were settings can be resumed.
+        added = tuple(name for name in ("accept_incomplete", "state_requirements") if getattr(strategy, name))
+        # Names with an underscore hold state, not settings.
+        public = {name for name in vars(strategy) if not name.startswith("_")} - {"hooks", "requirements", *added}
+        public -= {"accept_incomplete", "state_requirements"}
+        own = {name: self._part(name, value) for name, value in vars(strategy).items() if name in public}
+        settings = {name: self._part(name, getattr(strategy, name)) for name in (*_SETTINGS, *added)}
+        return {"class": name_of(type(strategy)), **own, **settings, **self._methods(type(strategy))}
+
+
+def _attributes_of(value: Any) -> dict[str, Any] | None:
+    """Return the attributes of an object, or None if it has state that Python can't see."""
+    kind: type[Any] = value.__class__
+    slots = [(one, name) for one in kind.__mro__ for name in _slots(one)]
+    pointers = len(slots) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    if kind.__basicsize__ > object.__basicsize__ + pointers * _POINTER_BYTES or kind.__itemsize__:
+        return None
+    names = [name if not name.startswith("__") else f"_{one.__name__.lstrip('_')}{name}" for one, name in slots]
+    return {**{name: getattr(value, name) for name in names if hasattr(value, name)}, **getattr(value, "__dict__", {})}
+
+
+_POINTER_BYTES: Final = struct.calcsize("P")
+
+
+def _slots(kind: type[Any]) -> list[str]:
+    slots = vars(kind).get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else list(slots)
+    return [name for name in names if name not in {"__weakref__", "__dict__"}]
+
+
+def _globals_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield what a function reads of its module: constants, and other functions of the same module."""
+    if _is_library(function.__module__):
+        return
+    for name in sorted(_names_in(function.__code__)):
+        value = function.__globals__.get(name)
+        if isinstance(value, FunctionType):
+            if value.__module__ == function.__module__:
+                yield name, value
+        elif name.isupper() and not callable(value) and not isinstance(value, ModuleType):
+            yield name, value
+
+
+def _names_in(code: CodeType) -> set[str]:
+    nested = [_names_in(one) for one in code.co_consts if isinstance(one, CodeType)]
+    return set(code.co_names).union(*nested)
+
+
+def _is_library(module: str | None) -> bool:
+    """Return whether a module is ours or Python's. Its code is known by its name."""
+    package = (module or "").partition(".")[0]
+    return package == "sampling" or package in sys.stdlib_module_names - {"__main__"}
+
+
+def _is_generated(method: Any) -> bool:
+    """Return whether attrs or dataclasses wrote a method. It follows from the fields."""
+    code = getattr(getattr(method, "__func__", method), "__code__", None)
+    return code is not None and code.co_filename.startswith("<")
+
+
+def _class_name(value: Any) -> str:
+    return name_of(cast("object", value.__class__))
+
+
+def _type_name(kind: Any) -> str:
+    return kind if isinstance(kind, str) else name_of(kind) if isinstance(kind, type) else str(kind)
+
+
+def _file_digest(path: PurePath) -> str | None:
+    """Return a digest of a file that a requirement may read, or None if there is none."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - a PurePath can't open itself
+            digest = hashlib.sha256()
+            read = 0
+            while (chunk := file.read(1 << 20)) and read < _MAX_FILE_BYTES:
+                digest.update(chunk)
+                read += len(chunk)
+            return digest.hexdigest()[:16]
+    except OSError:
+        return None
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        # The cell is empty until its variable is assigned.
+        return None
+
+
+def _code(code: CodeType) -> str:
+    constants = [_code(one) if isinstance(one, CodeType) else _constant(one) for one in code.co_consts]
+    return canonical([code.co_code.hex(), list(code.co_names), constants])
+
+
+def _constant(value: object) -> str:
+    # The order of a set differs between processes.
+    return repr(sorted(map(repr, cast("frozenset[object]", value)))) if isinstance(value, frozenset) else repr(value)
+
+
+def name_of(thing: Any) -> str:
+    """Return the qualified name of a class or function, or that of the class of an object."""
+    name = getattr(thing, "__qualname__", None) or type(thing).__qualname__
+    module = getattr(thing, "__module__", None) or type(thing).__module__
+    # A script has another module name when it is imported.
+    return str(name) if module in {"__main__", "__mp_main__"} else f"{module}.{name}"

@@ -1,0 +1,247 @@
+"""F16: the fingerprint sees everything that decides an answer."""
+
+import dataclasses
+import functools
+import re
+import threading
+from pathlib import Path
+
+import attrs
+import pytest
+
+from sampling import (
+    Action,
+    EscalationStrategy,
+    MajorityVotingStrategy,
+    MultiTurnStrategy,
+    Options,
+    RejectionSamplingStrategy,
+    Requirement,
+    checks,
+    fan_out,
+)
+from sampling.errors import JournalMismatch
+from sampling.fanout.journal._fingerprint import differences, fingerprint_of, item_digest
+from sampling.strategies import Tier
+from sampling.testing import ScriptedBackend
+from tests.faults.journals import InlineJournal, answering, numbers
+
+ONCE = RejectionSamplingStrategy()
+WORDS = {"a", "b"}
+
+
+def fingerprint(strategy=ONCE, requirements=(), **settings):
+    reqs = [one if isinstance(one, Requirement) else Requirement("r", one) for one in requirements]
+    return fingerprint_of(strategy, reqs, None, None, None, **settings)
+
+
+def with_check(check):
+    return fingerprint(requirements=[check])
+
+
+@dataclasses.dataclass
+class Limits:
+    most: int
+
+
+@attrs.define
+class Words:
+    allowed: tuple
+
+    def check(self, text):
+        return text in self.allowed
+
+    def __call__(self, text):
+        return text in self.allowed
+
+
+class Slotted:
+    __slots__ = ("least",)
+
+    def __init__(self, least):
+        self.least = least
+
+    def check(self, text):
+        return len(text) >= self.least
+
+
+def closing_over(value):
+    return lambda text: bool(value)
+
+
+def keyword(least):
+    def check(text, *, limit=least):
+        return len(text) > limit
+
+    return check
+
+
+def tiers(depth, model="small"):
+    backend = ScriptedBackend(["yes"])
+    backend.model = model
+    return EscalationStrategy([Tier(backend, RejectionSamplingStrategy(loop_budget=depth)), Tier(backend, ONCE)])
+
+
+CHANGES = {
+    "a tier's strategy": (lambda: fingerprint(tiers(1)), lambda: fingerprint(tiers(2))),
+    "a tier's model": (lambda: fingerprint(tiers(1)), lambda: fingerprint(tiers(1, "large"))),
+    "a bound object": (lambda: with_check(Words(("a",)).check), lambda: with_check(Words(("b",)).check)),
+    "a bound object with slots": (lambda: with_check(Slotted(1).check), lambda: with_check(Slotted(2).check)),
+    "a callable object": (lambda: with_check(Words(("a",))), lambda: with_check(Words(("b",)))),
+    "a set in a closure": (lambda: with_check(closing_over({1, 2})), lambda: with_check(closing_over({1, 3}))),
+    "a pattern in a closure": (
+        lambda: with_check(closing_over(re.compile("a"))),
+        lambda: with_check(closing_over(re.compile("a", re.IGNORECASE))),
+    ),
+    "a dataclass in a closure": (
+        lambda: with_check(closing_over(Limits(1))),
+        lambda: with_check(closing_over(Limits(2))),
+    ),
+    "bytes in a closure": (lambda: with_check(closing_over(b"a")), lambda: with_check(closing_over(b"b"))),
+    "a keyword-only default": (lambda: with_check(keyword(1)), lambda: with_check(keyword(2))),
+    "a partial of an object": (
+        lambda: with_check(functools.partial(Words(("a",)))),
+        lambda: with_check(functools.partial(Words(("b",)))),
+    ),
+    "a nested setting": (
+        lambda: fingerprint(MajorityVotingStrategy(concurrency_budget=3, key=closing_over({"x"}))),
+        lambda: fingerprint(MajorityVotingStrategy(concurrency_budget=3, key=closing_over({"y"}))),
+    ),
+    "a schema": (
+        lambda: fingerprint(requirements=[checks.json_schema({"type": "object", "required": ["a"]})]),
+        lambda: fingerprint(requirements=[checks.json_schema({"type": "object", "required": ["b"]})]),
+    ),
+    "a regex": (
+        lambda: fingerprint(requirements=[checks.matches("a+")]),
+        lambda: fingerprint(requirements=[checks.matches("b+")]),
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_seen(change):
+    """F16: two calls that may answer differently have different fingerprints, and equal ones the same."""
+    before, after = CHANGES[change]
+    assert [] == differences(before(), before())
+    assert differences(before(), after())
+    assert [] == before()["unseen"] == after()["unseen"]
+
+
+def test_a_constant_of_the_module_is_seen(monkeypatch):
+    """F16: what a check reads of its module is a part of it."""
+
+    def check(text):
+        return text in WORDS
+
+    before = with_check(check)
+    monkeypatch.setitem(check.__globals__, "WORDS", {"a", "c"})
+    assert differences(before, with_check(check))
+
+
+def test_the_content_of_a_file_is_seen(tmp_path):
+    """F16: a file that a requirement reads may change under the same name."""
+    file = tmp_path / "words.txt"
+    file.write_text("a")
+    before = with_check(closing_over(Path(file)))
+    file.write_text("b")
+    assert differences(before, with_check(closing_over(Path(file))))
+
+
+def test_the_model_is_seen_and_its_address_is_not(run, tmp_path):
+    """F16: another model is another run, another server of the same model is not."""
+    path = tmp_path / "run.db"
+
+    def backend(model, address):
+        scripted = answering()
+        scripted.model, scripted.base_url = model, address
+        return scripted
+
+    def call(*named):
+        return run(fan_out, ONCE, numbers(2), None, backend(*named), journal=InlineJournal(path))
+
+    call("m1", "http://a")
+    call("m1", "http://b")
+    with pytest.raises(JournalMismatch, match='model: was "m1", is "m2"'):
+        call("m2", "http://a")
+
+
+def test_what_cannot_be_seen_is_named_and_asked_about(run, tmp_path):
+    """F16: an object that can't be compared is never taken for equal, unless it says what it is."""
+    path = tmp_path / "run.db"
+    opaque = memoryview(b"state")
+
+    def call(on_change="refuse"):
+        journal = InlineJournal(path, on_change=on_change)
+        check = Requirement("opaque", closing_over(opaque))
+        return run(fan_out, ONCE, numbers(2), None, answering(), [check], journal=journal)
+
+    call()
+    with pytest.raises(JournalMismatch, match=r"requirements\[0\].check.with.0 .*memoryview.*can't be compared"):
+        call()
+    assert 2 == call("continue").counts()["succeeded"]
+
+
+def test_locks_and_loggers_change_no_answer():
+    """F16: what can't decide an answer is not asked about."""
+    assert [] == with_check(closing_over([threading.Lock(), threading.Event()]))["unseen"]
+
+
+@pytest.mark.parametrize(
+    "requirement",
+    [
+        checks.one_of("a", "b"),
+        checks.matches("x+"),
+        checks.length(max_words=9),
+        checks.number(at_least=1),
+        checks.json(),
+        checks.json_schema({"type": "object"}),
+        checks.model(Limits),
+        checks.python_parses(),
+        checks.judge("is nice", backend=ScriptedBackend(["yes"])),
+        checks.all_of(checks.json(), checks.not_(checks.one_of("a"))),
+        checks.any_of(checks.json(), checks.length(max_words=2)),
+        checks.markdown(),
+    ],
+    ids=lambda requirement: requirement.description[:20],
+)
+def test_ready_made_requirements_can_be_compared(requirement):
+    """F16: nothing of ours has to be asked about."""
+    described = fingerprint(requirements=[requirement])
+    assert [] == described["unseen"]
+    assert [] == differences(described, fingerprint(requirements=[requirement]))
+
+
+@pytest.mark.parametrize("strategy", [MultiTurnStrategy(loop_budget=2), tiers(1), MajorityVotingStrategy()])
+def test_ready_made_strategies_can_be_compared(strategy):
+    """F16: nothing of ours has to be asked about."""
+    assert [] == fingerprint(strategy)["unseen"]
+
+
+def test_the_code_of_a_strategy_is_seen():
+    """F16: a decision that a subclass overrides decides answers."""
+
+    def make(word):
+        class Mine(RejectionSamplingStrategy):
+            def select(self, slices):
+                return slices[0] if word else slices[-1]
+
+        return Mine()
+
+    assert differences(fingerprint(make("")), fingerprint(make("x")))
+
+
+def test_a_parser_that_gains_a_field_is_another_question():
+    """F17: the type of the answer is a part of the question."""
+    one = attrs.make_class("Answer", ["a"])
+    two = attrs.make_class("Answer", ["a", "b"])
+    assert item_digest(Action("q", one), 0) != item_digest(Action("q", two), 0)
+    assert item_digest(Action("q"), 0) == item_digest("q", 0)
+
+
+def test_options_are_compared_whole():
+    """F16: a schema in the options too."""
+
+    def described(field):
+        return fingerprint_of(ONCE, [], None, Options(schema={"required": [field]}), None)
+
+    assert differences(described("a"), described("b"))

@@ -1,0 +1,143 @@
+"""F15: every outcome can be recorded."""
+
+import math
+import re
+from decimal import Decimal
+
+import pytest
+
+from sampling import Action, Generation, RateLimited, RejectionSamplingStrategy, Usage, fan_out
+from sampling.errors import ErrorFromJournal
+from sampling.fanout.journal import export
+from sampling.fanout.journal._records import load_error
+from tests.faults.journals import InlineJournal, answering, asked, is_whole, numbers, rows
+
+ONCE = RejectionSamplingStrategy()
+
+
+class Unshowable(Exception):
+    """An error that fails when it is printed."""
+
+    def __str__(self):
+        raise RuntimeError("not even that")
+
+
+class Hostile:
+    """A value whose every method raises."""
+
+    def __repr__(self):
+        raise RuntimeError("no")
+
+    def __eq__(self, other):
+        raise RuntimeError("no")
+
+    def __hash__(self):
+        return 1
+
+    def tolist(self):
+        raise RuntimeError("no")
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.db"
+
+
+def twice(run, path, items, backend, **settings):
+    """Run, and resume with a backend that must not be asked."""
+    call = {"journal": InlineJournal(path), "on_error": "continue", "outage_grace_s": 0, **settings}
+    first = run(fan_out, ONCE, items, None, backend, **call)
+    again = run(fan_out, ONCE, items, None, answering(default=AssertionError("asked again")), **call)
+    assert [one.status for one in first.outcomes] == [one.status for one in again.outcomes]
+    for outcome in again.outcomes:
+        assert outcome.result is not None or outcome.error is not None
+    assert [one.notes for one in first.outcomes] == [one.notes for one in again.outcomes]
+    assert is_whole(path)
+    assert len(items) == export(path, path.with_name("out.jsonl"))
+    assert len(items) == export(path, path.with_name("out.csv"))
+    return first, again
+
+
+def numpy_numbers(text):
+    numpy = pytest.importorskip("numpy")
+    return numpy.float32(1.5)
+
+
+def numpy_array(text):
+    numpy = pytest.importorskip("numpy")
+    return {"scores": numpy.array([1, 2, 3]), ("a", 1): numpy.int64(7)}
+
+
+@pytest.mark.parametrize(
+    ("parser", "note"),
+    [
+        (numpy_numbers, "value of type float32 is stored as plain numbers"),
+        (numpy_array, "value.scores of type ndarray is stored as plain numbers"),
+        (lambda text: math.inf, "value is inf, and is not stored"),
+        (lambda text: {"a": math.nan}, "value.a is nan, and is not stored"),
+        (lambda text: {1, 2}, "value is stored as a list"),
+        (lambda text: Decimal("1.5"), "value of type Decimal is stored as text"),
+        (lambda text: 10**5000, "value is too large, and is not stored"),
+        (lambda text: nested(100), "value.*is stored as text"),
+        (lambda text: Hostile(), "summary|stored as text"),
+    ],
+)
+def test_a_value_that_json_cannot_hold_is_stored_degraded(run, path, parser, note):
+    """F15: one odd value neither ends the run nor damages the journal, and the outcome has a note."""
+    items = ["0", ("odd", Action("1", parser)), "2"]
+    first, again = twice(run, path, items, answering())
+    assert ["succeeded"] * 3 == [one.status for one in first.outcomes]
+    assert () == first.outcomes[0].notes == first.outcomes[2].notes
+    assert re.search(note, " ".join(first.outcomes[1].notes))
+    assert "yes" == again.outcomes[0].result.text
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (RateLimited("slow", retry_after_s=math.inf), RateLimited),
+        (RateLimited("slow", retry_after_s=math.nan), RateLimited),
+        (RateLimited("slow", retry_after_s="3"), RateLimited),
+        (Unshowable(), ErrorFromJournal),
+    ],
+    ids=["inf", "nan", "text", "unshowable"],
+)
+def test_an_error_with_odd_details_is_stored_without_them(run, path, error, kept):
+    """F15: the type and the message of an error are kept, whatever its attributes are."""
+    _, again = twice(run, path, numbers(9), answering({"4": error}))
+    assert ["errored" if index == 4 else "succeeded" for index in range(9)] == [one.status for one in again.outcomes]
+    assert kept is type(again.outcomes[4].error)
+    assert None is getattr(again.outcomes[4].error, "retry_after_s", None)
+
+
+def test_a_journal_that_holds_a_detail_of_the_wrong_type_is_read():
+    """F15: earlier versions stored what the backend gave, and called the journal damaged."""
+    error = load_error({"type": "RateLimited", "message": "slow", "retry_after_s": "3"})
+    assert (RateLimited, None) == (type(error), error.retry_after_s)
+
+
+def test_an_answer_full_of_brackets_can_be_read_back(run, path):
+    """F15: the limits of our own JSON reader hold for what a model answers, too."""
+    hostile = '[{"\\' * 60_000
+
+    async def backend(request):
+        return hostile if asked(request) == "1" else "yes"
+
+    first, again = twice(run, path, numbers(3), backend)
+    assert hostile == again.outcomes[1].result.text
+    assert () == first.outcomes[1].notes
+
+
+def test_counts_beyond_what_sqlite_can_add_are_capped(run, path):
+    """F15: a backend may report any usage."""
+    backend = answering(default=Generation("yes", Usage(2**70, 3)))
+    first, _ = twice(run, path, numbers(20), backend)
+    assert "is stored as 1,000,000,000,000,000" in first.outcomes[0].notes[0]
+    assert 20 == rows(path, "SELECT count(*) FROM outcomes")[0][0]

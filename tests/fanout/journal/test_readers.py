@@ -1,0 +1,212 @@
+"""Readers of a journal: they endanger neither the run nor the file."""
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from sampling import (
+    Journal,
+    MultiTurnStrategy,
+    Options,
+    RejectionSamplingStrategy,
+    Usage,
+    fan_out,
+    open_fan_out,
+)
+from sampling.checks import one_of
+from sampling.errors import JournalError, JournalLocked
+from sampling.fanout.journal import _store as store
+from sampling.fanout.journal import export
+from tests.faults.journals import InlineJournal, answering, numbers, stored
+
+ONCE = RejectionSamplingStrategy()
+
+RUN_THAT_IS_KILLED = """
+import os, sys
+import anyio
+from sampling import RejectionSamplingStrategy, open_fan_out
+
+async def backend(request):
+    return "yes"
+
+async def main(path):
+    items = [str(number) for number in range(20)]
+    async with open_fan_out(RejectionSamplingStrategy(), items, None, backend, journal=path, max_concurrency=1) as run:
+        async for outcome in run:
+            if outcome.index == 9:
+                # Closing any descriptor of the file drops all POSIX locks that SQLite holds in this process.
+                open(path, "rb").close()
+                print("copied", flush=True)
+                sys.stdin.readline()
+            print(outcome.index, flush=True)
+            if outcome.index == 15:
+                os._exit(9)
+
+anyio.run(main, sys.argv[1])
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.db"
+
+
+@pytest.fixture
+def journal(run, path):
+    """A journal of five items, whose run is over."""
+    run(fan_out, ONCE, numbers(5), None, answering(), journal=InlineJournal(path))
+    return path
+
+
+def names(path):
+    return sorted(file.name for file in path.parent.iterdir())
+
+
+def test_a_reader_never_deletes_the_log_of_a_run_that_lost_its_locks(path, tmp_path):
+    """F20: outcomes handed out after a copy of the file and a read of it survive a kill."""
+    program = subprocess.Popen(  # noqa: S603 - this Python
+        [sys.executable, "-c", textwrap.dedent(RUN_THAT_IS_KILLED), str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdin is not None
+    assert program.stdout is not None
+    with program:
+        while "copied" not in program.stdout.readline():
+            pass
+        assert Journal(path).summary().succeeded >= 10
+        assert export(path, tmp_path / "out.jsonl") >= 10
+        program.stdin.write("\n")
+        program.stdin.flush()
+        handed_out = [int(line) for line in program.stdout]
+    assert 9 == program.returncode
+    assert set(handed_out) <= stored(path).keys()
+
+
+def test_a_read_leaves_nothing_behind(journal, tmp_path):
+    """F20: the summary and an export of a finished run make no file beside it."""
+    before = journal.stat().st_mtime_ns
+    assert 5 == Journal(journal).summary().succeeded
+    assert 5 == export(journal, tmp_path / "out.csv")
+    assert ["out.csv", "run.db"] == names(journal)
+    assert before == journal.stat().st_mtime_ns
+
+
+def test_a_symlink_is_the_same_journal(journal, tmp_path, run):
+    """F20: a symlink reads the file, and shares its lock."""
+    link = tmp_path / "elsewhere" / "link.db"
+    link.parent.mkdir()
+    link.symlink_to(journal)
+    assert 5 == Journal(link).summary().succeeded
+
+    async def twice():
+        async with open_fan_out(ONCE, numbers(5), None, answering(), journal=InlineJournal(journal)):
+            await fan_out(ONCE, numbers(5), None, answering(), journal=InlineJournal(link))
+
+    with pytest.raises(JournalLocked):
+        run(twice)
+
+
+def test_a_second_hard_link_is_refused(journal, tmp_path, run):
+    """F20: SQLite would keep one log for each name."""
+    os.link(journal, tmp_path / "second.db")
+    with pytest.raises(JournalError, match="several hard links"):
+        run(fan_out, ONCE, numbers(5), None, answering(), journal=InlineJournal(journal))
+
+
+def test_a_log_without_an_index_is_read_from_a_read_only_directory(path, run, monkeypatch):
+    """F20: where SQLite can't make its index, a copy is read."""
+
+    async def killed():
+        async with open_fan_out(ONCE, numbers(5), None, answering(), journal=InlineJournal(path)) as outcomes:
+            async for _ in outcomes:
+                pass
+            return [(file, file.read_bytes()) for file in path.parent.iterdir() if not file.name.endswith("-shm")]
+
+    for file, content in run(killed):
+        file.write_bytes(content)
+    assert "run.db-wal" in names(path)
+    monkeypatch.setattr(store.os, "access", lambda where, mode: False)  # root may write everywhere
+    before = names(path)
+    assert 5 == Journal(path).summary().succeeded
+    assert before == names(path)
+
+
+def test_a_run_that_begins_during_a_read_is_noticed(journal, run):
+    """F20: such a read might mix old and new pages, so it fails and says what to do."""
+
+    def read():
+        with store.connect_to_read(journal) as database:
+            journal.with_name("run.db-wal").touch()
+            database.execute("SELECT * FROM outcomes").fetchall()
+
+    with pytest.raises(JournalError, match="read it again"):
+        read()
+
+
+@pytest.mark.parametrize("name", ["run.db", "run.db-wal", "run.db.lock", "link.db"])
+def test_an_export_never_overwrites_the_journal(journal, name):
+    """F20: neither the file itself nor one that belongs to it, under any name."""
+    journal.with_name("link.db").symlink_to(journal)
+    before = journal.read_bytes()
+    with pytest.raises(ValueError, match="must not overwrite the journal"):
+        export(journal, journal.with_name(name), format="jsonl")
+    assert before == journal.read_bytes()
+
+
+def test_a_spreadsheet_evaluates_nothing(run, path, tmp_path):
+    """A text that begins like a formula is preceded by an apostrophe, and a number is not."""
+    answers = ["=1+1", "+cmd", "-5", "@SUM(A1)", "\t=1", "plain"]
+
+    async def backend(request):
+        return answers[int(request.messages[-1].content)]
+
+    run(fan_out, ONCE, [str(number) for number in range(6)], None, backend, journal=InlineJournal(path))
+    export(path, tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        texts = [row["text"] for row in csv.DictReader(file)]
+    assert ["'=1+1", "'+cmd", "-5", "'@SUM(A1)", "'\t=1", "plain"] == texts
+
+
+class TestOlderVersion:
+    """A journal that version 2 of its format wrote: five items, of which one failed and one raised."""
+
+    @pytest.fixture
+    def old(self, path):
+        shutil.copyfile(Path(__file__).with_name("fixtures") / "version-2.db", path)
+        return path
+
+    def test_it_is_read_without_being_changed(self, old, tmp_path):
+        """F20: a reader migrates a copy."""
+        before = old.read_bytes()
+        summary = Journal(old).summary()
+        assert (3, 1, 1) == (summary.succeeded, summary.failed, summary.errored)
+        assert 5 == export(old, tmp_path / "out.jsonl")
+        assert before == old.read_bytes()
+        assert ["out.jsonl", "run.db"] == names(old)
+
+    def test_it_is_resumed(self, old, run):
+        """Every outcome of the older version comes back, and nothing is asked."""
+        backend = answering()
+        result = run(
+            fan_out,
+            MultiTurnStrategy(loop_budget=2),
+            [(f"k{index}", str(index)) for index in range(5)],
+            None,
+            backend,
+            [one_of("yes", "maybe")],
+            journal=InlineJournal(old),
+            on_error="continue",
+            options=Options(temperature=0.5),
+        )
+        assert not backend.requests
+        assert ["yes", "no", None, "yes", "yes"] == [one.result and one.result.text for one in result.outcomes]
+        assert "broken" == str(result.outcomes[2].error)
+        assert Usage(31, 12, 1.25) == result.usage

@@ -1,0 +1,154 @@
+"""F18: an outage of the backend does not become permanent."""
+
+import anyio
+import pytest
+
+from sampling import MultiTurnStrategy, RejectionSamplingStrategy, Requirement, TransientError, fan_out, open_fan_out
+from tests.faults.journals import InlineJournal, answering, asked, numbers, stored
+
+ONCE = RejectionSamplingStrategy()
+
+
+class Server:
+    """Answers after a second, and fails at once while it is down or for questions it can't bear."""
+
+    def __init__(self, *outages, poison=()):
+        self.outages = outages
+        self.poison = poison
+        self.requests = []
+
+    async def __call__(self, request):
+        now = anyio.current_time() - self.began_at
+        self.requests.append((round(now, 3), asked(request)))
+        if asked(request) in self.poison or any(start <= now < end for start, end in self.outages):
+            raise TransientError("503")
+        await anyio.sleep(1)
+        return "yes"
+
+    def open(self):
+        self.began_at = anyio.current_time()
+        return self
+
+
+async def run_all(server, count=20, **settings):
+    settings = {"max_concurrency": 4, "on_error": "raise", **settings}
+    return await fan_out(ONCE, numbers(count), None, server.open(), **settings)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "halt", "continue"])
+def test_twelve_seconds_of_errors_cost_no_item(run, on_error):
+    """F18: the run pauses and probes, whatever `on_error` says, and every item is answered."""
+    server = Server((2.5, 14.5))
+    result = run(run_all, server, on_error=on_error)
+    assert {"succeeded": 20, "failed": 0, "errored": 0} == result.counts()
+    during = [when for when, _ in server.requests if 2.5 <= when < 14.5]
+    assert [3, 3, 3, 3, 4, 6, 10] == during  # four items fail, and then one at a time probes
+
+
+def test_an_outage_counts_after_its_grace(run):
+    """F18: the errors that were held are raised after `outage_grace_s`."""
+    server = Server((2.5, 10_000))
+    with pytest.raises(TransientError, match="503"):
+        run(run_all, server, outage_grace_s=60)
+    assert [4, 6, 10, 18, 34] == [when for when, _ in server.requests if when > 3]
+
+
+def test_after_the_grace_errors_count_until_the_next_answer(run):
+    """F18: with `on_error="continue"`, items of a long outage are errored, and later ones answered."""
+    server = Server((2.5, 100))
+
+    async def slow_items():
+        for number in range(40):
+            if number >= 16:
+                await anyio.sleep(10)
+            yield str(number)
+
+    async def main():
+        settings = {"max_concurrency": 4, "on_error": "continue", "outage_grace_s": 60}
+        return await fan_out(ONCE, slow_items(), None, server.open(), **settings)
+
+    result = run(main)
+    assert 40 == len(result.outcomes)
+    assert result.counts()["errored"]
+    assert "succeeded" == result.outcomes[-1].status
+
+
+def test_before_the_first_answer_errors_count(run):
+    """F18: a backend that never answered is misconfigured, and waiting would not help."""
+    server = Server((0, 10_000))
+    with pytest.raises(TransientError):
+        run(run_all, server)
+    assert {0.0} == {when for when, _ in server.requests}
+
+
+def test_a_recorded_answer_counts_as_one(run, tmp_path):
+    """F18: a run that is resumed in an outage waits for its end, too."""
+    path = tmp_path / "run.db"
+    run(fan_out, ONCE, numbers(5), None, answering(), journal=InlineJournal(path, on_change="continue"))
+
+    async def resume():
+        journal = InlineJournal(path, on_change="continue")
+        return await run_all(Server((0, 30)), journal=journal)
+
+    assert 20 == run(resume).counts()["succeeded"]
+
+
+@pytest.mark.parametrize("max_concurrency", [1, 4])
+def test_an_item_that_always_fails_is_found_out(run, max_concurrency):
+    """F18: if others are answered meanwhile, the item's own error counts, within seconds."""
+    server = Server(poison=["7"])
+    result = run(run_all, server, on_error="continue", max_concurrency=max_concurrency)
+    assert {"succeeded": 19, "failed": 0, "errored": 1} == result.counts()
+    assert "errored" == result.outcomes[7].status
+    assert server.requests[-1][0] < 40
+
+
+def test_every_request_of_a_held_item_is_accounted(run, tmp_path):
+    """F18: the calls that failed are in the counts of the item."""
+    path, server = tmp_path / "run.db", Server((2.5, 9))
+    run(run_all, server, journal=InlineJournal(path))
+    assert len(server.requests) == sum(row[9] for row in stored(path).values())
+
+
+def test_a_rate_limit_in_a_repair_turn_is_no_failure(run):
+    """F18: an item whose last attempt failed transiently is asked again."""
+
+    async def backend(request):
+        await anyio.sleep(1)
+        if asked(request) != "3":
+            if len(request.messages) > 1 and anyio.current_time() - began_at < 20:
+                raise TransientError("429")
+            return "yes" if len(request.messages) > 1 else "no"
+        return "yes"
+
+    async def main():
+        nonlocal began_at
+        began_at = anyio.current_time()
+        strategy = MultiTurnStrategy(loop_budget=2)
+        return await fan_out(strategy, numbers(5), None, backend, [yes], max_concurrency=2)
+
+    began_at = 0.0
+    yes = Requirement("says yes", lambda text: text == "yes")
+    assert 5 == run(main).counts()["succeeded"]
+
+
+def test_draining_in_an_outage_ends_at_once(run, tmp_path):
+    """F18: items that wait for the backend stay open in the journal."""
+    path, server = tmp_path / "run.db", Server((2.5, 10_000))
+
+    async def drain(outcomes):
+        await anyio.sleep(20)
+        outcomes.drain()
+
+    async def main():
+        opened = open_fan_out(ONCE, numbers(20), None, server.open(), journal=InlineJournal(path), max_concurrency=4)
+        async with opened as outcomes, anyio.create_task_group() as group:
+            group.start_soon(drain, outcomes)
+            indexes = [outcome.index async for outcome in outcomes]
+        return indexes, opened.status, anyio.current_time() - server.began_at
+
+    indexes, status, took_s = run(main)
+    assert list(range(12)) == indexes
+    assert "stopped" == status
+    assert 20 == pytest.approx(took_s)
+    assert set(range(12)) == stored(path).keys()

@@ -1,0 +1,108 @@
+"""F19: limits of a run on requests, on the time of an item, and on its budget."""
+
+import itertools
+
+import anyio
+import pytest
+
+from sampling import Budget, Generation, RejectionSamplingStrategy, Timeout, Usage, fan_out
+from sampling.testing import After, ScriptedBackend
+from tests.faults.journals import InlineJournal, answering, asked, numbers, stored
+
+ONCE = RejectionSamplingStrategy()
+
+
+def test_requests_in_flight_are_limited_over_all_items(run):
+    """F19: five items of breadth four have at most `max_requests` in flight, and all succeed."""
+    in_flight, most = 0, 0
+
+    async def backend(request):
+        nonlocal in_flight, most
+        in_flight += 1
+        most = max(most, in_flight)
+        try:
+            await anyio.sleep(1)
+        finally:
+            in_flight -= 1
+        return "yes"
+
+    wide = RejectionSamplingStrategy(concurrency_budget=4)
+    assert 20 == run(fan_out, wide, numbers(20), None, backend, max_concurrency=5, max_requests=3).counts()["succeeded"]
+    assert 3 == most
+
+
+def test_an_item_that_hangs_is_errored_and_holds_up_nothing(run):
+    """F19: an item ends after `item_timeout_s` with a `Timeout`, and the rest of the ordered run goes on."""
+
+    async def backend(request):
+        await anyio.sleep(10_000 if asked(request) == "2" else 1)
+        return "yes"
+
+    async def main():
+        began_at = anyio.current_time()
+        result = await fan_out(
+            ONCE, numbers(6), None, backend, on_error="continue", item_timeout_s=5, max_concurrency=2
+        )
+        return result, anyio.current_time() - began_at
+
+    result, took_s = run(main)
+    assert {"succeeded": 5, "failed": 0, "errored": 1} == result.counts()
+    error = result.outcomes[2].error
+    assert isinstance(error, Timeout)
+    assert "item 2 had no result after 5 s" in str(error)
+    assert 6 == pytest.approx(took_s, abs=1.1)
+
+
+def test_a_spent_budget_ends_an_endless_run(run, tmp_path):
+    """F19: nothing more is started, and the rest stays open in the journal."""
+    path = tmp_path / "run.db"
+    backend = ScriptedBackend(lambda _: After(1.0, Generation("yes", Usage(3, 2, 0.5))))
+    endless = (str(number) for number in itertools.count())
+    result = run(
+        fan_out,
+        ONCE,
+        endless,
+        None,
+        backend,
+        budget=Budget(requests=10),
+        max_concurrency=4,
+        journal=InlineJournal(path),
+    )
+    assert ("halted", "budget", None) == (result.status, result.stop_reason, result.halted_by)
+    assert 10 == result.counts()["succeeded"] == len(backend.requests)
+    assert 10 == len(stored(path))
+    assert "halted by the budget" in str(result)
+
+
+def test_a_deadline_ends_a_run(run):
+    """F19: a deadline of the budget is a limit like the others."""
+    backend = ScriptedBackend(lambda _: After(1.0, "yes"))
+    endless = (str(number) for number in itertools.count())
+    result = run(fan_out, ONCE, endless, None, backend, budget=Budget(deadline_s=4.5), max_concurrency=2)
+    assert ("halted", "deadline") == (result.status, result.stop_reason)
+    assert 8 == result.counts()["succeeded"]
+
+
+def test_items_that_found_no_room_were_not_billed(run, tmp_path):
+    """F19: a resume does not list items as maybe billed twice for which nothing was sent."""
+    path = tmp_path / "run.db"
+    run(fan_out, ONCE, numbers(9), None, answering(), budget=Budget(requests=4), journal=InlineJournal(path))
+    result = run(fan_out, ONCE, numbers(9), None, answering(), journal=InlineJournal(path))
+    assert 9 == result.counts()["succeeded"]
+    assert () == result.maybe_billed_twice
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_requests": 0}, "max_requests must be >= 1, got 0"),
+        ({"item_timeout_s": 0}, "item_timeout_s must be"),
+        ({"outage_grace_s": -1}, "outage_grace_s must be"),
+    ],
+)
+def test_limits_are_checked_before_anything_runs(run, settings, message):
+    """F19: a limit that makes no sense is named."""
+    backend = answering()
+    with pytest.raises(ValueError, match=message):
+        run(fan_out, ONCE, numbers(3), None, backend, **settings)
+    assert not backend.requests
