@@ -1,10 +1,12 @@
 """A workload that calls a sampling strategy."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from sampling._arguments import check_bool, check_instance, short_repr
-from sampling.load.model._workload import Answered, Arrival, Send, first_token
+from sampling._arguments import check_bool, check_instance, check_int, short_repr
+from sampling._event_loop import running_loop
+from sampling.load.model._about import digest, name_of
+from sampling.load.model._workload import Answered, Arrival, Send, current_arrival
 from sampling.messages import Action, Context, Generation, Options, Request
 from sampling.protocols import BackendLike, StreamingBackend
 from sampling.requirements import RequirementLike, as_requirements
@@ -31,6 +33,7 @@ class StrategyWorkload:
         *,
         options: Options | None = None,
         conversation: bool = False,
+        turns: int | None = None,
     ) -> None:
         """
         Take the arguments of `sample`, which every request shares.
@@ -51,9 +54,12 @@ class StrategyWorkload:
             options: Options for every request.
 
             conversation: Keep the conversation of each user from one request to the next.
+
+            turns: With a conversation, the number of requests after which a user begins a new one.
         """
         check_instance("strategy", strategy, BaseSamplingStrategy, "a strategy")
         self._strategy = strategy
+        self._about = _describe(strategy, actions, backend)
         self._next = _action_source(actions)
         self._context = ctx
         self._backend = _FirstTokenBackend(backend) if isinstance(backend, StreamingBackend) else backend
@@ -61,7 +67,14 @@ class StrategyWorkload:
         self._reqs = as_requirements("reqs", reqs)
         self._options = options
         self._conversation = check_bool("conversation", conversation)
+        if turns is not None and not conversation:
+            raise ValueError("turns needs conversation=True: without it every request is a conversation of its own")
+        self._turns = None if turns is None else check_int("turns", turns, least=1)
         self._contexts: dict[int | None, Context] = {}
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return the strategy, its budgets and the backend, for reports."""
+        return {**self._about, "requirements": digest([each.description for each in self._reqs])}
 
     def draw(self, arrival: Arrival) -> Send | None:
         """Draw the next action, or None at the end."""
@@ -69,7 +82,7 @@ class StrategyWorkload:
         return None if action is None else lambda: self._ask(arrival, action)
 
     async def _ask(self, arrival: Arrival, action: Action[Any] | str) -> Answered:
-        context = self._contexts.get(arrival.user, self._context) if self._conversation else self._context
+        context = self._context_of(arrival)
         result: SamplingResult[Any] = await self._strategy.sample(
             action, context, self._backend, self._reqs, options=self._options
         )
@@ -83,30 +96,71 @@ class StrategyWorkload:
             requests=sum([attempt.requests for attempt in result.attempts]),
         )
 
+    def _context_of(self, arrival: Arrival) -> Context | None:
+        begins = not self._conversation or (self._turns is not None and arrival.number % self._turns == 0)
+        return self._context if begins else self._contexts.get(arrival.user, self._context)
+
 
 strategy_workload = StrategyWorkload
 """The function-style name: `strategy_workload(strategy, actions, ctx, backend, reqs)`."""
 
 
 class _FirstTokenBackend:
-    """A backend that records the time of the first token."""
+    """A backend that records the time of the first token, and the times between tokens."""
 
     def __init__(self, backend: StreamingBackend) -> None:
         self._backend = backend
 
     async def generate(self, request: Request) -> Generation:
-        return await self._backend.stream(request, _on_piece)
+        return await self._backend.stream(request, _TokenTimes())
 
     async def stream(self, request: Request, receive: Callable[[str], None]) -> Generation:
-        def stamp_and_receive(text: str) -> None:
-            first_token()
-            receive(text)
-
-        return await self._backend.stream(request, stamp_and_receive)
+        return await self._backend.stream(request, _TokenTimes(receive))
 
 
-def _on_piece(_text: str) -> None:
-    first_token()
+class _TokenTimes:
+    """
+    A receiver that records the times of tokens.
+
+    Several requests of a call may stream at once, so each has its own times between tokens.
+    """
+
+    def __init__(self, receive: Callable[[str], None] | None = None) -> None:
+        self._receive = receive
+        self._arrival = current_arrival()
+        self._clock = running_loop().time
+        self._last_at: float | None = None
+
+    def __call__(self, text: str) -> None:
+        if self._arrival is not None:
+            now = self._clock()
+            self._arrival.first_token()
+            if self._last_at is not None:
+                self._arrival.add_gap(now - self._last_at)
+            self._last_at = now
+        if self._receive is not None:
+            self._receive(text)
+
+
+def _describe(strategy: BaseSamplingStrategy, actions: object, backend: object) -> dict[str, Any]:
+    """Return what is asked of which backend, in JSON types."""
+    given = cast("Sequence[object]", actions) if isinstance(actions, Sequence) else None
+    questions = [actions] if isinstance(actions, str) else given
+    return {
+        "workload": "strategy",
+        "strategy": type(strategy).__name__,
+        "loop_budget": strategy.loop_budget,
+        "concurrency_budget": strategy.concurrency_budget,
+        "backend": _backend_name(backend),
+        "model": model if isinstance(model := getattr(backend, "model", None), str) else None,
+        "questions": None if questions is None else digest(map(str, questions)),
+    }
+
+
+def _backend_name(backend: object) -> str:
+    """Return the class and the address of a backend. Its repr would differ between two runs."""
+    address = getattr(backend, "base_url", None)
+    return f"{name_of(backend)} at {address}" if isinstance(address, str) else name_of(backend)
 
 
 def _action_source(actions: Actions) -> Callable[[Arrival], Action[Any] | str | None]:

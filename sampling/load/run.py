@@ -1,12 +1,19 @@
 """`run_load`: generate traffic and report the results."""
 
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import attrs
+
 from sampling._arguments import check_instance, check_int
+from sampling.load.model._about import describe_run, describe_workload
 from sampling.load.model._aggregation import build_report
 from sampling.load.model._imported_workload import ImportedWorkload
 from sampling.load.model._profiles import Profile
-from sampling.load.model._recording import Tally
+from sampling.load.model._recording import Recording, Tally
 from sampling.load.model._report import LoadReport
 from sampling.load.model._slo import Slo
+from sampling.load.model._verdict import with_verdict
 from sampling.load.model._workload import Workload
 from sampling.load.traffic._generator import Generator
 from sampling.load.traffic._workers import WorkerPool
@@ -30,6 +37,7 @@ class LoadRun:
         seed: int = 0,
         slo: Slo | None = None,
         workers: int = 1,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
         """
         Prepare a run.
@@ -45,6 +53,8 @@ class LoadRun:
             slo: Limits that define a good answer, for the report's goodput.
 
             workers: Number of sending processes, for rates that one can't reach.
+
+            about: Further facts about what is measured, in JSON types, for the report.
         """
         if slo is not None:
             check_instance("slo", slo, Slo, "a Slo")
@@ -52,15 +62,22 @@ class LoadRun:
         self._seed = check_int("seed", seed)
         self._slo = slo
         self._workers = check_int("workers", workers, least=1)
+        self._about: dict[str, Any] = {**describe_workload(workload), **(about or {})}
         self._generator: Generator | WorkerPool
         if workers > 1:
             self._generator = WorkerPool(workload, profile, seed=seed, workers=workers)
         else:
             self._generator = Generator(workload, profile, seed=seed)
 
-    async def run(self) -> LoadReport:
-        """Run the load once, and return the report. It waits for the last answers."""
-        await self._generator.generate()
+    async def run(self, *, when_open: Callable[[], Awaitable[float]] | None = None) -> LoadReport:
+        """
+        Run the load once, and return the report. It waits for the last answers.
+
+        `when_open` is awaited once the workload is open, and returns the start on the clock of the event loop. With it,
+        several runs can start together.
+        """
+        self._about |= describe_run()
+        await self._generator.generate(when_open)
         return self.report()
 
     def stop(self) -> None:
@@ -70,6 +87,16 @@ class LoadRun:
         Requests in flight are counted as cancelled, and `run()` returns its report.
         """
         self._generator.stop()
+
+    @property
+    def profile(self) -> Profile:
+        """The traffic profile."""
+        return self._profile
+
+    @property
+    def recording(self) -> Recording:
+        """All requests so far. With several workers they arrive at the end."""
+        return self._generator.recording
 
     @property
     def progress(self) -> Tally:
@@ -82,9 +109,10 @@ class LoadRun:
 
         It may have been cancelled, or have failed.
         """
-        return build_report(
+        report = build_report(
             self._generator.recording, self._profile, seed=self._seed, workers=self._workers, slo=self._slo
         )
+        return with_verdict(attrs.evolve(report, about=self._about))
 
 
 async def run_load(

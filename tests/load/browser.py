@@ -52,7 +52,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **arguments: Any) -> dict[str, Any]:
-        """Call a method of the protocol and wait for what it returns; events that come before are noted."""
+        """Call a method of the protocol and return its result, collecting events meanwhile."""
         self._last += 1
         message: dict[str, Any] = {"id": self._last, "method": method, "params": arguments}
         if self._session is not None:

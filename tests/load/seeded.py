@@ -10,5 +10,5 @@ LOOPS = BOTH_LOOPS
 
 
 def run_seeded(loop: str, async_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run in virtual time on one of the loops; the same call gives the same run."""
+    """Run a function in virtual time on one of the loops."""
     return run_virtual(partial(async_fn, **kwargs), *args, loop=loop, seed=1)

@@ -1,4 +1,4 @@
-"""Where load and sampling meet, and where they must not."""
+"""Workloads made of strategies."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ def server(**settings) -> SimulatedBackend:
 
 
 def test_a_request_is_valid_invalid_or_failed(run):
-    """Half of the answers pass, one in ten breaks off; goodput counts the valid ones within the SLO."""
+    """Goodput counts valid answers within the SLO."""
     backend = server(pass_probability=0.5, failures=0.1)
     workload = strategy_workload(RejectionSamplingStrategy(), ["hi"], None, backend, [backend.requirement()])
     report = run(run_load, workload, OpenLoop(rate=20, duration_s=50), slo=Slo(p95_s=1.0))
@@ -31,7 +31,7 @@ def test_a_request_is_valid_invalid_or_failed(run):
 
 
 def test_the_first_token_is_stamped_where_the_backend_streams(run):
-    """0.2 s to the first token, 0.5 s to the last; nobody told for a plain function."""
+    """Time to first token is measured for streams, and unknown for a plain function."""
     backend = server(pass_probability=1.0)
     streamed = run(
         run_load, strategy_workload(RejectionSamplingStrategy(), ["hi"], None, backend), OpenLoop(rate=5, duration_s=5)

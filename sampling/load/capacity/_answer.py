@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -10,13 +11,15 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import attrs
 
 from sampling._json.bounded import loads
-from sampling.load.capacity._confidence import wilson
+from sampling._text import aligned
 from sampling.load.capacity._search import Bracket, Trial, find_bracket
-from sampling.load.capacity._verdict import Verdict
-from sampling.load.model._report import LoadReport
+from sampling.load.model._about import describe_briefly
+from sampling.load.model._confidence import wilson
+from sampling.load.model._report import ANSWERED_SERIES, LoadReport, Operation
 from sampling.load.model._schema import check_schema
 from sampling.load.model._slo import Slo
-from sampling.load.model._units import format_seconds, format_share
+from sampling.load.model._units import format_share, seconds_or_dash, share_or_dash
+from sampling.load.model._verdict import Verdict
 
 __all__ = ["CSV_COLUMNS", "Axis", "CapacityAnswer", "Step", "csv_row"]
 
@@ -89,6 +92,8 @@ class CapacityAnswer:
     axis: Axis = "rate"
     refined: bool = False
     interrupted: bool = False
+    about: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
+    """What was measured, and by what: workload, backend, strategy, versions and time."""
 
     @property
     def _bracket(self) -> Bracket:
@@ -139,6 +144,16 @@ class CapacityAnswer:
         return wilson(*self.passes)
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Warnings to read before relying on the answer."""
+        tripped = math.inf if self.first_trip is None else self.first_trip
+        above = sorted(
+            {step.target_rate for step in self.steps if step.verdict == "PASS" and step.target_rate > tripped}
+        )
+        notes = [f"passed above the first trip, which is luck: {', '.join(f'{rate:g}' for rate in above)}"]
+        return (*(notes if above else ()), *(warning for step in self.steps for warning in step.warnings))
+
+    @property
     def suggested_in_flight(self) -> int | None:
         """A suggested `max_in_flight` at `max_rate`. See `LoadReport.suggested_in_flight`."""
         return None if self.best is None or self.best.report is None else self.best.report.suggested_in_flight
@@ -158,6 +173,7 @@ class CapacityAnswer:
             "slo": self.slo.to_dict(),
             "refined": self.refined,
             "interrupted": self.interrupted,
+            "about": dict(self.about),
             "max_rate": self.max_rate,
             "first_trip": self.first_trip,
             "next_limit": self.next_limit,
@@ -180,6 +196,7 @@ class CapacityAnswer:
             axis=found["axis"],
             refined=found["refined"],
             interrupted=found["interrupted"],
+            about=found.get("about", {}),
         )
 
     @classmethod
@@ -199,7 +216,9 @@ class CapacityAnswer:
         table = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
         notes = ["", *("  ".join(["", *step.reasons[:1]]).rstrip() for step in self.steps)]
         rows = [f"{row}{note}" for row, note in zip(table, notes, strict=True)]
-        return "\n".join([*rows, "", str(self)])
+        about = [f"measured: {describe_briefly(self.about)}"] if self.about else []
+        notes_below = [f"note: {note}" for note in self.notes]
+        return "\n".join([*rows, *_operation_rows(self.steps), "", *about, f"SLO: {self.slo}", *notes_below, str(self)])
 
     def __str__(self) -> str:
         cut = "interrupted: " if self.interrupted else ""
@@ -211,6 +230,21 @@ class CapacityAnswer:
         return f"{cut}holds {self.max_rate:g} {unit}{sure}{limit}"
 
 
+def _operation_rows(steps: Sequence[Step]) -> list[str]:
+    """Return the latencies of each operation at each step."""
+    rows = [
+        [f"{step.target_rate:g}", name, str(operation.sent), *(seconds_or_dash(time) for time in _times(operation))]
+        for step in steps
+        if step.report is not None
+        for name, operation in step.report.operations.items()
+    ]
+    return ["", *aligned([["", "operation", "sent", "p50", "p95", "p99"], *rows])] if rows else []
+
+
+def _times(part: LoadReport | Operation) -> list[float | None]:
+    return [part.latency.p50, part.latency.p95, part.latency.p99]
+
+
 def _unit(axis: Axis) -> str:
     return "users" if axis == "users" else "rate"
 
@@ -219,13 +253,11 @@ def _cells(step: Step) -> list[str]:
     report = step.report
     numbers = ["—"] * 7
     if report is not None:
-        times = [report.latency.p50, report.latency.p95, report.latency.p99]
-        shares = [report.error_rate, report.validity_rate]
         numbers = [
-            *("—" if time is None else format_seconds(time) for time in times),
-            *("—" if share is None else format_share(share) for share in shares),
+            *(seconds_or_dash(time) for time in _times(report)),
+            *(share_or_dash(share) for share in (report.error_rate, report.validity_rate)),
             str(report.dropped),
-            "—" if report.schedule_lag.p99 is None else format_seconds(report.schedule_lag.p99),
+            seconds_or_dash(report.schedule_lag.p99),
         ]
     return [f"{step.target_rate:g}", f"{step.achieved_rate:.4g}", step.verdict, *numbers]
 
@@ -261,36 +293,54 @@ CSV_COLUMNS = (
     "backlog_slope",
     "peak_in_flight",
     "operations",
+    "error_rate",
+    "validity_rate",
+    "goodput",
+    *(
+        f"{series}_{number}_s"
+        for series in ("time_per_output_token", "time_between_tokens")
+        for number in ("p50", "p95", "p99")
+    ),
+    "model",
+    "slo",
+    "about",
+    "population",
 )
-_SERIES = ("latency", "service_time", "time_to_first_token", "schedule_lag")
+_SERIES = (*ANSWERED_SERIES, "schedule_lag")
 
 
 def csv_row(step: Step) -> list[str]:
     """Return one step as a CSV row. Values that were not measured are empty."""
-    found: dict[str, object] = {
-        "target_rate": step.target_rate,
-        "achieved_rate": step.achieved_rate,
-        "verdict": step.verdict,
-        "reasons": "; ".join(step.reasons),
-        "why": step.why,
-        "confidence": step.confidence,
-    }
+    found: dict[str, object] = {}
     if step.report is not None:
         found |= {name: getattr(step.report, name) for name in CSV_COLUMNS if hasattr(step.report, name)}
         for series in _SERIES:
             numbers = attrs.asdict(getattr(step.report, series))
             found |= {f"{series}_{name}_s": value for name, value in numbers.items()}
-        found["achieved_rate"] = step.achieved_rate
-        found["operations"] = "; ".join(
-            f"{name} p50={_seconds(operation.latency.p50)} p95={_seconds(operation.latency.p95)} "
-            f"p99={_seconds(operation.latency.p99)} n={operation.sent}"
-            for name, operation in step.report.operations.items()
-        )
+        found |= {
+            "model": step.report.model,
+            "population": step.report.about.get("population"),
+            "slo": step.report.slo,
+            "about": json.dumps(step.report.about, separators=(",", ":")) if step.report.about else None,
+            "operations": json.dumps(_operation_numbers(step.report), separators=(",", ":")),
+        }
+    found |= {name: getattr(step, name) for name in ("target_rate", "achieved_rate", "verdict", "why", "confidence")}
+    found["reasons"] = "; ".join(step.reasons)
     return ["" if found.get(name) is None else _field(found[name]) for name in CSV_COLUMNS]
 
 
-def _seconds(time: float | None) -> str:
-    return "—" if time is None else format_seconds(time)
+def _operation_numbers(report: LoadReport) -> dict[str, Any]:
+    """Return the figures of each operation. They are JSON in one column, as their number differs between runs."""
+    return {
+        name: {
+            "sent": operation.sent,
+            "failed": operation.failed + operation.cancelled,
+            "p50_s": operation.latency.p50,
+            "p95_s": operation.latency.p95,
+            "p99_s": operation.latency.p99,
+        }
+        for name, operation in report.operations.items()
+    }
 
 
 def _field(value: object) -> str:

@@ -4,15 +4,15 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 import anyio
-import structlog
 
 from sampling._arguments import check_number, short_repr
-from sampling.load.capacity._verdict import Backlog
+from sampling._log import Logger
 from sampling.load.model._series import slope
+from sampling.load.model._verdict import Backlog
 
 __all__ = ["BacklogMonitor", "BacklogProbe"]
 
-log = structlog.get_logger("sampling")
+log = Logger()
 
 BacklogProbe: TypeAlias = Callable[[], Awaitable[float | None]]
 """Returns the number of requests in the server's queue, or None if there is no such queue (any more)."""

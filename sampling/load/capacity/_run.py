@@ -1,6 +1,6 @@
 """Raise the load step by step until the SLO breaks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -11,16 +11,18 @@ from sampling._arguments import check_bool, check_instance, check_int, check_num
 from sampling.errors import PreflightFailed
 from sampling.load.capacity._answer import Axis, CapacityAnswer, Step
 from sampling.load.capacity._probe import BacklogMonitor, BacklogProbe
-from sampling.load.capacity._search import StepsLike, next_trial, parse_steps
+from sampling.load.capacity._search import StepsLike, Trial, find_bracket, needs_confirmation, next_trial, parse_steps
 from sampling.load.capacity._step_files import StepCsv, StepJournal
-from sampling.load.capacity._verdict import Backlog, judge
+from sampling.load.model._about import describe_run, describe_workload
 from sampling.load.model._imported_workload import ImportedWorkload
 from sampling.load.model._profiles import ArrivalModel, ClosedLoop, OpenLoop, Profile, Shape
 from sampling.load.model._report import LoadReport
 from sampling.load.model._seeds import derive_seed
 from sampling.load.model._slo import Slo
+from sampling.load.model._verdict import Backlog, judge
 from sampling.load.model._workload import Workload
 from sampling.load.run import LoadRun
+from sampling.load.traffic._stop import StopRequest
 
 __all__ = ["CapacityRun", "CapacitySettings", "find_capacity"]
 
@@ -53,6 +55,12 @@ class CapacitySettings:
     stop_on_trip: bool = True
     """End the ramp at the first step that trips."""
 
+    confirm: bool = True
+    """Repeat a step that tripped, and believe the trip only if it trips again."""
+
+    timeout_s: float | None = None
+    """Time from sending a request after which it is cancelled and counts as failed."""
+
     max_in_flight: int = 1024
     refine: bool = False
     """Bisect between the last rate that passed and the first that tripped."""
@@ -81,6 +89,8 @@ class CapacitySettings:
     """Returns the length of the server's queue. Without it, requests in flight are the backlog."""
 
     probe_timeout_s: float = 5.0
+    preflight_timeout_s: float | None = None
+    """Timeout of the preflight, or None for `probe_timeout_s`."""
 
     def __attrs_post_init__(self) -> None:
         check_instance("slo", self.slo, Slo, "a Slo")
@@ -92,7 +102,9 @@ class CapacitySettings:
             check_number(name, getattr(self, name), above=0)
         if check_number("rate_tolerance", self.rate_tolerance, least=0) >= 1:
             raise ValueError(f"rate_tolerance is a share and must be < 1, got {self.rate_tolerance}")
-        for name in ("stop_on_trip", "refine", "preflight"):
+        if self.preflight_timeout_s is not None:
+            check_number("preflight_timeout_s", self.preflight_timeout_s, above=0)
+        for name in ("stop_on_trip", "confirm", "refine", "preflight"):
             check_bool(name, getattr(self, name))
         for name in ("max_in_flight", "most_steps", "workers"):
             check_int(name, getattr(self, name), least=1)
@@ -119,6 +131,7 @@ class CapacitySettings:
                 warmup_s=self.warmup_s,
                 activate_per_s=self.activate_per_s,
                 drain_s=self.drain_s,
+                timeout_s=self.timeout_s,
             )
         return OpenLoop(
             rate=target,
@@ -128,11 +141,12 @@ class CapacitySettings:
             shape=self.shape,
             warmup_s=self.warmup_s,
             drain_s=self.drain_s,
+            timeout_s=self.timeout_s,
         )
 
     def measurement_settings(self) -> dict[str, Any]:
         """Return the settings that a resumed journal must match."""
-        names = ("warmup_s", "hold_s", "drain_s", "rate_tolerance", "max_in_flight", "axis", "arrivals")
+        names = ("warmup_s", "hold_s", "drain_s", "rate_tolerance", "max_in_flight", "axis", "arrivals", "timeout_s")
         found: dict[str, Any] = {
             name: getattr(self, name) for name in (*names, "think_time_s", "activate_per_s", "seed")
         }
@@ -155,15 +169,19 @@ class CapacityRun:
         journal: str | Path | None = None,
         csv: str | Path | None = None,
         on_step: OnStep | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
         self._workload = workload
         self._settings = settings
-        self._journal = None if journal is None else StepJournal(journal, settings.measurement_settings())
+        self._about = {**describe_workload(workload), **(about or {})}
+        measured = {**settings.measurement_settings(), "workload": self._about}
+        self._journal = None if journal is None else StepJournal(journal, measured)
         self._csv = None if csv is None else StepCsv(csv)
         self._on_step = on_step
         self._steps: list[Step] = []
         self._done = False
-        self._stopped = False
+        self._started: Mapping[str, Any] = {}
+        self._stopping = StopRequest()
         self.running: LoadRun | None = None
         """The load run of the current step, to watch its progress."""
 
@@ -177,12 +195,14 @@ class CapacityRun:
         Steps in the journal are not run again.
         """
         self._restore()
-        if self._settings.preflight:
-            await self._check_target()
-        await self._ramp()
-        if self._settings.refine and not self._stopped:
-            await self._refine()
-        self._done = not self._stopped
+        self._started = describe_run()
+        with self._stopping.open_scope():
+            if self._settings.preflight:
+                await self._check_target()
+            await self._ramp()
+            if self._settings.refine:
+                await self._refine()
+            self._done = True
         return self.answer()
 
     def stop(self) -> None:
@@ -191,9 +211,7 @@ class CapacityRun:
 
         The current step is discarded, and `run()` returns the steps so far.
         """
-        self._stopped = True
-        if self.running is not None:
-            self.running.stop()
+        self._stopping.set()
 
     def answer(self) -> CapacityAnswer:
         """Return the answer from the steps so far."""
@@ -204,6 +222,7 @@ class CapacityRun:
             axis=settings.axis,
             refined=settings.refine,
             interrupted=not self._done,
+            about={**self._about, **self._started},
         )
 
     def _restore(self) -> None:
@@ -213,14 +232,15 @@ class CapacityRun:
 
     async def _check_target(self) -> None:
         """Send one request, to fail now rather than after an hour."""
-        profile = OpenLoop(rate=1, requests=1, max_in_flight=1, drain_s=self._settings.probe_timeout_s)
+        timeout_s = self._settings.preflight_timeout_s or self._settings.probe_timeout_s
+        profile = OpenLoop(rate=1, requests=1, max_in_flight=1, drain_s=timeout_s)
         report = await LoadRun(self._workload, profile, seed=derive_seed(self._settings.seed, "preflight")).run()
         if report.succeeded:
             return
         if report.failed:
             ((name, message), *_) = report.error_messages.items()
             raise PreflightFailed(f"the first request failed with {name}: {message}")
-        limit = f"{self._settings.probe_timeout_s:g} s"
+        limit = f"{timeout_s:g} s"
         raise PreflightFailed(
             f"the first request was not answered within {limit}" if report.admitted else "the workload is empty"
         )
@@ -228,32 +248,40 @@ class CapacityRun:
     # Steps.
 
     async def _ramp(self) -> None:
-        # A resumed search runs inconclusive steps again.
-        known = {step.target_rate: step for step in self._steps if step.verdict != "INCONCLUSIVE"}
         for target in self._settings.steps:
-            step = known.get(target) or await self._step(target, "ramp")
-            if step is None or (step.verdict == "TRIP" and self._settings.stop_on_trip):
+            # A resumed search runs inconclusive steps again.
+            known = [step for step in self._steps if step.target_rate == target and step.verdict != "INCONCLUSIVE"]
+            if not known:
+                await self._step(target, "ramp")
+            while self._settings.confirm and needs_confirmation(self._trials, target):
+                await self._step(target, "repeat")
+            if find_bracket(self._trials).tripped == target and self._settings.stop_on_trip:
                 return
+
+    @property
+    def _trials(self) -> list[Trial]:
+        return [step.trial for step in self._steps]
 
     async def _refine(self) -> None:
         settings = self._settings
-        while not self._stopped:
-            trials = [step.trial for step in self._steps]
+        while True:
             following = next_trial(
-                trials, precision=settings.precision, most_trials=settings.most_steps, whole=settings.axis == "users"
+                self._trials,
+                precision=settings.precision,
+                most_trials=settings.most_steps,
+                whole=settings.axis == "users",
+                confirm=settings.confirm,
             )
             if following is None:
                 return
             await self._step(following.rate, following.why)
 
-    async def _step(self, target: float, why: Literal["ramp", "refine", "repeat"]) -> Step | None:
-        """Run, judge and save one step. Return None if it was stopped before the end of the measurement."""
+    async def _step(self, target: float, why: Literal["ramp", "refine", "repeat"]) -> None:
+        """Run, judge and save one step. A cancelled one is discarded."""
         # A repeated run has other random numbers, or it would only repeat its verdict.
         runs = sum(step.target_rate == target for step in self._steps)
         seed = derive_seed(self._settings.seed, "step", repr(target), runs)
         report, backlog = await self._measure(target, seed)
-        if self._stopped:
-            return None
         step = self._make_step(target, why, seed, report, backlog)
         self._steps.append(step)
         if self._journal is not None:
@@ -263,7 +291,6 @@ class CapacityRun:
         if self._on_step is not None:
             self._on_step(step)
         await anyio.sleep(self._settings.cooldown_s)
-        return step
 
     async def _measure(self, target: float, seed: int) -> tuple[LoadReport | None, Backlog | None]:
         settings = self._settings
@@ -347,6 +374,8 @@ async def find_capacity(  # noqa: PLR0913 - a search has many settings, and near
     drain_s: float | None = 60.0,
     rate_tolerance: float = 0.05,
     stop_on_trip: bool = True,
+    confirm: bool = True,
+    timeout_s: float | None = None,
     max_in_flight: int = 1024,
     refine: bool = False,
     precision: float = 0.02,
@@ -361,6 +390,7 @@ async def find_capacity(  # noqa: PLR0913 - a search has many settings, and near
     preflight: bool = False,
     probe: BacklogProbe | None = None,
     probe_timeout_s: float = 5.0,
+    preflight_timeout_s: float | None = None,
     journal: str | Path | None = None,
     csv: str | Path | None = None,
     on_step: OnStep | None = None,
@@ -389,6 +419,11 @@ async def find_capacity(  # noqa: PLR0913 - a search has many settings, and near
 
         stop_on_trip: End the ramp at the first step that trips.
 
+        confirm: Repeat a step that tripped, and believe the trip only if it trips again. Any rate can trip once, if the
+            server pauses.
+
+        timeout_s: Time from sending a request after which it is cancelled and counts as failed.
+
         max_in_flight: Maximum number of unanswered requests. Arrivals beyond it are dropped.
 
         refine: Bisect between the last rate that passed and the first that tripped, and repeat uncertain verdicts.
@@ -415,7 +450,9 @@ async def find_capacity(  # noqa: PLR0913 - a search has many settings, and near
 
         probe: Returns the length of the server's queue. Without it, requests in flight are the backlog.
 
-        probe_timeout_s: Timeout of one probe, and of the preflight.
+        probe_timeout_s: Timeout of one probe.
+
+        preflight_timeout_s: Timeout of the preflight, or None for `probe_timeout_s`.
 
         journal: A file that stores the steps. The same search with the same file resumes after an interruption.
 
@@ -432,6 +469,8 @@ async def find_capacity(  # noqa: PLR0913 - a search has many settings, and near
         drain_s=drain_s,
         rate_tolerance=rate_tolerance,
         stop_on_trip=stop_on_trip,
+        confirm=confirm,
+        timeout_s=timeout_s,
         max_in_flight=max_in_flight,
         refine=refine,
         precision=precision,
@@ -446,5 +485,6 @@ async def find_capacity(  # noqa: PLR0913 - a search has many settings, and near
         preflight=preflight,
         probe=probe,
         probe_timeout_s=probe_timeout_s,
+        preflight_timeout_s=preflight_timeout_s,
     )
     return await CapacityRun(workload, settings, journal=journal, csv=csv, on_step=on_step).run()

@@ -2,7 +2,8 @@
 Choose the next rate of a capacity search.
 
 These are pure functions of the history.
-The majority of its runs decides a rate, and a tie counts as a trip. The bracket consists of the smallest rate that
+The majority of its runs decides a rate, and the last run decides a tie. A trip is repeated before it is believed,
+because a pause of the server can trip any rate. The bracket consists of the smallest rate that
 tripped and the largest rate below it that passed. It only shrinks, or is corrected by a repeated run. The answer is
 always a rate that ran and passed.
 """
@@ -14,9 +15,9 @@ from typing import Literal, TypeAlias
 import attrs
 
 from sampling._arguments import check_number
-from sampling.load.capacity._verdict import Verdict
+from sampling.load.model._verdict import Verdict
 
-__all__ = ["Bracket", "Next", "Trial", "find_bracket", "next_trial", "parse_steps"]
+__all__ = ["Bracket", "Next", "Trial", "find_bracket", "needs_confirmation", "next_trial", "parse_steps"]
 
 _MOST_RUNS = 3
 """Maximum number of runs at one rate."""
@@ -59,16 +60,27 @@ def find_bracket(trials: Iterable[Trial]) -> Bracket:
     return Bracket(passed, tripped)
 
 
-def next_trial(trials: Sequence[Trial], *, precision: float, most_trials: int = 40, whole: bool = False) -> Next | None:
+def needs_confirmation(trials: Iterable[Trial], rate: float) -> bool:
+    """Return True if a rate has tripped and no two of its runs agree yet."""
+    verdicts = [trial.verdict for trial in trials if trial.rate == rate]
+    passes, trips = verdicts.count("PASS"), verdicts.count("TRIP")
+    return trips > 0 and (passes + trips == 1 or passes == trips) and len(verdicts) < _MOST_RUNS
+
+
+def next_trial(
+    trials: Sequence[Trial], *, precision: float, most_trials: int = 40, whole: bool = False, confirm: bool = True
+) -> Next | None:
     """
     Return the next run, or None if none improves the answer.
 
-    First bisect until the bracket is narrower than `precision` of its upper end. Then repeat its two ends, if their
-    verdicts are uncertain. If a repeat overturns one of them, bisect again.
+    First repeat a trip that is not confirmed. Then bisect until the bracket is narrower than `precision` of its upper
+    end. Then repeat its two ends, if their verdicts are uncertain. If a repeat overturns one of them, bisect again.
     """
     bracket = find_bracket(trials)
     if bracket.tripped is None or len(trials) >= most_trials:
         return None
+    if confirm and needs_confirmation(trials, bracket.tripped):
+        return Next(bracket.tripped, "repeat")
     return _halve(trials, bracket, precision, whole=whole) or _repeat_edge(trials, bracket)
 
 
@@ -112,12 +124,14 @@ def _repeat_edge(trials: Sequence[Trial], bracket: Bracket) -> Next | None:
 
 
 def _verdicts(trials: Iterable[Trial]) -> dict[float, Verdict]:
-    """Decide each rate by the majority of its conclusive runs."""
+    """Decide each rate by the majority of its conclusive runs, and a tie by the last of them."""
     balance: dict[float, int] = {}
+    last: dict[float, Verdict] = {}
     for trial in trials:
         if trial.verdict != "INCONCLUSIVE":
             balance[trial.rate] = balance.get(trial.rate, 0) + (1 if trial.verdict == "PASS" else -1)
-    return {rate: "PASS" if votes > 0 else "TRIP" for rate, votes in balance.items()}
+            last[trial.rate] = trial.verdict
+    return {rate: last[rate] if not votes else "PASS" if votes > 0 else "TRIP" for rate, votes in balance.items()}
 
 
 StepsLike: TypeAlias = str | Sequence[float]

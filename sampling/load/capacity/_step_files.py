@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from sampling._json.bounded import loads
 from sampling.load.capacity._answer import Step, csv_text
@@ -33,16 +33,34 @@ class StepJournal:
             _append(self._path, json.dumps({"schema": _SCHEMA, "settings": self._settings}) + "\n")
             return ()
         whole = text[: text.rfind("\n") + 1]
-        header, *lines = (loads(line) for line in whole.splitlines() or ["{}"])
+        header, *lines = self._parse(whole)
         self._check(header)
         if whole != text:
             _replace(self._path, whole)
-        return tuple(Step.from_dict(line) for line in lines)
+        return tuple(self._step(line, number) for number, line in enumerate(lines, 2))
 
-    def _check(self, header: Mapping[str, Any]) -> None:
-        if header.get("schema") != _SCHEMA:
-            raise ValueError(f"journal {self._path.name} is not the journal of a capacity search: use another file")
-        theirs: Mapping[str, Any] = header["settings"]
+    def _parse(self, text: str) -> list[Any]:
+        try:
+            return [loads(line) for line in text.splitlines()] or [None]
+        except ValueError:
+            raise self._foreign() from None
+
+    def _step(self, line: Any, number: int) -> Step:
+        try:
+            return Step.from_dict(line)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"line {number} of the journal {self._path.name} is damaged ({type(error).__name__}: {error}): "
+                "remove it, or use another file"
+            ) from None
+
+    def _foreign(self) -> ValueError:
+        return ValueError(f"{self._path.name} is not the journal of a capacity search: use another file")
+
+    def _check(self, header: Any) -> None:
+        if not isinstance(header, Mapping) or cast("Mapping[str, Any]", header).get("schema") != _SCHEMA:
+            raise self._foreign()
+        theirs: Mapping[str, Any] = cast("Mapping[str, Any]", header)["settings"]
         differences = [
             f"{name} was {theirs.get(name)!r} and is {self._settings.get(name)!r}"
             for name in sorted({*theirs, *self._settings})

@@ -3,12 +3,13 @@
 import math
 from array import array
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import attrs
 
 from sampling.load.model._profiles import ClosedLoop, Profile
-from sampling.load.model._recording import ANSWERED, OUTCOMES, USER_ENDS, Outcome, Recording
-from sampling.load.model._report import Bin, LoadReport, Operation
+from sampling.load.model._recording import ANSWERED, OUTCOMES, USER_ENDS, Recording
+from sampling.load.model._report import ANSWERED_SERIES, Bin, LoadReport, Operation
 from sampling.load.model._series import Summary, cumulative, slope
 from sampling.load.model._slo import Slo
 
@@ -26,9 +27,9 @@ def build_report(
     tally, outcomes = recording.tally, recording.outcomes()
     warmup_s = profile.warmup_s
     duration_s = max(0.0, recording.ended_s - warmup_s)
-    # The planned length, unless the run ended early. The recorded end is read from the clock, a little later.
-    if profile.measured_s is not None and not recording.interrupted and not recording.exhausted:
-        duration_s = profile.measured_s
+    if not duration_s and tally.admitted:
+        # All requests were sent at once, so the time until their answers is the only one there is.
+        duration_s = max(0.0, recording.drained_s - warmup_s)
     levels, times = _levels(recording, warmup_s, duration_s)
     return LoadReport(
         profile=profile,
@@ -51,7 +52,7 @@ def build_report(
         duration_s=duration_s,
         elapsed_s=recording.drained_s,
         last_sent_s=max(0.0, max(recording.columns["sent_s"], default=0.0) - warmup_s),
-        **_summaries(recording, None),
+        **_summaries(recording),
         schedule_lag=Summary.of(recording.times("intended_s", "sent_s")),
         error_latency=Summary.of(recording.times("intended_s", "done_s", outcomes=("failed",))),
         peak_in_flight=recording.levels.peak,
@@ -60,7 +61,7 @@ def build_report(
         backlog_slope=slope(times, levels),
         errors=dict(sorted(recording.errors.items())),
         error_messages=dict(sorted(recording.error_messages.items())),
-        operations={name: _operation_of(recording, name) for name in sorted(recording.operations)},
+        operations=_operations(recording),
         requests=sum(recording.columns["requests"]),
         input_tokens=sum(recording.columns["input_tokens"]),
         output_tokens=sum(recording.columns["output_tokens"]),
@@ -71,6 +72,8 @@ def build_report(
         stalls=tuple(attrs.evolve(stall, at_s=stall.at_s - warmup_s) for stall in recording.stalls),
         interrupted=recording.interrupted,
         exhausted=recording.exhausted,
+        ignored=dict(sorted(recording.ignored.items())),
+        backoffs=recording.backoffs,
         samples=recording,
     )
 
@@ -83,33 +86,24 @@ def _user_ends(recording: Recording, profile: ClosedLoop) -> dict[str, int]:
     return ends
 
 
-def _summaries(recording: Recording, operation: str | None) -> dict[str, Summary]:
-    stamps: dict[str, tuple[str, str, tuple[Outcome, ...]]] = {
-        "latency": ("intended_s", "done_s", ANSWERED),
-        "service_time": ("sent_s", "done_s", ANSWERED),
-        "time_to_first_token": ("intended_s", "first_token_s", ANSWERED),
-        "time_to_valid": ("intended_s", "done_s", ("valid",)),
-    }
-    return {
-        name: Summary.of(recording.times(start, end, outcomes=outcomes, operation=operation))
-        for name, (start, end, outcomes) in stamps.items()
-    }
+def _summaries(recording: Recording) -> dict[str, Any]:
+    return {name: Summary.of(recording.values(name)) for name in ANSWERED_SERIES}
 
 
-def _operation_of(recording: Recording, name: str) -> Operation:
-    number = recording.operations.index(name)
-    kinds = zip(recording.columns["operation"], recording.columns["outcome"], strict=True)
-    counts = dict.fromkeys(OUTCOMES, 0)
-    for kind, code in kinds:
-        if kind == number:
-            counts[OUTCOMES[code]] += 1
+def _operations(recording: Recording) -> dict[str, Operation]:
+    found = {name: _operation(part) for name, part in recording.by_operation()}
+    return dict(sorted(found.items()))
+
+
+def _operation(part: Recording) -> Operation:
+    outcomes = part.outcomes()
     return Operation(
-        sent=sum(counts.values()),
-        succeeded=counts["valid"] + counts["invalid"],
-        failed=counts["failed"],
-        cancelled=counts["cancelled"],
-        valid=counts["valid"],
-        **_summaries(recording, name),
+        sent=len(part),
+        succeeded=sum(outcomes[outcome] for outcome in ANSWERED),
+        failed=outcomes["failed"],
+        cancelled=outcomes["cancelled"],
+        valid=outcomes["valid"],
+        **_summaries(part),
     )
 
 
@@ -118,12 +112,19 @@ def _good(recording: Recording, slo: Slo) -> int:
     limits = slo.request_limits
     latency_s = min(limits.get("latency", math.inf), limits.get("time_to_valid", math.inf))
     first_s = limits.get("time_to_first_token", math.inf)
-    names = ("outcome", "intended_s", "first_token_s", "done_s")
+    per_token_s, gap_s = (limits.get(name, math.inf) for name in ("time_per_output_token", "time_between_tokens"))
+    names = ("outcome", "intended_s", "first_token_s", "done_s", "output_tokens", "longest_gap_s")
     valid = OUTCOMES.index("valid")
     good = 0
-    for code, due, first, done in zip(*(recording.columns[name] for name in names), strict=True):
-        # `not >` instead of `<=`, because a first token that was not reported is NaN and breaks no limit.
-        good += code == valid and done - due <= latency_s and not first - due > first_s
+    for code, due, first, done, tokens, gap in zip(*(recording.columns[name] for name in names), strict=True):
+        # `not >` instead of `<=`, because a figure that was not reported is NaN and breaks no limit.
+        good += (
+            code == valid
+            and done - due <= latency_s
+            and not first - due > first_s
+            and not gap > gap_s
+            and not (tokens > 1 and (done - first) / (tokens - 1) > per_token_s)
+        )
     return good
 
 

@@ -4,8 +4,10 @@ import bisect
 import math
 from collections.abc import Mapping
 from itertools import accumulate
+from typing import Any
 
 from sampling._arguments import check_instance, check_items, check_number, check_str
+from sampling.load.model._about import describe_workload
 from sampling.load.model._workload import Arrival, Draw, Send, Workload, draw_function
 
 __all__ = ["Mix", "mix"]
@@ -20,14 +22,20 @@ class Mix:
             raise ValueError("operations must not be empty: add at least one operation")
         weights: list[float] = []
         self._draws: list[tuple[str, Draw]] = []
+        self._about: dict[str, Any] = {}
         for name, pair in operations.items():
             check_str("the name of an operation", name, empty=False)
             weight, workload = check_items(f"operations[{name!r}]", pair, "a pair of a weight and a workload")
             weights.append(check_number(f"the weight of {name!r}", weight, least=0))
             self._draws.append((name, draw_function(workload)))
+            self._about[name] = {"weight": weight, **describe_workload(workload)}
         self._bounds = list(accumulate(weights))
         if not self._bounds[-1] > 0 or not math.isfinite(self._bounds[-1]):
             raise ValueError(f"the weights of a mix must add up to something positive, got {self._bounds[-1]:g}")
+
+    def describe(self) -> dict[str, Any]:
+        """Return the operations and their weights, for reports."""
+        return {"workload": "mix", "operations": self._about}
 
     def draw(self, arrival: Arrival) -> Send | None:
         """

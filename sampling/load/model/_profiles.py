@@ -60,6 +60,9 @@ class OpenLoop:
     drain_s: float | None = 60.0
     """Time to wait for answers after the last arrival. Requests still unanswered count as cancelled."""
 
+    timeout_s: float | None = None
+    """Time from sending a request after which it is cancelled and counts as failed."""
+
     late_limit_s: float = 10.0
     """Arrivals that are later than this count as missed and are not sent."""
 
@@ -81,6 +84,8 @@ class OpenLoop:
         check_number("warmup_s", self.warmup_s, least=0)
         if self.drain_s is not None:
             check_number("drain_s", self.drain_s, least=0)
+        if self.timeout_s is not None:
+            check_number("timeout_s", self.timeout_s, above=0)
         check_number("late_limit_s", self.late_limit_s, above=0)
 
     def _check_rate(self) -> None:
@@ -124,12 +129,18 @@ class OpenLoop:
 
     @property
     def measured_s(self) -> float | None:
-        """Length of the measurement, if it is known."""
+        """Length of the measurement, if it is known. With both limits it is that of the first reached at `rate`."""
         if self.trace is not None and self.duration_s is None:
             return max(self.trace[-1] - self.warmup_s, 0.0) if self.trace else 0.0
         if self.duration_s is None and self.requests is not None and self.rate is not None:
             return self.requests / self.rate
+        if self.duration_s is not None and self.requests is not None and self._is_steady:
+            return min(self.duration_s, self.requests / (self.rate or 1.0))
         return self.duration_s
+
+    @property
+    def _is_steady(self) -> bool:
+        return self.rate is not None and self.to_rate is None and self.shape is None and self.arrivals == "constant"
 
     def to_dict(self) -> dict[str, Any]:
         """
@@ -174,6 +185,9 @@ class ClosedLoop:
     drain_s: float | None = 60.0
     """Time to wait for answers after the horizon. Requests still unanswered count as cancelled."""
 
+    timeout_s: float | None = None
+    """Time from sending a request after which it is cancelled and counts as failed."""
+
     rate: None = None
     """Always None: a profile has a rate or users, not both."""
 
@@ -189,6 +203,8 @@ class ClosedLoop:
             check_number("activate_per_s", self.activate_per_s, above=0)
         if self.drain_s is not None:
             check_number("drain_s", self.drain_s, least=0)
+        if self.timeout_s is not None:
+            check_number("timeout_s", self.timeout_s, above=0)
         self._check_end()
 
     def _check_end(self) -> None:

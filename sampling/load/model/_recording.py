@@ -5,17 +5,31 @@ A request takes about 60 bytes, so that a million fit into memory. The generator
 send theirs to the main process, and the report is built from nothing else.
 """
 
+import math
+import operator
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from decimal import Decimal
+from typing import Any, Literal, SupportsIndex, TypeAlias, cast
 
 import attrs
 
 from sampling.load.model._stall import Stall
 from sampling.load.model._workload import Answered, Arrival
 
-__all__ = ["ANSWERED", "COLUMNS", "OUTCOMES", "Levels", "Outcome", "Recording", "Tally", "UserEnd"]
+__all__ = [
+    "ANSWERED",
+    "COLUMNS",
+    "OTHER_OPERATIONS",
+    "OUTCOMES",
+    "SERIES",
+    "Levels",
+    "Outcome",
+    "Recording",
+    "Tally",
+    "UserEnd",
+]
 
 Outcome: TypeAlias = Literal["valid", "invalid", "failed", "cancelled"]
 """The outcome of a request. Valid and invalid ones were answered, so they count as succeeded."""
@@ -40,11 +54,25 @@ COLUMNS: Mapping[str, str] = {
     "sent_s": "d",
     "first_token_s": "d",
     "done_s": "d",
+    "longest_gap_s": "f",
 }
 """The columns of the samples, with their `array` type codes. Times are seconds from the start of the run."""
 
+SERIES: Mapping[str, tuple[str, str, tuple[Outcome, ...]]] = {
+    "latency": ("intended_s", "done_s", ANSWERED),
+    "service_time": ("sent_s", "done_s", ANSWERED),
+    "time_to_first_token": ("intended_s", "first_token_s", ANSWERED),
+    "time_to_valid": ("intended_s", "done_s", ("valid",)),
+}
+"""The series that are the time between two stamps of a request: start, end, and outcomes that count."""
+
+OTHER_OPERATIONS = "(other operations)"
+"""The name under which the operations beyond the first thousand are reported together."""
+
+_MOST_OPERATIONS = 1_000
 _PLAIN = (
     "error_messages",
+    "backoffs",
     "operations",
     "active_users",
     "cost",
@@ -55,8 +83,10 @@ _PLAIN = (
 )
 _NANOSECOND = 1e-9
 NO_USER = -1
-_MOST_TOKENS = 2**31 - 1
-"""The largest number that fits into a column of tokens."""
+_MOST_COUNT = 2**31 - 1
+"""The largest number that fits into a column of tokens or requests."""
+
+_MOST_COST = 1e12
 
 
 @attrs.define
@@ -90,6 +120,9 @@ class Levels:
     """The number of requests in flight, sampled every `every_s` seconds."""
 
     every_s: float
+    until_s: float = math.inf
+    """The end of the sampling. Nothing reads the levels of the drain."""
+
     values: "array[int]" = attrs.field(factory=lambda: array("i"))
     peak: int = 0
     _level: int = 0
@@ -102,7 +135,8 @@ class Levels:
 
     def advance(self, now_s: float) -> None:
         """Record the level at all sampling times up to now."""
-        while len(self.values) * self.every_s < now_s:
+        until_s = min(now_s, self.until_s)
+        while len(self.values) * self.every_s < until_s:
             self.values.append(self._level)
 
     def add(self, other: "Levels") -> None:
@@ -118,7 +152,7 @@ class Levels:
 class Recording:
     """All data that a run records."""
 
-    def __init__(self, levels_every_s: float) -> None:
+    def __init__(self, levels_every_s: float, levels_until_s: float = math.inf) -> None:
         self.columns: dict[str, array[Any]] = {name: array(code) for name, code in COLUMNS.items()}
         self.dropped_s: array[float] = array("d")
         """Times of the ticks that found the in-flight pool full."""
@@ -131,10 +165,17 @@ class Recording:
 
         self.tally: Tally = Tally()
         self.warmup: Tally = Tally()
-        self.levels: Levels = Levels(levels_every_s)
+        self.levels: Levels = Levels(levels_every_s, levels_until_s)
         self.errors: Counter[str] = Counter()
         self.error_messages: dict[str, str] = {}
         self.operations: list[str] = []
+        self._operation_numbers: dict[str, int] = {}
+        self.ignored: Counter[str] = Counter()
+        """Number of figures in answers that were nonsense and left out, by name."""
+
+        self.backoffs: int = 0
+        """Number of times a user of a closed loop waited longer, because its requests failed at once."""
+
         self.user_ends: Counter[str] = Counter()
         self.active_users: int = 0
         """Number of users that had sent a request when the measurement began."""
@@ -161,21 +202,53 @@ class Recording:
         columns["user"].append(NO_USER if arrival.user is None else arrival.user)
         columns["operation"].append(self._operation(arrival.operation))
         columns["outcome"].append(_CODES[outcome])
-        columns["requests"].append(answer.requests)
-        columns["input_tokens"].append(min(answer.input_tokens, _MOST_TOKENS))
-        columns["output_tokens"].append(min(answer.output_tokens, _MOST_TOKENS))
+        columns["requests"].append(self._count("requests", answer.requests, 1))
+        columns["input_tokens"].append(self._count("input_tokens", answer.input_tokens, 0))
+        columns["output_tokens"].append(self._count("output_tokens", answer.output_tokens, 0))
         columns["intended_s"].append(arrival.intended_s)
         columns["sent_s"].append(sent_s)
         columns["first_token_s"].append(first_s)
         columns["done_s"].append(done_s)
-        self.cost += answer.cost
+        columns["longest_gap_s"].append(arrival.longest_gap_s)
+        if answer.cost:
+            self.cost += self._checked_cost(answer.cost)
+
+    def _count(self, name: str, value: object, unknown: int) -> int:
+        """Return a count of an answer. A missing one is unknown, and nonsense is left out."""
+        if type(value) is int and 0 <= value <= _MOST_COUNT:
+            return value
+        if value is None:
+            return unknown
+        try:
+            whole = operator.index(cast("SupportsIndex", value))
+        except TypeError:
+            whole = int(value) if isinstance(value, float) and value.is_integer() else -1
+        if 0 <= whole <= _MOST_COUNT:
+            return whole
+        self.ignored[name] += 1
+        return unknown
+
+    def _checked_cost(self, value: object) -> float:
+        if isinstance(value, int | float | Decimal) and 0 <= value <= _MOST_COST:
+            return float(value)
+        self.ignored["cost"] += 1
+        return 0.0
 
     def _operation(self, name: str | None) -> int:
         if name is None:
             return -1
-        if name not in self.operations:
-            self.operations.append(name)
-        return self.operations.index(name)
+        number = self._operation_numbers.get(name)
+        if number is not None:
+            return number
+        if len(self.operations) >= _MOST_OPERATIONS and name != OTHER_OPERATIONS:
+            return self._operation(OTHER_OPERATIONS)
+        self.name_operations([*self.operations, name])
+        return len(self.operations) - 1
+
+    def name_operations(self, names: Sequence[str]) -> None:
+        """Set the names of the operations, by number."""
+        self.operations = list(names)
+        self._operation_numbers = {name: number for number, name in enumerate(self.operations)}
 
     def count_error(self, error: Exception, message: str) -> None:
         """Count a failure by type. The first message of each type is kept."""
@@ -193,14 +266,62 @@ class Recording:
 
         Only for requests with these outcomes that have both stamps.
         """
+        for _, took in self.due_and_took(start, end, outcomes=outcomes, operation=operation):
+            yield took
+
+    def due_and_took(
+        self, start: str, end: str, *, outcomes: Sequence[Outcome] = OUTCOMES, operation: str | None = None
+    ) -> Iterator[tuple[float, float]]:
+        """Yield when each request was due, and the time from one stamp to another."""
         wanted = {_CODES[outcome] for outcome in outcomes}
-        number = None if operation is None else self.operations.index(operation)
-        names = ("outcome", "operation", start, end)
-        for code, kind, started, ended in zip(*(self.columns[name] for name in names), strict=True):
+        number = None if operation is None else self._operation_numbers[operation]
+        names = ("outcome", "operation", "intended_s", start, end)
+        for code, kind, due, started, ended in zip(*(self.columns[name] for name in names), strict=True):
             if code in wanted and (number is None or kind == number) and ended == ended:  # noqa: PLR0124 - not NaN
                 took = ended - started
                 # The event loop may wake slightly before or after the scheduled time: below 1 ns counts as 0.
-                yield took if took > _NANOSECOND else 0.0
+                yield due, took if took > _NANOSECOND else 0.0
+
+    def values(self, series: str, operation: str | None = None) -> Iterator[float]:
+        """Yield the values of a series of the report, for the answered requests that have one."""
+        if series in SERIES:
+            start, end, outcomes = SERIES[series]
+            return self.times(start, end, outcomes=outcomes, operation=operation)
+        return self._gaps(operation) if series == "time_between_tokens" else self._times_per_token(operation)
+
+    def _answered_rows(self, operation: str | None, *names: str) -> Iterator[tuple[Any, ...]]:
+        number = None if operation is None else self._operation_numbers[operation]
+        wanted = {_CODES[outcome] for outcome in ANSWERED}
+        for code, kind, *row in zip(*(self.columns[name] for name in ("outcome", "operation", *names)), strict=True):
+            if code in wanted and (number is None or kind == number):
+                yield tuple(row)
+
+    def _gaps(self, operation: str | None) -> Iterator[float]:
+        for (gap,) in self._answered_rows(operation, "longest_gap_s"):
+            if gap == gap:  # noqa: PLR0124 - not NaN
+                yield gap
+
+    def _times_per_token(self, operation: str | None) -> Iterator[float]:
+        """Yield the average time per token after the first. Only a single request has one."""
+        names = ("requests", "output_tokens", "first_token_s", "done_s")
+        for requests, tokens, first, done in self._answered_rows(operation, *names):
+            if requests == 1 and tokens > 1 and first == first:  # noqa: PLR0124 - not NaN
+                yield max(done - first, 0.0) / (tokens - 1)
+
+    def by_operation(self) -> "Iterator[tuple[str, Recording]]":
+        """Yield the requests of each operation. One pass for all, because there may be a thousand of them."""
+        rows: list[list[int]] = [[] for _ in self.operations]
+        numbers: array[int] = self.columns["operation"]
+        for row, number in enumerate(numbers):
+            if number >= 0:
+                rows[number].append(row)
+        for name, chosen in zip(self.operations, rows, strict=True):
+            part = Recording(self.levels.every_s)
+            part.columns = {
+                column: array(COLUMNS[column], map(values.__getitem__, chosen))
+                for column, values in self.columns.items()
+            }
+            yield name, part
 
     def outcomes(self) -> dict[Outcome, int]:
         """Count the requests by outcome."""
@@ -224,6 +345,8 @@ class Recording:
         self.warmup.add(other.warmup)
         self.levels.add(other.levels)
         self.errors.update(other.errors)
+        self.ignored.update(other.ignored)
+        self.backoffs += other.backoffs
         for name, message in other.error_messages.items():
             self.error_messages.setdefault(name, message)
         self.user_ends.update(other.user_ends)
@@ -246,6 +369,7 @@ class Recording:
             "warmup": attrs.asdict(self.warmup),
             "levels": {"every_s": self.levels.every_s, "peak": self.levels.peak},
             "errors": dict(self.errors),
+            "ignored": dict(self.ignored),
             "user_ends": dict(self.user_ends),
             **{name: getattr(self, name) for name in _PLAIN},
         }
@@ -264,9 +388,11 @@ class Recording:
         recording.tally = Tally(**head["tally"])
         recording.warmup = Tally(**head["warmup"])
         recording.errors = Counter(head["errors"])
+        recording.ignored = Counter(head["ignored"])
         recording.user_ends = Counter(head["user_ends"])
         for name in _PLAIN:
             setattr(recording, name, head[name])
+        recording.name_operations(recording.operations)
         start = 0
         for column, size in zip(recording._arrays(), head["sizes"], strict=True):
             column.frombytes(body[start : start + size])

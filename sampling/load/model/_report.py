@@ -7,23 +7,36 @@ Its counts add up, its percentiles are exact, and its notes tell how far to trus
 import json
 import math
 from array import array
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import attrs
 
 from sampling._json.bounded import loads
 from sampling.load.model._profiles import ClosedLoop, OpenLoop, Profile, profile_from_dict
-from sampling.load.model._recording import COLUMNS, Recording
+from sampling.load.model._recording import COLUMNS, OTHER_OPERATIONS, Recording
 from sampling.load.model._schema import check_schema
 from sampling.load.model._series import EMPTY, Summary
 from sampling.load.model._slo import Slo
 from sampling.load.model._stall import Stall
 from sampling.load.model._units import format_seconds, format_share
 
-__all__ = ["Bin", "LoadReport", "Operation", "required_in_flight"]
+__all__ = ["ANSWERED_SERIES", "Bin", "LoadReport", "Operation", "Verdict", "required_in_flight"]
 
-_SUMMARIES = ("latency", "service_time", "schedule_lag", "time_to_first_token", "time_to_valid", "error_latency")
+Verdict: TypeAlias = Literal["PASS", "TRIP", "INCONCLUSIVE"]
+"""The verdict on an SLO."""
+
+ANSWERED_SERIES = (
+    "latency",
+    "service_time",
+    "time_to_first_token",
+    "time_per_output_token",
+    "time_between_tokens",
+    "time_to_valid",
+)
+"""The series of answered requests, in a report and in each of its operations."""
+
+_SUMMARIES = (*ANSWERED_SERIES, "schedule_lag", "error_latency")
 _LAG_SHARE = 0.1
 """A run is client-limited when its schedule lag is more than this share of the latency, both at p99."""
 
@@ -43,6 +56,8 @@ class Operation:
     latency: Summary
     service_time: Summary
     time_to_first_token: Summary = EMPTY
+    time_per_output_token: Summary = EMPTY
+    time_between_tokens: Summary = EMPTY
     time_to_valid: Summary = EMPTY
 
     @property
@@ -137,6 +152,16 @@ class LoadReport:
     time_to_first_token: Summary = EMPTY
     """Time from due to the first token, for workloads that report it."""
 
+    time_per_output_token: Summary = EMPTY
+    """
+    Time from the first token to the end, per further token, of answers with several tokens from a single request.
+
+    This is what others call TPOT, or inter-token latency if they mean the average of a request.
+    """
+
+    time_between_tokens: Summary = EMPTY
+    """The longest time between two tokens of each answer, or between two pieces of its stream."""
+
     time_to_valid: Summary = EMPTY
     """Latency of valid answers."""
 
@@ -175,6 +200,24 @@ class LoadReport:
     interrupted: bool = False
     exhausted: bool = False
     """True if the workload ran out of requests early."""
+
+    ignored: Mapping[str, int] = attrs.field(factory=dict[str, int])
+    """Number of figures in answers that were nonsense and left out, by name."""
+
+    backoffs: int = 0
+    """Closed loop only: number of pauses of users whose requests failed at once, again and again."""
+
+    verdict: Verdict | None = None
+    """The verdict on the SLO, or None without an SLO."""
+
+    reasons: tuple[str, ...] = ()
+    """Reasons for a verdict other than PASS."""
+
+    confidence: float | None = None
+    """The confidence of a PASS, or None if it can't be computed."""
+
+    about: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
+    """What was measured, and by what: workload, backend, strategy, versions and time."""
 
     samples: Recording | None = attrs.field(default=None, eq=False, repr=False)
     """Every request, in columns, or None if the report was read from a file without them."""
@@ -320,6 +363,7 @@ class LoadReport:
             notes.append("interrupted: the results cover only the time until then")
         if self.exhausted:
             notes.append("the workload ran out of requests early")
+        notes += self._workload_notes()
         if self.client_limit is not None:
             notes.append(f"client-limited: {self.client_limit}")
         if self.blocked is not None:
@@ -334,6 +378,18 @@ class LoadReport:
         if self.model == "closed":
             notes.append("closed loop: users wait for slow answers, so a stall hardly shows in these latencies")
         return tuple(notes)
+
+    def _workload_notes(self) -> Iterator[str]:
+        if self.ignored:
+            figures = ", ".join(f"{name} {times:,} times" for name, times in self.ignored.items())
+            yield f"answers had figures that are nonsense, which are left out: {figures}"
+        if self.backoffs:
+            yield (
+                f"users backed off {self.backoffs:,} times, because their requests failed at once: "
+                "the number of requests says nothing about the server"
+            )
+        if OTHER_OPERATIONS in self.operations:
+            yield f"there are too many operations: those after the first thousand are under {OTHER_OPERATIONS!r}"
 
     # Files.
 
@@ -359,7 +415,7 @@ class LoadReport:
         known["profile"] = profile_from_dict(found["profile"])
         known["slo"] = None if found.get("slo") is None else Slo.from_dict(found["slo"])
         for name in _SUMMARIES:
-            known[name] = Summary.from_dict(found[name])
+            known[name] = Summary.from_dict(found[name]) if name in found else EMPTY
         known["operations"] = {
             name: Operation(**_with_summaries(numbers)) for name, numbers in found["operations"].items()
         }
@@ -367,6 +423,7 @@ class LoadReport:
         known["stalls"] = tuple(Stall.from_dict(stall) for stall in found.get("stalls", ()))
         for name in ("latency_distribution", "service_distribution"):
             known[name] = tuple((value, share) for value, share in found[name])
+        known["reasons"] = tuple(found.get("reasons", ()))
         known["samples"] = _recording(found["samples"]) if "samples" in found else None
         return cls(**known)
 
@@ -434,7 +491,9 @@ def _columns(recording: Recording) -> dict[str, Any]:
 
 def _recording(columns: Mapping[str, Sequence[Any]]) -> Recording:
     recording = Recording(1.0)
-    recording.operations = [str(name) for name in columns["operations"]]
+    recording.name_operations([str(name) for name in columns["operations"]])
+    unknown = [None] * len(columns["done_s"])
     for name, code in COLUMNS.items():
-        recording.columns[name] = array(code, (math.nan if value is None else value for value in columns[name]))
+        values = columns.get(name, unknown)
+        recording.columns[name] = array(code, (math.nan if value is None else value for value in values))
     return recording

@@ -11,8 +11,15 @@ from sampling.load.model._units import format_seconds, format_share, parse_count
 
 __all__ = ["LatencyLimit", "Slo"]
 
-_SERIES = {"": "latency", "ttft_": "time_to_first_token", "valid_": "time_to_valid"}
+_SERIES = {
+    "": "latency",
+    "ttft_": "time_to_first_token",
+    "tpot_": "time_per_output_token",
+    "itl_": "time_between_tokens",
+    "valid_": "time_to_valid",
+}
 _LATENCY_FIELDS = tuple(f"{prefix}p{percent}_s" for prefix in _SERIES for percent in (50, 90, 95, 99))
+_NO_LIMIT = "none"
 _SHORT_NAMES = {"error": "error_rate", "validity": "validity_rate", "max": "max_s", "valid": "validity_rate"}
 
 
@@ -24,10 +31,15 @@ class LatencyLimit:
     """The name in reasons: `p95`, `ttft_p99`, `max`."""
 
     series: str
-    """The field of the report: `latency`, `time_to_first_token` or `time_to_valid`."""
+    """The field of the report, such as `latency` or `time_to_first_token`."""
 
     percent: int
     limit_s: float
+
+    @property
+    def is_from_due(self) -> bool:
+        """True for times that count from when a request was due, so that waiting makes them longer."""
+        return self.series not in ("time_per_output_token", "time_between_tokens")
 
 
 @attrs.frozen(kw_only=True)
@@ -36,8 +48,8 @@ class Slo:
     A service level objective.
 
     A value exactly at its limit passes.
-    Latencies count from the instant a request was due, and only for answered requests.
-    Set `error_rate` too: a server that fails fast has good latencies.
+    Latencies count from the instant a request was due. Limits on them are over everything that was due: a request that
+    failed, was dropped or was never answered is above every limit. So a server can't pass by failing fast.
     """
 
     p50_s: float | None = None
@@ -53,6 +65,20 @@ class Slo:
     ttft_p95_s: float | None = None
     ttft_p99_s: float | None = None
 
+    tpot_p50_s: float | None = None
+    """Time per output token after the first, the average of a request."""
+
+    tpot_p90_s: float | None = None
+    tpot_p95_s: float | None = None
+    tpot_p99_s: float | None = None
+
+    itl_p50_s: float | None = None
+    """Time between two tokens, the longest of a request."""
+
+    itl_p90_s: float | None = None
+    itl_p95_s: float | None = None
+    itl_p99_s: float | None = None
+
     valid_p50_s: float | None = None
     """Time to a valid answer, including repairs, of requests that got one."""
 
@@ -60,8 +86,8 @@ class Slo:
     valid_p95_s: float | None = None
     valid_p99_s: float | None = None
 
-    error_rate: float | None = None
-    """Maximum share of sent requests that fail or stay unanswered."""
+    error_rate: float | None = 0.01
+    """Maximum share of sent requests that fail or stay unanswered. None removes this limit."""
 
     validity_rate: float | None = None
     """Minimum share of answers that are valid."""
@@ -117,8 +143,8 @@ class Slo:
 
     @property
     def tightest_s(self) -> float | None:
-        """The smallest latency limit, or None. The limits of operations count, too."""
-        own = [limit.limit_s for limit in self.latency_limits]
+        """The smallest limit on a time from due, or None. The limits of operations count, too."""
+        own = [limit.limit_s for limit in self.latency_limits if limit.is_from_due]
         nested = [slo.tightest_s for slo in self.operations.values()]
         return min([*own, *(limit for limit in nested if limit is not None)], default=None)
 
@@ -139,9 +165,9 @@ class Slo:
         """
         Parse limits: `p95=2s,ttft_p99=500ms,error=0.1%,validity=95%,backlog=20`.
 
-        Prefix a limit with the name of an operation of a mix: `chat.p95=1s`.
+        Prefix a limit with the name of an operation of a mix: `chat.p95=1s`. `error=none` removes the default limit.
         """
-        limits: dict[str, float] = {}
+        limits: dict[str, float | None] = {}
         operations: dict[str, list[str]] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
             name, equals, value = part.partition("=")
@@ -154,28 +180,34 @@ class Slo:
             field, parse = _field_and_parser(metric)
             if field in limits:
                 raise ValueError(f"{metric} is limited twice in {text!r}: keep one of them")
-            limits[field] = parse(metric, value)
-        slo = cls(**limits, operations={name: cls.parse(",".join(parts)) for name, parts in operations.items()})
-        if slo.is_empty:
+            removed = field == "error_rate" and value.strip() == _NO_LIMIT
+            limits[field] = None if removed else parse(metric, value)
+        nested: Any = {name: cls.parse(",".join(parts)) for name, parts in operations.items()}
+        found: dict[str, Any] = {**limits, "operations": nested}
+        slo = cls(**found)
+        if slo.is_empty or not (limits or nested):
             raise ValueError("an SLO needs at least one limit, such as p95=2s or error=0.1%")
         return slo
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the limits that are set as a JSON-compatible dictionary."""
+        """Return the limits that are set as a JSON-compatible dictionary. The error limit is in it even if None."""
         return {
-            name: {key: slo.to_dict() for key, slo in value.items()} if name == "operations" else value
-            for name, value in self._set()
+            "error_rate": self.error_rate,
+            **{
+                name: {key: slo.to_dict() for key, slo in value.items()} if name == "operations" else value
+                for name, value in self._set()
+            },
         }
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> "Slo":
         """Rebuild an SLO from the result of `to_dict`."""
         operations = {name: cls.from_dict(limits) for name, limits in settings.get("operations", {}).items()}
-        limits: dict[str, Any] = {**settings, "operations": operations}
+        limits: dict[str, Any] = {"error_rate": None, **settings, "operations": operations}
         return cls(**limits)
 
     def __str__(self) -> str:
-        parts: list[str] = []
+        parts: list[str] = [f"error={_NO_LIMIT}"] if self.error_rate is None else []
         for name, value in self._set():
             if name == "operations":
                 parts += [f"{operation}.{part}" for operation, slo in value.items() for part in str(slo).split(",")]

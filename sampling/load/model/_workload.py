@@ -40,7 +40,19 @@ class Arrival:
     number, and not on events during the run, so a rerun generates the same traffic.
     """
 
-    __slots__ = ("_first_at", "_rng", "_run_seed", "index", "intended_s", "number", "operation", "user", "worker")
+    __slots__ = (
+        "_first_at",
+        "_last_at",
+        "_rng",
+        "_run_seed",
+        "index",
+        "intended_s",
+        "longest_gap_s",
+        "number",
+        "operation",
+        "user",
+        "worker",
+    )
 
     def __init__(
         self, index: int, intended_s: float, *, user: int | None = None, number: int = 0, seed: int = 0, worker: int = 0
@@ -63,9 +75,13 @@ class Arrival:
         self.operation: str | None = None
         """The name of the operation, in a mix."""
 
+        self.longest_gap_s: float = math.nan
+        """The longest time between two tokens so far, or NaN without two tokens."""
+
         self._run_seed = seed
         self._rng: random.Random | None = None
         self._first_at = math.nan
+        self._last_at = math.nan
 
     @property
     def seed(self) -> int:
@@ -93,6 +109,21 @@ class Arrival:
         if math.isnan(self._first_at):
             self._first_at = anyio.current_time()
 
+    def token(self) -> None:
+        """Record that a token has arrived now: the first one, or the time since the one before."""
+        now = anyio.current_time()
+        if math.isnan(self._first_at):
+            self._first_at = now
+        else:
+            self.add_gap(now - self._last_at)
+        self._last_at = now
+
+    def add_gap(self, gap_s: float) -> None:
+        """Record the time between two tokens, for workloads that measure it themselves."""
+        # `not <=` instead of `>`, because the first gap replaces NaN.
+        if not gap_s <= self.longest_gap_s:
+            self.longest_gap_s = gap_s
+
     def __repr__(self) -> str:
         user = "" if self.user is None else f", user={self.user}"
         return f"Arrival(index={self.index}{user}, intended_s={self.intended_s:g})"
@@ -109,10 +140,12 @@ class Answered:
     valid: bool = True
     """True if the answer is usable. An invalid answer is neither an error nor goodput."""
 
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost: float = 0.0
-    requests: int = 1
+    input_tokens: int | None = 0
+    """Number of input tokens, or None if unknown. A figure that is nonsense is left out of the report and counted."""
+
+    output_tokens: int | None = 0
+    cost: float | None = 0.0
+    requests: int | None = 1
     """Number of requests to the backend that it took."""
 
 

@@ -9,11 +9,11 @@ import attrs
 from sampling._arguments import check_instance, check_int, check_number
 from sampling._json.bounded import loads
 from sampling._text import aligned
-from sampling.load.capacity._verdict import Judgement, judge
 from sampling.load.model._profiles import OpenLoop
 from sampling.load.model._report import LoadReport
 from sampling.load.model._slo import Slo
 from sampling.load.model._units import format_seconds, format_share
+from sampling.load.model._verdict import Judgement, judge
 from sampling.load.planning._server_model import ServerModel
 from sampling.load.planning._simulation import simulate
 from sampling.usage import Price
@@ -249,7 +249,8 @@ def plan(  # noqa: PLR0913 - independent settings, and nearly all have a default
     check_instance("server", server, ServerModel, "a ServerModel")
     check_number("rate", rate, above=0)
     check_instance("slo", slo, Slo, "a Slo")
-    if slo.is_empty:
+    # A simulated server never fails, so a limit on errors alone can't tell the options apart.
+    if attrs.evolve(slo, error_rate=None).is_empty:
         raise ValueError("slo needs at least one limit, such as Slo(p95_s=4, validity_rate=0.95)")
     check_int("requests", requests, least=100)
     pairs = [(depth, breadth) for depth in depths for breadth in breadths]
@@ -268,7 +269,15 @@ def plan(  # noqa: PLR0913 - independent settings, and nearly all have a default
     for depth, breadth in pairs:
         report = simulate(server, profile, depth=depth, breadth=breadth, price=price or _NO_PRICE, seed=seed, slo=slo)
         kept = attrs.evolve(report, samples=None)
-        option = Option(depth=depth, breadth=breadth, judgement=judge(report, slo), report=kept)
+        option = Option(depth=depth, breadth=breadth, judgement=_judge(report, slo), report=kept)
         options.append(option)
         on_option(option)
     return Plan(server=server, rate=rate, slo=slo, price=price, options=tuple(options))
+
+
+def _judge(report: LoadReport, slo: Slo) -> Judgement:
+    """Return the verdict on an option. Calls without a single valid answer are never recommended."""
+    if report.valid:
+        return judge(report, slo)
+    found = judge(report, slo)
+    return Judgement("TRIP", (*(found.reasons if found.verdict == "TRIP" else ()), "no answer was valid"))

@@ -23,12 +23,11 @@ from sampling.load.model._seeds import derive_seed
 from sampling.load.model._slo import Slo
 from sampling.load.model._workload import Answered, Arrival
 from sampling.load.planning._server_model import ServerModel
-from sampling.load.traffic._arrivals import instants
+from sampling.load.traffic._arrivals import instants, sending_ends_s
+from sampling.load.traffic._generator import levels_of
 from sampling.usage import Price, Usage
 
 __all__ = ["replay", "simulate"]
-
-_BINS = 60
 
 
 @attrs.define(eq=False)
@@ -160,8 +159,8 @@ class _Simulation:
         self._lengths = lengths
         self._server = _Server(model)
         self._in_flight: dict[_SimulatedCall, None] = {}
-        measured_s = profile.measured_s or 1.0
-        self.recording = Recording(measured_s / _BINS)
+        self._ends_s = sending_ends_s(profile, seed)
+        self.recording = Recording(*levels_of(profile))
 
     def run(self) -> Recording:
         """Process all events and return the recording."""
@@ -183,10 +182,6 @@ class _Simulation:
         """Return True if the drain is over."""
         drain_s = self._profile.drain_s
         return index < 0 and drain_s is not None and self._server.next_event_s() > self._ends_s + drain_s
-
-    @property
-    def _ends_s(self) -> float:
-        return self._profile.warmup_s + (self._profile.measured_s or 0.0)
 
     def _wait_until(self, due_s: float) -> None:
         whole = self._server.advance(due_s)

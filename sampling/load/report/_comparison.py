@@ -1,13 +1,15 @@
 """Compare two reports."""
 
-from collections.abc import Callable, Iterator
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, TypeAlias
 
 import attrs
 
 from sampling._arguments import check_number
 from sampling._text import aligned
 from sampling.load.capacity._answer import CapacityAnswer, Step
+from sampling.load.model._about import DETAILS_OF_A_RUN
+from sampling.load.model._populations_report import PopulationsReport
 from sampling.load.model._report import LoadReport
 from sampling.load.model._units import format_seconds, format_share
 
@@ -80,9 +82,10 @@ class Comparison:
         )
 
 
-def compare(
-    before: LoadReport | CapacityAnswer, after: LoadReport | CapacityAnswer, *, tolerance: float = 0.05
-) -> Comparison:
+_Comparable: TypeAlias = LoadReport | PopulationsReport | CapacityAnswer
+
+
+def compare(before: _Comparable, after: _Comparable, *, tolerance: float = 0.05) -> Comparison:
     """
     Compare two reports, and list the changes.
 
@@ -101,6 +104,8 @@ def compare(
         raise ValueError(f"tolerance is a share and must be < 1, got {tolerance}")
     if isinstance(before, LoadReport) and isinstance(after, LoadReport):
         return _compare_runs(before, after, tolerance)
+    if isinstance(before, PopulationsReport) and isinstance(after, PopulationsReport):
+        return _compare_populations(before, after, tolerance)
     if isinstance(before, CapacityAnswer) and isinstance(after, CapacityAnswer):
         return _compare_answers(before, after, tolerance)
     kinds = [_kind(report) for report in (before, after)]
@@ -110,6 +115,8 @@ def compare(
 def _kind(report: object) -> str:
     if isinstance(report, LoadReport):
         return "a load run"
+    if isinstance(report, PopulationsReport):
+        return "a run of several populations"
     return "a capacity search" if isinstance(report, CapacityAnswer) else f"a {type(report).__name__}"
 
 
@@ -165,12 +172,36 @@ def _compare_runs(before: LoadReport, after: LoadReport, tolerance: float) -> Co
     return Comparison(changes=changes, tolerance=tolerance, remarks=tuple(_remarks(before, after)))
 
 
+def _compare_populations(before: PopulationsReport, after: PopulationsReport, tolerance: float) -> Comparison:
+    """Compare the populations that both have."""
+    changes: list[Change] = []
+    remarks: list[str] = []
+    for name in sorted({*before.populations, *after.populations}):
+        both = before.populations.get(name), after.populations.get(name)
+        if both[0] is None or both[1] is None:
+            remarks.append(f"population {name!r} is only in the one {'after' if both[0] is None else 'before'}")
+            continue
+        found = _compare_runs(both[0], both[1], tolerance)
+        changes += [attrs.evolve(change, name=f"{name}: {change.name}") for change in found.changes]
+        remarks += [f"{name}: {remark}" for remark in found.remarks]
+    return Comparison(changes=tuple(changes), tolerance=tolerance, remarks=tuple(remarks))
+
+
 def _has_value(change: Change) -> bool:
     return change.before is not None or change.after is not None
 
 
+_SERIES = (
+    ("", "latency"),
+    ("first token ", "time_to_first_token"),
+    ("per output token ", "time_per_output_token"),
+    ("between tokens ", "time_between_tokens"),
+    ("valid answer ", "time_to_valid"),
+)
+
+
 def _run_changes(before: LoadReport, after: LoadReport, classify: _Classifier, prefix: str = "") -> Iterator[Change]:
-    for name, series in (("", "latency"), ("first token ", "time_to_first_token"), ("valid answer ", "time_to_valid")):
+    for name, series in _SERIES:
         for percent in (50, 95, 99):
             times = [getattr(report, series).at(percent) for report in (before, after)]
             yield classify.number(f"{prefix}{name}p{percent}", *times, less_is_better=True, floor=_TIMER_S)
@@ -188,7 +219,15 @@ def _dropped(report: LoadReport) -> float | None:
     return report.dropped / report.scheduled if report.scheduled else None
 
 
+def _unlike(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how the things that were measured differ."""
+    for name in sorted({*before, *after} - {*DETAILS_OF_A_RUN}):
+        if before.get(name) != after.get(name):
+            yield f"not the same thing: {name} was {before.get(name)!r} and is {after.get(name)!r}"
+
+
 def _remarks(before: LoadReport, after: LoadReport) -> Iterator[str]:
+    yield from _unlike(before.about, after.about)
     theirs, ours = before.profile.to_dict(), after.profile.to_dict()
     for name in sorted({*theirs, *ours}):
         if theirs.get(name) != ours.get(name):
@@ -222,7 +261,8 @@ def _compare_answers(before: CapacityAnswer, after: CapacityAnswer, tolerance: f
             found = _run_changes(both[0], both[1], classify, f"at {target:g}: ")
             changes += [change for change in found if _has_value(change) and change.name.endswith(_AT_STEPS)]
     missing = sorted({*theirs} ^ {*ours})
-    remarks = [f"steps that only one of them has: {', '.join(f'{target:g}' for target in missing)}"] if missing else []
+    remarks = [*_unlike(before.about, after.about)]
+    remarks += [f"steps that only one of them has: {', '.join(f'{target:g}' for target in missing)}"] if missing else []
     return Comparison(changes=tuple(changes), tolerance=tolerance, remarks=tuple(remarks))
 
 

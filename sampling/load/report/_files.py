@@ -15,39 +15,45 @@ from typing import Any, TypeAlias, cast
 from sampling._arguments import short_repr
 from sampling._json.bounded import loads
 from sampling.load.capacity._answer import CapacityAnswer, Step, csv_text
-from sampling.load.capacity._verdict import judge
+from sampling.load.model._populations_report import PopulationsReport
 from sampling.load.model._report import LoadReport
+from sampling.load.model._verdict import with_verdict
 from sampling.load.planning._plan import Plan
 from sampling.load.report._page import render_html
 
 __all__ = ["FORMATS", "Report", "format_of", "load_csv", "read_report", "write_report"]
 
-Report: TypeAlias = LoadReport | CapacityAnswer | Plan
+Report: TypeAlias = LoadReport | PopulationsReport | CapacityAnswer | Plan
 """A report that can be written to a file."""
 
-_KINDS: Mapping[str, type[LoadReport] | type[CapacityAnswer] | type[Plan]] = {
-    kind.schema.partition("/")[0]: kind for kind in (LoadReport, CapacityAnswer, Plan)
+_Kind: TypeAlias = type[LoadReport] | type[PopulationsReport] | type[CapacityAnswer] | type[Plan]
+_KINDS: Mapping[str, _Kind] = {
+    kind.schema.partition("/")[0]: kind for kind in (LoadReport, PopulationsReport, CapacityAnswer, Plan)
 }
 _SCHEMA = re.compile(r"(?P<kind>[a-z.-]+)/(?P<version>[0-9]{1,6})")
 
 
-def load_csv(report: LoadReport) -> str:
+def load_csv(report: LoadReport | PopulationsReport) -> str:
     """
-    Return a run as CSV.
+    Return a run as CSV, with one row for each population.
 
     The columns are those of a capacity search, so that both fit into one sheet.
     """
-    judgement = None if report.slo is None else judge(report, report.slo)
-    step = Step(
+    reports = report.populations.values() if isinstance(report, PopulationsReport) else [report]
+    return csv_text([_as_step(each) for each in reports])
+
+
+def _as_step(report: LoadReport) -> Step:
+    report = report if report.verdict is not None else with_verdict(report)
+    return Step(
         target_rate=float(report.target_rate or report.profile.users or 0),
         achieved_rate=report.achieved_rate,
-        verdict="INCONCLUSIVE" if judgement is None else judgement.verdict,
-        reasons=("no SLO was given",) if judgement is None else judgement.reasons,
-        confidence=None if judgement is None else judgement.confidence,
+        verdict=report.verdict or "INCONCLUSIVE",
+        reasons=("no SLO was given",) if report.verdict is None else report.reasons,
+        confidence=report.confidence,
         seed=report.seed,
         report=report,
     )
-    return csv_text([step])
 
 
 def _plan_csv(plan: Plan) -> str:
@@ -59,7 +65,7 @@ def _plan_csv(plan: Plan) -> str:
 
 
 def _csv(report: Report) -> str:
-    if isinstance(report, LoadReport):
+    if isinstance(report, LoadReport | PopulationsReport):
         return load_csv(report)
     return csv_text(report.steps) if isinstance(report, CapacityAnswer) else _plan_csv(report)
 
@@ -97,7 +103,7 @@ def write_report(report: Report, path: str | Path, *, samples: bool = False) -> 
     The file extension decides. The file is replaced atomically.
 
     Args:
-        report: A `LoadReport`, a `CapacityAnswer` or a `Plan`.
+        report: A `LoadReport`, a `PopulationsReport`, a `CapacityAnswer` or a `Plan`.
 
         path: A path with the extension .json, .csv or .html.
 
@@ -118,7 +124,7 @@ def write_report(report: Report, path: str | Path, *, samples: bool = False) -> 
 
 def read_report(path: str | Path) -> Report:
     """
-    Read a `LoadReport`, `CapacityAnswer` or `Plan` from a JSON file.
+    Read a `LoadReport`, `PopulationsReport`, `CapacityAnswer` or `Plan` from a JSON file.
 
     Raise `ValueError` if the file is not a report, or has an unknown version.
     """
@@ -136,7 +142,7 @@ def read_report(path: str | Path) -> Report:
         raise ValueError(f"{name} says it is a {kind.schema} but is damaged: {type(error).__name__}: {error}") from None
 
 
-def _kind_of(found: Any, name: str) -> type[LoadReport] | type[CapacityAnswer] | type[Plan]:
+def _kind_of(found: Any, name: str) -> _Kind:
     schema: Any = cast("Mapping[str, Any]", found).get("schema") if isinstance(found, Mapping) else None
     parts = _SCHEMA.fullmatch(schema) if isinstance(schema, str) else None
     if parts is None or parts["kind"] not in _KINDS:

@@ -5,6 +5,7 @@ It does as little work per request as possible, so that the client is not the bo
 kept-open connections and reads the responses. It has no redirects, proxies, cookies or decompression.
 """
 
+import socket
 import ssl
 from collections.abc import Mapping
 from types import TracebackType
@@ -16,6 +17,7 @@ from anyio.abc import ByteStream
 
 from sampling._arguments import check_bool, check_instance, check_number, check_str, short_repr
 from sampling.errors import ConnectFailed, ConnectionLost, MalformedResponse, ServerError, Timeout
+from sampling.load.model._about import digest
 from sampling.load.model._workload import Answered, Arrival
 from sampling.load.traffic._raw_socket import RawSocketStream, SocketAddress
 
@@ -24,6 +26,7 @@ __all__ = ["HttpWorkload"]
 _HEAD_END = b"\r\n\r\n"
 _LONGEST_HEAD = 65_536
 _READ = 65_536
+_WITHOUT_BODY = (204, 304)
 _TOKENS = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
@@ -32,7 +35,8 @@ class HttpWorkload:
     A workload that posts one body to one URL.
 
     Use it as `async with HttpWorkload(url, body) as workload`.
-    Any response with status 200 is valid, and the first byte of its body counts as the first token.
+    Any response with a status from 200 to 299 is valid, and the first byte of its body counts as the first token.
+    The name of the host is resolved when the workload is opened, so that a slow resolver is no latency of the server.
     There are as many connections as requests in flight. A connection that the server has closed is replaced once,
     if no byte of a response had arrived.
     """
@@ -64,7 +68,7 @@ class HttpWorkload:
 
             ssl_context: Used to verify an https server, instead of the system's certificate authorities.
 
-            verify_status: Count every status other than 200 as failed.
+            verify_status: Count every status other than 200 to 299 as failed.
         """
         parts = urlsplit(check_str("url", url, empty=False))
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -79,13 +83,29 @@ class HttpWorkload:
         self._timeout_s = check_number("timeout_s", timeout_s, above=0)
         self._connect_timeout_s = check_number("connect_timeout_s", connect_timeout_s, above=0)
         self._verify_status = check_bool("verify_status", verify_status)
+        self._path = parts.path or "/"
+        self._body = body
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._request = _head(target, parts.netloc, headers or {}, len(body)) + body
-        self._address = None if self._tls else SocketAddress.of(self._host, self._port)
+        self._address = SocketAddress.of(self._host, self._port)
         self._idle: list[ByteStream | RawSocketStream] = []
 
     async def __aenter__(self) -> Self:
+        if self._address is None:
+            self._address = await self._resolve()
         return self
+
+    async def _resolve(self) -> SocketAddress | None:
+        """Return the address of the host, or None to let every connection resolve it, which reports the failure."""
+        with anyio.move_on_after(self._connect_timeout_s):  # noqa: ASYNC912 - getaddrinfo awaits a thread
+            try:
+                found = await anyio.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            except OSError:
+                return None
+            for family, _, _, _, address in found:
+                if await _is_reachable(resolved := SocketAddress(family, address[0], self._port)):
+                    return resolved
+        return None
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -94,11 +114,20 @@ class HttpWorkload:
             with anyio.CancelScope(shield=True):
                 await self._idle.pop().aclose()
 
+    def describe(self) -> dict[str, object]:
+        """Return the address and a digest of the request, for reports. A query may hold a key."""
+        scheme = "https" if self._tls else "http"
+        return {
+            "workload": "http",
+            "backend": f"{scheme}://{self._host}:{self._port}{self._path}",
+            "questions": digest([self._body.decode("utf-8", "replace")]),
+        }
+
     async def __call__(self, arrival: Arrival) -> Answered:
         """Send one request and read the whole response."""
         with anyio.move_on_after(self._timeout_s):
             status = await self._post(arrival)
-            if self._verify_status and status != 200:
+            if self._verify_status and not 200 <= status < 300:
                 raise ServerError(f"the server answered with status {status}")
             return Answered()
         raise Timeout(f"no whole answer within {self._timeout_s:g} s")
@@ -122,7 +151,7 @@ class HttpWorkload:
             while not response.whole:
                 response.feed(await stream.receive(_READ))
                 if response.body_began:
-                    arrival.first_token()
+                    arrival.token()
         except anyio.EndOfStream:
             if not response.ends_with_connection:
                 raise (ConnectionLost("the answer broke off") if response.began else _StaleConnection) from None
@@ -139,19 +168,34 @@ class HttpWorkload:
     async def _connect(self) -> ByteStream | RawSocketStream:
         try:
             with anyio.fail_after(self._connect_timeout_s):
+                if self._tls:
+                    return await self._connect_tls()
                 if self._address is not None:
                     return await RawSocketStream.connect(self._address)
-                if not self._tls:
-                    return await anyio.connect_tcp(self._host, self._port)
-                return await anyio.connect_tcp(
-                    self._host,
-                    self._port,
-                    tls=True,
-                    ssl_context=self._ssl_context,
-                    tls_standard_compatible=False,  # most servers close without a TLS close_notify
-                )
+                return await anyio.connect_tcp(self._host, self._port)
         except (OSError, TimeoutError) as error:
             raise ConnectFailed(f"no connection: {type(error).__name__}") from None
+
+    async def _connect_tls(self) -> ByteStream:
+        return await anyio.connect_tcp(
+            self._host if self._address is None else self._address.host,
+            self._port,
+            tls=True,
+            ssl_context=self._ssl_context,
+            # The certificate is for the name, also if the address is known.
+            tls_hostname=self._host,
+            tls_standard_compatible=False,  # most servers close without a TLS close_notify
+        )
+
+
+async def _is_reachable(address: SocketAddress) -> bool:
+    """Return True if a connection can be opened: localhost may have an address that nobody listens to."""
+    try:
+        stream = await RawSocketStream.connect(address)
+    except OSError:
+        return False
+    await stream.aclose()
+    return True
 
 
 class _StaleConnection(Exception):
@@ -178,7 +222,7 @@ class _ResponseReader:
         """Process the next bytes."""
         self.began = True
         self._unread += data
-        if self._left is None and not self._read_head():
+        if self._left is None and (not self._read_head() or self.whole):
             return
         self.body_began = self.body_began or bool(self._unread)
         if self._chunked:
@@ -200,6 +244,11 @@ class _ResponseReader:
             raise MalformedResponse("the answer does not begin like one of HTTP/1.1")
         self.status = int(status[:3])
         self._unread = rest
+        if self.status == 101:
+            raise MalformedResponse("the server switched to another protocol, which nobody had asked for")
+        if self.status < 200:
+            # An interim response, such as 103 Early Hints, has no body. The final one follows.
+            return self._read_head()
         self._frame(dict(field.split(b":", 1) for field in fields.split(b"\r\n") if b":" in field))
         return True
 
@@ -212,7 +261,9 @@ class _ResponseReader:
         self.keeps_open = fields.get(b"connection", b"").strip() != b"close"
         length = fields.get(b"content-length", b"").strip()
         self._chunked = b"chunked" in fields.get(b"transfer-encoding", b"")
-        if self._chunked:
+        if self.status in _WITHOUT_BODY:
+            self._chunked, self._left, self.whole = False, 0, True
+        elif self._chunked:
             self._left = 0
         elif length.isdigit():
             self._left = int(length)

@@ -10,7 +10,7 @@ import anyio
 
 from sampling.load.model._profiles import OpenLoop
 from sampling.load.model._workload import Arrival, Draw
-from sampling.load.traffic._arrivals import instants, share
+from sampling.load.traffic._arrivals import instants, sending_ends_s, share
 from sampling.load.traffic._sending import Sender, Shard
 from sampling.load.traffic._task_pool import TaskPool
 
@@ -31,10 +31,7 @@ async def drive_open_loop(sender: Sender, profile: OpenLoop, draw: Draw, *, seed
             finally:
                 # Idle tasks would keep the task group open.
                 requests.close()
-            # The last arrival is due before the end of the measurement, which has a fixed length.
-            if profile.duration_s is not None and not sender.recording.exhausted:
-                await sender.wait_for(profile.warmup_s + profile.duration_s)
-            sender.recording.ended_s = sender.elapsed_s
+            await ticker.wait_for_end()
             overtime.deadline = math.inf if profile.drain_s is None else anyio.current_time() + profile.drain_s
 
 
@@ -85,6 +82,21 @@ class _Ticker:
             self._sent_this_turn = 1
             await self._sender.wait_for(instant_s)
 
+    async def wait_for_end(self) -> None:
+        """
+        Wait until the end of the duration, and record the end of the traffic.
+
+        After the last of `requests` there is nothing to wait for.
+        """
+        recording, profile = self._sender.recording, self._profile
+        if recording.exhausted:
+            recording.ended_s = self._sender.elapsed_s
+            return
+        # The planned end, because the clock is read a little later.
+        recording.ended_s = sending_ends_s(profile, self._seed)
+        if profile.duration_s is not None and recording.ended_s >= profile.warmup_s + profile.duration_s:
+            await self._sender.wait_for(recording.ended_s)
+
     def _slept_through(self, instant_s: float) -> bool:
         """
         Return True if the machine stood still for too long.
@@ -106,7 +118,7 @@ class _Ticker:
     def _send(self, requests: TaskPool, index: int, instant_s: float) -> bool:
         """Draw and send a request. Return False if the workload has run out."""
         arrival = Arrival(index, instant_s, number=self._drawn, seed=self._seed, worker=self._shard.worker)
-        send = self._draw(arrival)
+        send = self._sender.draw(arrival, self._draw)
         if send is None:
             return False
         self._drawn += 1

@@ -1,18 +1,23 @@
 """Send one request and record its outcome."""
 
-from typing import NamedTuple
+import math
+from functools import partial
+from typing import NamedTuple, NoReturn
 
 import anyio
+import anyio.lowlevel
 import attrs
 
 from sampling._arguments import short_repr
 from sampling._event_loop import running_loop
+from sampling.errors import Timeout, UnexpectedCancellation
 from sampling.load.model._recording import Outcome, Recording, Tally
-from sampling.load.model._workload import Answered, Arrival, Send, enter_arrival, leave_arrival
+from sampling.load.model._workload import Answered, Arrival, Draw, Send, enter_arrival, leave_arrival
 
 __all__ = ["WHOLE", "Sender", "Sent", "Shard"]
 
 _DEFAULT_ANSWER = Answered()
+_ROUNDING_S = 1e-6
 
 
 @attrs.frozen
@@ -40,11 +45,14 @@ class Sent(NamedTuple):
 class Sender:
     """Sends and records requests. Times are seconds from the start of the run."""
 
-    def __init__(self, recording: Recording, start: float, warmup_s: float) -> None:
+    def __init__(self, recording: Recording, start: float, warmup_s: float, timeout_s: float | None = None) -> None:
         self.recording = recording
         self._start = start
         self._warmup_s = warmup_s
-        self._clock = running_loop().time
+        self._timeout_s = timeout_s
+        loop = running_loop()
+        self._clock = loop.time
+        self._cancelled = loop.cancelled
 
     @property
     def elapsed_s(self) -> float:
@@ -78,6 +86,13 @@ class Sender:
         tally.scheduled += 1
         tally.admitted += 1
 
+    def draw(self, arrival: Arrival, draw: Draw) -> Send | None:
+        """Draw a request. If the workload raises instead, return one that fails with that error."""
+        try:
+            return draw(arrival)
+        except Exception as error:  # noqa: BLE001 - counted like any failed request
+            return partial(_fail, error)
+
     async def send(self, arrival: Arrival, send: Send) -> Sent:
         """Send one admitted request, and record the outcome."""
         sent_s = self.elapsed_s
@@ -86,19 +101,40 @@ class Sender:
         outcome: Outcome = "cancelled"
         answer = _DEFAULT_ANSWER
         try:
-            returned = await send()
+            returned = await (send() if self._timeout_s is None else self._send_in_time(send, self._timeout_s))
             if isinstance(returned, Answered):
                 answer = returned
             outcome = "valid" if answer.valid else "invalid"
         except Exception as error:  # noqa: BLE001 - whatever fails is counted; a cancellation is none of these
             outcome = "failed"
             self._count_error(arrival, error)
+        except self._cancelled:
+            # Raises again, and so leaves the request cancelled, if the run is being cancelled. Otherwise the workload
+            # made up this cancellation, which must not end the traffic.
+            await anyio.lowlevel.checkpoint_if_cancelled()
+            outcome = "failed"
+            self._count_error(arrival, UnexpectedCancellation())
         finally:
             # This releases the permit at the real end of the request, on every path.
-            done_s = self.elapsed_s
+            done_s = self._end_s(arrival, outcome)
             self._write(arrival, outcome, sent_s, done_s, answer)
             leave_arrival(entered)
         return Sent(outcome, done_s)
+
+    async def _send_in_time(self, send: Send, timeout_s: float) -> object:
+        due = anyio.current_time() + timeout_s
+        with anyio.CancelScope(deadline=due):
+            returned = await send()
+            if anyio.current_time() < due:
+                return returned
+        raise Timeout(f"not answered within {timeout_s:g} s")
+
+    def _end_s(self, arrival: Arrival, outcome: Outcome) -> float:
+        """Return the time now. For a request that timed out, rounding must not make it shorter than the timeout."""
+        now_s, timeout_s = self.elapsed_s, self._timeout_s
+        if outcome == "failed" and timeout_s is not None and 0 < timeout_s - (now_s - arrival.intended_s) < _ROUNDING_S:
+            return math.nextafter(arrival.intended_s + timeout_s, math.inf)
+        return now_s
 
     def _count_error(self, arrival: Arrival, error: Exception) -> None:
         # The report covers the measurement, not the warm-up.
@@ -118,3 +154,7 @@ class Sender:
         if tally is recording.tally:
             first_s = arrival.first_token_at - self._start
             recording.add(arrival, sent_s=sent_s, first_s=first_s, done_s=done_s, outcome=outcome, answer=answer)
+
+
+async def _fail(error: Exception) -> NoReturn:  # noqa: ASYNC124 - a workload is async
+    raise error

@@ -15,14 +15,15 @@ from types import FrameType, TracebackType
 from typing import Self
 
 import anyio
-import structlog
 
+from sampling._log import Logger
 from sampling._watchdog import BLOCKED_S
+from sampling.load.model._about import is_real_clock
 from sampling.load.model._stall import Stall
 
 __all__ = ["watch_for_stalls"]
 
-log = structlog.get_logger("sampling")
+log = Logger()
 
 _BEAT_S = BLOCKED_S / 4
 """The interval of the heartbeats, and of the checks."""
@@ -40,7 +41,7 @@ async def watch_for_stalls(work: Callable[[], Awaitable[None]], start: float, st
     `start` is the start of the run on the event loop's clock. In virtual time there is no monitor, because the clock
     waits for the loop and can't show that the loop is late.
     """
-    if not _is_real(anyio.current_time):
+    if not is_real_clock():
         await work()
         return
     failure: Exception | None = None
@@ -54,14 +55,6 @@ async def watch_for_stalls(work: Callable[[], Awaitable[None]], start: float, st
             helpers.cancel_scope.cancel()
     if failure is not None:
         raise failure
-
-
-def _is_real(clock: Callable[[], float]) -> bool:
-    """Return True for a real clock. A virtual clock stands still while code runs."""
-    before, began_s = clock(), time.monotonic()
-    while time.monotonic() == began_s:
-        pass
-    return clock() != before
 
 
 class _StallMonitor:

@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Self, cast
 
@@ -63,6 +63,7 @@ class WorkerPool:
         self.recording = Recording(1.0)
         self._workers: list[_Worker] = []
         self._stopping = anyio.Event()
+        self._when_open: Callable[[], Awaitable[float]] | None = None
         self._failure: WorkerFailed | None = None
 
     @property
@@ -77,8 +78,13 @@ class WorkerPool:
         """End the run now. The workers return what they have recorded."""
         self._stopping.set()
 
-    async def generate(self) -> Recording:
-        """Run the worker processes and merge their recordings."""
+    async def generate(self, when_open: Callable[[], Awaitable[float]] | None = None) -> Recording:
+        """
+        Run the worker processes and merge their recordings.
+
+        `when_open` is awaited once all workers are ready, and returns the start on the clock of the event loop.
+        """
+        self._when_open = when_open
         async with AsyncExitStack() as stack:
             for order in self._orders:
                 self._workers.append(await stack.enter_async_context(_Worker(order)))
@@ -99,7 +105,9 @@ class WorkerPool:
         try:
             for worker in self._workers:
                 await worker.ready()
-            start_at = time.monotonic() + _LEAD_S
+            # Both clocks are monotonic, but the clock of an event loop may have another origin.
+            start = anyio.current_time() if self._when_open is None else await self._when_open()
+            start_at = time.monotonic() + start - anyio.current_time() + _LEAD_S
             for worker in self._workers:
                 await worker.send(start_at=start_at)
         except WorkerFailed as failure:

@@ -1,11 +1,11 @@
-"""What must hold, how it is written, and how sure a verdict is."""
+"""Limits of an SLO, their parsing, and the confidence of a verdict."""
 
 import math
 
 import pytest
 
 from sampling.load import OpenLoop, Slo, read_trace
-from sampling.load.capacity._confidence import confidence_within, is_at_edge, wilson
+from sampling.load.model._confidence import confidence_within, is_at_edge, wilson
 from sampling.load.model._series import cumulative, least_samples, nearest_rank, slope
 from sampling.load.model._units import format_seconds, format_share
 
@@ -52,7 +52,7 @@ def test_a_limit_that_can_not_be_read_says_what_to_change(text, says):
 
 
 def test_the_tightest_limit_and_what_a_single_request_is_held_to():
-    """The tightest of all latencies; for one request, the limit of the highest percentile that is set."""
+    """The tightest latency limit, and for one request the limit of the highest percentile."""
     slo = Slo(p50_s=0.1, p99_s=2.0, ttft_p95_s=0.5, operations={"chat": Slo(p95_s=0.05)})
     assert 0.05 == slo.tightest_s
     assert {"latency": 2.0, "time_to_first_token": 0.5} == slo.request_limits
@@ -109,7 +109,7 @@ def test_wilsons_interval_contains_the_share_and_shrinks():
 
 
 def test_a_trace_is_read_from_text():
-    """The first column, from the first stamp on, in order; a header and empty lines are fine."""
+    """A trace is the first column, relative to its first stamp, without header and empty lines."""
     assert (0.0, 1.5, 2.0) == read_trace("time,path\n100.0,/a\n\n102.0,/b\n101.5,/c\n")
     with pytest.raises(ValueError, match="line 3 of the trace must begin with a number"):
         read_trace("1.0\n2.0\nthree\n")

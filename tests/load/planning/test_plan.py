@@ -204,7 +204,7 @@ def test_if_nothing_meets_the_slo_the_closest_is_named_with_its_reason():
 
 
 def test_a_plan_is_a_function_of_its_seed_and_shows_every_pair():
-    """All pairs meet the same arrivals; the table marks the best."""
+    """All pairs get the same arrivals, and the table marks the best."""
     plans = [plan(SERVER, rate=0.5, slo=Slo(validity_rate=0.8), requests=200, seed=4) for _ in range(2)]
     assert plans[0].to_json() == plans[1].to_json()
     table = plans[0].render()
@@ -228,3 +228,13 @@ def test_a_plan_that_can_not_be_made_is_refused(arguments, complaint):
     given = {"rate": 1, "slo": Slo(p95_s=1), **arguments}
     with pytest.raises(ValueError, match=complaint):
         plan(SERVER, **given)
+
+
+def test_a_plan_never_recommends_what_gives_no_valid_answer():
+    """Even if the SLO is silent about validity."""
+    server = ServerModel(
+        slots=8, time_to_first_token_s=0.1, time_per_token_s=0.01, output_tokens=(10,), pass_probability=0.0
+    )
+    made = plan(server, rate=1, slo=Slo(p95_s=60), depths=(1,), breadths=(1,), requests=100)
+    assert (None, 1) == (made.best, made.exit_code)
+    assert "no answer was valid" in made.render()

@@ -24,7 +24,7 @@ def test_a_report_is_the_same_as_itself():
 
 @pytest.mark.parametrize(("factor", "trend"), [(1.04, "same"), (1.06, "worse"), (0.9, "better"), (3, "worse")])
 def test_latencies_are_compared_by_their_ratio(factor, trend):
-    """What is within the tolerance is noise; more of it is worse, less is better."""
+    """A difference within the tolerance is noise, beyond it worse or better."""
     found = compare(load_report(), slower(load_report(), factor))
     changes = {change.name: change for change in found.changes}
     assert trend == changes["p95"].trend
@@ -33,7 +33,7 @@ def test_latencies_are_compared_by_their_ratio(factor, trend):
 
 
 def test_shares_are_compared_by_their_difference():
-    """From no error to one in a thousand is nothing; to one in ten is worse."""
+    """An error rate of 0.1 % after none is noise, and of 10 % is worse."""
     report = load_report()
     few = attrs.evolve(report, failed=report.failed + 1, scheduled=report.scheduled + 1, admitted=report.admitted + 1)
     many = attrs.evolve(

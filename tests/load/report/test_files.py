@@ -43,7 +43,10 @@ def test_single_requests_are_written_only_if_wanted(tmp_path):
     [
         ("<html>", "r.json is no JSON: give the .json of a report, not its page or its CSV"),
         ("[1, 2]", "r.json is no report of sampling"),
-        ('{"schema": "locust/1"}', "its schema must be one of sampling.load/1, sampling.capacity/1, sampling.plan/1"),
+        (
+            '{"schema": "locust/1"}',
+            "its schema must be one of sampling.load/1, sampling.populations/1, sampling.capacity/1, sampling.plan/1",
+        ),
         ('{"schema": 7}', "got 7"),
         ("{}", "got None"),
         (

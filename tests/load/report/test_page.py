@@ -48,7 +48,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
 def test_no_page_scrolls_sideways_and_each_figure_shows_one_picture(
     browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: str
 ):
-    """On a phone as on a desk; a picture is drawn anew for a narrow page, so its text is never shrunk below 11 px."""
+    """The page fits a phone and a desktop, and no text of a picture is below 11 px."""
     browser.open(pages[name], width=width, scheme=scheme)
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     shown = "[...document.querySelectorAll('figure')].map(f => [...f.querySelectorAll('svg')]"
@@ -86,7 +86,7 @@ _CONTRASTS = """
 
 @needs_browser
 def test_a_page_loads_nothing_and_runs_nothing(browser: Browser, pages: dict[str, Path], tmp_path: Path):
-    """It can be mailed and opened from disk; a script that got into it would be refused by its own policy."""
+    """The page is one file without external parts, and its policy refuses injected scripts."""
     browser.requested.clear()
     browser.complaints.clear()
     browser.open(pages["capacity"], width=1280)
@@ -114,7 +114,7 @@ def test_what_a_run_says_is_shown_and_never_obeyed(browser: Browser, pages: dict
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_every_picture_has_a_title_a_description_and_its_numbers(name: str):
-    """Who does not see it gets it in words, and as a table beside it."""
+    """Every picture has a description and a table."""
     page = render_html(REPORTS[name]())
     pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
     for picture in pictures:

@@ -1,6 +1,13 @@
 """HTTP for load: little work for each request, on real sockets, against servers that behave and that do not."""
 
+import socket
+import ssl
+from contextlib import suppress
+
+import anyio
 import pytest
+import trustme
+from anyio.streams.tls import TLSListener
 
 from sampling import Timeout
 from sampling.errors import ConnectFailed, ConnectionLost, MalformedResponse, ServerError
@@ -41,6 +48,8 @@ async def test_another_status_than_200_is_a_failure():
         ([b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nhi"], MalformedResponse),
         ([b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n-6\r\n"], MalformedResponse),
         ([b"SSH-2.0-OpenSSH_9.6\r\n\r\n"], MalformedResponse),
+        ([b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n"], MalformedResponse),
+        ([b"HTTP/1.1 103 Early Hints\r\n\r\n"], ConnectionLost),
         ([b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"], ServerError),
     ],
 )
@@ -84,6 +93,8 @@ async def test_a_server_that_is_not_there_is_a_failed_connect():
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n1a;x=y\r\n" + b"z" * 26 + b"\r\n0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\n\r\r\n2\r\n\r\n\r\n0\r\nt: 1\r\n\r\n",
         b"HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 204 No Content\r\n\r\n",
+        b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + OK,
     ],
 )
 @pytest.mark.parametrize("step", [1, 2, 3, 1000])
@@ -115,7 +126,46 @@ def test_an_answer_without_a_length_ends_with_its_connection():
     ],
 )
 def test_bad_input_is_refused(settings, error, says):
-    """Before anything is sent; a secret is not shown."""
+    """Bad arguments are errors before anything is sent, and show no secret."""
     with pytest.raises(error, match=says) as caught:
         HttpWorkload(**{"url": "http://127.0.0.1:1/", "body": b"", **settings})
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.anyio
+async def test_a_slow_resolver_is_no_latency_of_the_server(tls, monkeypatch):
+    """The name is resolved once, when the workload is opened, also with TLS, whose certificate is for the name."""
+    asked: list[str] = []
+    resolve = socket.getaddrinfo
+
+    def record(host, *args, **kwargs):
+        if host in ("localhost", b"localhost"):
+            asked.append("localhost")
+        return resolve(host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", record)
+    authority = trustme.CA()
+    server_context, client_context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), ssl.create_default_context()
+    authority.issue_cert("localhost").configure_cert(server_context)
+    authority.configure_trust(client_context)
+
+    async def serve(stream):
+        async with stream:
+            # Opening the workload tries the address, and sends nothing.
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                await stream.receive()
+                await stream.send(OK.replace(b"content", b"connection: close\r\ncontent"))
+
+    plain = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = plain.extra(anyio.abc.SocketAttribute.local_port)  # noqa: S610 - this is not Django
+    listener = TLSListener(plain, server_context, standard_compatible=False) if tls else plain
+    url = f"http{'s' if tls else ''}://localhost:{port}/"
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, serve)
+        async with HttpWorkload(url, BODY, ssl_context=client_context if tls else None) as workload:
+            resolved = len(asked)
+            report = await run_load(workload, ClosedLoop(users=1, requests=3))
+        tasks.cancel_scope.cancel()
+    assert (3, {}) == (report.succeeded, report.errors)
+    assert resolved == len(asked) > 0

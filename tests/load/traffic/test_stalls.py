@@ -77,7 +77,7 @@ def line_of(function) -> int:
 )
 @pytest.mark.anyio
 async def test_what_blocks_the_loop_is_named_with_its_line(block, profile):
-    """Row 33: who blocks and who called it, by the end of their paths; not the loop, and not the generator."""
+    """Row 33: a stall names the blocking function and its caller, not the loop or the generator."""
     with capture_logs() as logs:
         report = await run_load(blocked_by(block), profile)
     (stall,) = report.stalls
@@ -155,13 +155,17 @@ def test_nobody_watches_in_virtual_time(run, monkeypatch):
     assert (10, ()) == (report.succeeded, report.stalls)
 
 
+def no_monitor_thread() -> bool:
+    return not any(thread.name == "sampling load stalls" for thread in threading.enumerate())
+
+
 @pytest.mark.parametrize("how", ["to its end", "stopped", "cancelled", "failing"])
 @pytest.mark.anyio
 async def test_no_thread_outlives_the_run(how):
     """I10: whichever way it ends."""
 
     async def ask(arrival: Arrival) -> None:
-        assert any(thread.name == "sampling load stalls" for thread in threading.enumerate())
+        assert not no_monitor_thread()
         if how == "stopped":
             load.stop()
         if how == "cancelled":
@@ -175,14 +179,22 @@ async def test_no_thread_outlives_the_run(how):
     before = Leftovers.now()
     load = LoadRun(Failing() if how == "failing" else ask, OpenLoop(rate=100, requests=5))
     with anyio.CancelScope() as scope:
-        if how == "failing":
-            with pytest.raises(ExceptionGroup) as caught:
-                await load.run()
-            assert [LookupError] == [type(error) for error in caught.value.exceptions]
-        else:
-            await load.run()
-    assert not any(thread.name == "sampling load stalls" for thread in threading.enumerate())
+        report = await load.run()
+        assert {"LookupError": 5} == report.errors if how == "failing" else not report.errors
+    assert no_monitor_thread()
     assert not await left_behind(before, 1.0)
+
+
+@pytest.mark.anyio
+async def test_an_error_of_the_run_ends_the_monitor_and_is_raised_as_it_is():
+    """I10: not in an exception group."""
+
+    async def fail() -> None:
+        raise LookupError("nothing to send")
+
+    with pytest.raises(LookupError):
+        await watched.watch_for_stalls(fail, anyio.current_time(), [])
+    assert no_monitor_thread()
 
 
 @pytest.mark.anyio

@@ -42,7 +42,7 @@ def test_no_request_sees_what_another_left_in_its_context(run):
 
 
 def test_after_a_stall_no_arrival_is_dropped_for_a_request_that_is_answered(run):
-    """O3, row 33: a hundred are due at once, twenty may be in flight, and each is answered as soon as it has a turn."""
+    """O3, row 33: of a hundred arrivals due at once, twenty are in flight at a time."""
 
     async def workload(arrival: Arrival) -> None:
         if arrival.index == 10:

@@ -34,7 +34,7 @@ async def test_users_and_their_requests_are_shared_out():
 
 
 async def test_a_worker_opens_what_its_workload_needs():
-    """An address with arguments leads to a context manager; with one worker it is opened right here."""
+    """A workload address with arguments is called, and with one worker opened in this process."""
     workload = ImportedWorkload(f"{HERE}:with_client", {"delay_s": 0.001})
     for workers in (1, 2):
         report = await run_load(workload, OpenLoop(rate=100, requests=10), workers=workers)
@@ -42,7 +42,7 @@ async def test_a_worker_opens_what_its_workload_needs():
 
 
 async def test_a_worker_that_dies_fails_the_run():
-    """What it sent is not known, so there is no report that would pass for one."""
+    """The death of a worker is an error, because its part of the traffic is unknown."""
     with pytest.raises(WorkerFailed, match=r"worker . of 2 died before it returned its recording"):
         await run_load(workloads.dying, OpenLoop(rate=100, requests=10), workers=2)
 
@@ -68,7 +68,7 @@ async def test_what_other_processes_can_not_make_is_refused():
 
 
 def test_no_two_workers_draw_the_same_gaps():
-    """R9: a peer's ten workers all drew the same gaps; repeated gaps show it, the coefficient of variation does not."""
+    """R9: no two workers share a stream, shown by repeated gaps."""
     profile = OpenLoop(rate=50, duration_s=100, arrivals="poisson")
     parts = [[instant for _, instant in share(instants(profile, 7), worker, 4)] for worker in range(4)]
     gaps = [later - earlier for part in parts for earlier, later in pairwise(part)]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 
 from sampling.load.capacity._answer import CapacityAnswer, Step
+from sampling.load.model._populations_report import PopulationsReport
 from sampling.load.model._profiles import Profile
 from sampling.load.model._report import LoadReport
 from sampling.load.model._units import format_seconds, number_or_dash, seconds_or_dash, share_or_dash
@@ -13,16 +14,17 @@ from sampling.load.report._page.chart import Size, draw
 from sampling.load.report._page.markup import Markup, element, joined, raw
 from sampling.load.report._page.pictures import Picture, load_pictures, step_pictures
 from sampling.load.report._page.style import STYLE
+from sampling.load.report._table import POPULATION_COLUMNS, population_rows
 
-__all__ = ["html_document", "render_html"]
+__all__ = ["figures_table", "html_document", "render_html"]
 
 _NARROW, _MIDDLE, _WIDE = Size(350, 270), Size(560, 300), Size(1120, 400)
 _VERDICT_TONES = {"PASS": "good", "TRIP": "bad", "INCONCLUSIVE": "limit"}
-_WORDS = frozenset({"why", "value"})
+_WORDS = frozenset({"loop", "population", "value", "why"})
 """Columns with text instead of numbers."""
 
 
-def render_html(report: LoadReport | CapacityAnswer) -> str:
+def render_html(report: LoadReport | PopulationsReport | CapacityAnswer) -> str:
     """
     Return a report as one self-contained HTML page.
 
@@ -30,11 +32,13 @@ def render_html(report: LoadReport | CapacityAnswer) -> str:
     """
     if isinstance(report, CapacityAnswer):
         return html_document(_headline(report), "capacity", *_capacity(report))
-    return html_document(_title(report.profile), "load", *_load(report))
+    if isinstance(report, PopulationsReport):
+        return html_document(_populations_headline(report), "load", *_populations(report))
+    return html_document(_load_headline(report), "load", *_load(report))
 
 
-def html_document(title: str, kind: str, *content: Markup) -> str:
-    """Return an HTML document with the style sheet."""
+def html_document(title: str, kind: str, *content: Markup, refresh_s: int | None = None) -> str:
+    """Return an HTML document with the style sheet. It reloads itself every `refresh_s` seconds, if given."""
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     head = element(
@@ -43,6 +47,7 @@ def html_document(title: str, kind: str, *content: Markup) -> str:
         element("meta", http_equiv="Content-Security-Policy", content=policy),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="referrer", content="no-referrer"),
+        *([] if refresh_s is None else [element("meta", http_equiv="refresh", content=str(refresh_s))]),
         element("title", title),
         raw(f"<style>{STYLE}</style>"),
     )
@@ -55,13 +60,32 @@ def html_document(title: str, kind: str, *content: Markup) -> str:
 
 
 def _load(report: LoadReport) -> Iterator[Markup]:
-    yield element("p", f"{_how(report)}.", class_="lead")
+    yield element("p", f"{_how(report)}.{_judged(report)}", class_="lead")
     yield _notes(report.notes)
     yield _tiles(_load_tiles(report))
-    yield _figures(load_pictures(report), "load")
+    yield from _details(report, "load")
+
+
+def _details(report: LoadReport, place: str) -> Iterator[Markup]:
+    yield _figures(load_pictures(report), place)
     yield from _errors(report)
     yield from _stalls(report)
     yield from _settings(report)
+
+
+def _load_headline(report: LoadReport) -> str:
+    """Return the traffic, unless the outcome is all that matters."""
+    title = _title(report.profile)
+    if report.succeeded:
+        return title
+    return f"Nothing was {'answered' if report.admitted else 'sent'}: {title}"
+
+
+def _judged(report: LoadReport) -> str:
+    if report.verdict is None:
+        return ""
+    why = f": {'; '.join(report.reasons)}" if report.reasons else f": {str(report.slo).replace(',', ', ')}"
+    return f" {report.verdict}{why}."
 
 
 def _title(profile: Profile) -> str:
@@ -84,12 +108,18 @@ def _how(report: LoadReport) -> str:
 
 def _load_tiles(report: LoadReport) -> Iterator[tuple[str, str, str]]:
     latency = report.latency
+    if report.verdict is not None:
+        sure = "" if report.confidence is None else f"confidence {share_or_dash(report.confidence)}"
+        yield "SLO", report.verdict, sure or "; ".join(report.reasons[:1])
     yield "p50", seconds_or_dash(latency.p50), "latency, from due"
     yield "p95", seconds_or_dash(latency.p95), f"mean {seconds_or_dash(latency.mean)}"
     yield "p99", seconds_or_dash(latency.p99), f"max {seconds_or_dash(latency.max)}"
     if report.time_to_first_token.count:
         first = report.time_to_first_token
         yield "first token", seconds_or_dash(first.p50), f"p99 {seconds_or_dash(first.p99)}"
+    if report.time_per_output_token.count:
+        later = report.time_per_output_token
+        yield "per output token", seconds_or_dash(later.p50), f"p99 {seconds_or_dash(later.p99)}"
     yield (
         "sent",
         f"{number_or_dash(report.achieved_rate)}/s",
@@ -130,10 +160,11 @@ def _settings(report: LoadReport) -> Iterator[Markup]:
         for name, value in report.profile.to_dict().items()
         if value is not None
     ]
-    rows = [*given, ["seed", str(report.seed)], ["workers", str(report.workers)]]
+    about = [[name, _setting(name, value)] for name, value in report.about.items() if value is not None]
+    rows = [*about, *given, ["seed", str(report.seed)], ["workers", str(report.workers)]]
     if report.slo is not None:
         rows.append(["slo", str(report.slo).replace(",", ", ")])
-    yield element("h2", "How it was run")
+    yield element("h2", "What was measured, and how")
     yield _table(("setting", "value"), rows, "Settings")
 
 
@@ -143,6 +174,33 @@ def _setting(name: str, value: object) -> str:
     if name.endswith("_s") and isinstance(value, int | float):
         return format_seconds(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# Several populations.
+
+
+def _populations_headline(report: PopulationsReport) -> str:
+    total = report.total
+    title = f"{len(report.populations)} populations, {number_or_dash(total.achieved_rate)} requests per second"
+    return title if total.succeeded else f"Nothing was {'answered' if total.admitted else 'sent'}: {title}"
+
+
+def _populations(report: PopulationsReport) -> Iterator[Markup]:
+    total = report.total
+    judged = "" if report.verdict is None else f" {report.verdict}{': ' if report.reasons else ''}"
+    yield element(
+        "p",
+        f"{total.admitted:,} requests sent, {total.succeeded:,} answered, {total.valid:,} of these valid."
+        f"{judged}{'; '.join(report.reasons)}{'.' if judged else ''}",
+        class_="lead",
+    )
+    yield _notes(report.notes)
+    yield _table(POPULATION_COLUMNS, population_rows(report), "Populations")
+    for number, (name, population) in enumerate(report.populations.items(), 1):
+        yield element("h2", name)
+        yield element("p", f"{_title(population.profile)}. {_how(population)}.{_judged(population)}", class_="lead")
+        yield _tiles(_load_tiles(population))
+        yield from _details(population, f"population-{number}")
 
 
 # A capacity search.
@@ -183,7 +241,7 @@ def _capacity_notes(answer: CapacityAnswer) -> list[str]:
     notes = ["interrupted: this is what was found until then"] if answer.interrupted else []
     unproven = [step for step in answer.steps if step.verdict == "INCONCLUSIVE"]
     notes += [f"{step.target_rate:g} proved nothing: {'; '.join(step.reasons)}" for step in unproven]
-    return notes + [warning for step in answer.steps for warning in step.warnings]
+    return [*notes, *answer.notes]
 
 
 def _capacity_tiles(answer: CapacityAnswer) -> Iterator[tuple[str, str, str]]:
@@ -258,6 +316,11 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> 
     table = element("table", element("thead", head), joined(element("tbody", *body)))
     # Accessibility: a scrolling region must be focusable, and a focusable one must have a label.
     return element("div", table, class_="scroll", tabindex=0, role="region", aria_label=f"{name}: numbers")
+
+
+def figures_table(columns: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> Markup:
+    """Return a table that scrolls by itself on a narrow screen."""
+    return _table(columns, rows, name)
 
 
 def _cell(column: str, value: str) -> Markup:
