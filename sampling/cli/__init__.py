@@ -1,6 +1,7 @@
 """The `sampling` command, with one module for each subcommand."""
 
 import sys
+from io import TextIOWrapper
 
 from sampling.errors import MissingExtra
 
@@ -12,7 +13,13 @@ def main() -> None:
     try:
         # Imported here because it needs the `cli` extra. Without it, the user gets one line instead of a traceback.
         from sampling.cli._app import run  # noqa: PLC0415
+        from sampling.cli._signals import raise_on_sigterm  # noqa: PLC0415
     except MissingExtra as missing:
         sys.stderr.write(f"sampling: {missing}\n")
         raise SystemExit(2) from None
+    raise_on_sigterm()
+    for stream in (sys.stdout, sys.stderr):
+        # A model may answer with half of a surrogate pair, which no encoding has.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     raise SystemExit(run())

@@ -90,8 +90,9 @@ class AttemptDisplay:
 
 def _remark(one: Slice[object]) -> str:
     if one.outcome == "invalid":
-        # The first sentence says what is wrong. The rest is advice for the model.
-        return "; ".join(complaint.partition(". ")[0] for complaint in one.complaints)
+        failed = [validation for validation in one.validations if not validation.passed]
+        # The first sentence of a reason says what is wrong. The rest is advice for the model.
+        return "; ".join((validation.reason or validation.complaint).partition(". ")[0] for validation in failed)
     return _ENDINGS[one.outcome]
 
 

@@ -7,6 +7,7 @@ from xml.sax.saxutils import escape
 import attrs
 from rich.bar import Bar
 from rich.table import Column, Table
+from rich.text import Text
 
 from sampling.cli._demo_strategies import Score
 
@@ -35,6 +36,7 @@ _TOKENS = _Metric("tokens", lambda score: score.output_tokens, "{:,.0f}", "#d982
 _PROMPT = _Metric("prompt", lambda score: score.input_tokens, "{:,.0f}", "#c9a227")
 _METRICS = (_RIGHT, _P50, _P95, _TOKENS, _PROMPT)
 _DRAWN = (_RIGHT, _P95, _TOKENS)
+_LONGEST_BAR = 22
 
 _Cells: TypeAlias = list[str]
 
@@ -46,15 +48,19 @@ def _cells(score: Score) -> _Cells:
 _TITLES = ("", "", *(metric.title for metric in _METRICS))
 
 
-def as_table(scores: Sequence[Score]) -> Table:
-    """Return the scores as a table for the terminal."""
+def as_table(scores: Sequence[Score], *, width: int) -> Table:
+    """Return the scores as a table for a terminal of this width. A narrow one gets no summaries."""
+    rows = [_TITLES, *(_cells(score) for score in scores)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    hidden = {1} if sum(widths) + 2 * (len(widths) - 1) > width else set[int]()
+    shown = [[cell for number, cell in enumerate(row) if number not in hidden] for row in rows]
     table = Table(
-        *(Column(title, justify="left" if not title else "right", no_wrap=True) for title in _TITLES),
+        *(Column(title, justify="left" if not title else "right", no_wrap=True) for title in shown[0]),
         box=None,
         pad_edge=False,
     )
-    for score in scores:
-        table.add_row(*_cells(score))
+    for row in shown[1:]:
+        table.add_row(*row)
     return table
 
 
@@ -65,19 +71,22 @@ def as_markdown(scores: Sequence[Score]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def as_bars(scores: Sequence[Score], *, width: int = 22) -> Table:
+def as_bars(scores: Sequence[Score], *, width: int) -> Table:
     """
-    Return the scores as bars for the terminal.
+    Return the scores as bars for a terminal of this width.
 
     Long green bars are better, and short blue and orange ones.
     """
+    labels = max(len(score.name) for score in scores)
+    longest = min(_LONGEST_BAR, (width - labels) // len(_DRAWN) - 1)
     table = Table.grid(padding=(0, 1))
     table.add_row("", *(metric.title for metric in _DRAWN))
     for score in scores:
         bars = [
-            Bar(_maximum(metric, scores), 0, metric.value(score), width=width, color=metric.color) for metric in _DRAWN
+            Bar(_maximum(metric, scores), 0, metric.value(score), width=longest, color=metric.color)
+            for metric in _DRAWN
         ]
-        table.add_row(score.name, *bars)
+        table.add_row(Text(score.name, no_wrap=True), *bars)
     return table
 
 

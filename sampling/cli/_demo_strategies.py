@@ -23,7 +23,7 @@ from sampling.usage import Usage
 
 __all__ = ["UNTRUNCATED", "DemoAnswer", "DemoStrategy", "Score", "demo_strategies", "score_strategy"]
 
-UNTRUNCATED = Options(temperature=1.0, max_tokens=64, extra={"top_k": 0, "top_p": 1.0, "min_p": 0.0})
+UNTRUNCATED = Options(temperature=1.0, max_tokens=64, top_k=0, top_p=1.0, min_p=0.0)
 """Sample from the full distribution. Most servers cut off unlikely tokens by default."""
 
 

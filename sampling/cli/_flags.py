@@ -6,24 +6,39 @@ from typing import Annotated
 
 import typer
 
+from sampling.cli._flag_names import with_flags
+from sampling.cli._headers import HEADERS_VARIABLE
 from sampling.cli._specs import BACKENDS, REQUIREMENTS, STRATEGIES
+from sampling.messages import Context, Message
 from sampling.usage import Price
 
 __all__ = [
+    "AllowHttp",
     "BackendFlag",
     "Breadth",
+    "Constrain",
+    "DefaultBackendFlag",
     "Depth",
+    "Header",
     "MaxTokens",
     "PriceFlag",
     "Require",
+    "Retries",
     "SendEnvKey",
     "Strategy",
+    "System",
     "Temperature",
+    "TypeFlag",
     "parse_price",
+    "system_context",
     "usage_errors",
 ]
 
 BackendFlag = Annotated[str, typer.Option("--backend", "-b", help=f"The model to ask: {BACKENDS}.")]
+DefaultBackendFlag = Annotated[
+    str | None,
+    typer.Option("--backend", "-b", help=f"The model to ask: {BACKENDS}. Default: smollm2, if it is installed."),
+]
 Strategy = Annotated[str, typer.Option("--strategy", "-s", help=f"The strategy: {', '.join(STRATEGIES)}.")]
 Depth = Annotated[int, typer.Option("--depth", "-d", min=1, help="Attempts per subsample (loop_budget).")]
 Breadth = Annotated[int, typer.Option("--breadth", "-n", min=1, help="Subsamples in parallel (concurrency_budget).")]
@@ -39,6 +54,35 @@ Require = Annotated[
 Temperature = Annotated[float | None, typer.Option(min=0.0, help="The sampling temperature.")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="The maximum tokens of an answer.")]
 SendEnvKey = Annotated[bool, typer.Option("--send-env-key", help="Send OPENAI_API_KEY to the URL of --backend.")]
+AllowHttp = Annotated[
+    bool, typer.Option("--allow-http", help="Accept an http:// URL of another machine, which others can read.")
+]
+Header = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--header",
+        metavar="'NAME: VALUE'",
+        help=f"A header of every request, repeatable. It is never shown. {HEADERS_VARIABLE} can hold more, "
+        "one per line.",
+    ),
+]
+System = Annotated[str | None, typer.Option("--system", help="The system message before every prompt.")]
+TypeFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--type",
+        metavar="MODULE:CLASS",
+        help="Read the answer as JSON of this class: a pydantic model, an attrs class, a dataclass.",
+    ),
+]
+Constrain = Annotated[
+    bool,
+    typer.Option(
+        "--constrain/--no-constrain",
+        help="Send the schema of --type or --require to the server, which then generates nothing else.",
+    ),
+]
+Retries = Annotated[int, typer.Option(min=0, help="How often to retry a request after a transient error.")]
 PriceFlag = Annotated[
     str | None,
     typer.Option("--price", metavar="IN/OUT", help="The price of a million input and output tokens: 0.15/0.60."),
@@ -51,7 +95,12 @@ def usage_errors() -> Generator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(with_flags(str(error))) from error
+
+
+def system_context(system: str | None) -> Context | None:
+    """Return the conversation that `--system` begins."""
+    return None if system is None else Context([Message("system", system)])
 
 
 def parse_price(given: str | None) -> Price | None:

@@ -2,71 +2,93 @@
 
 import json
 import os
-import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any, TextIO, TypeAlias
+from typing import IO, Any, TypeAlias
 
-from sampling.fanout.items import ItemOutcome
+from sampling.cli._files import is_special, reason_of, replacing
+from sampling.cli._stdout import ReaderLeft, write_result
 
-__all__ = ["RowWriter", "outcome_row", "print_row", "replace_file"]
+__all__ = ["AnswersNotWritten", "RowWriter", "growing_file", "print_row", "write_rows"]
 
 RowWriter: TypeAlias = Callable[[dict[str, Any]], None]
 """A function that writes one row."""
 
 
-def outcome_row(outcome: ItemOutcome[Any]) -> dict[str, Any]:
-    """Return an outcome with the columns of a journal export."""
-    result, error = outcome.result, outcome.error
-    attempts = () if result is None else result.attempts
-    return {
-        "index": outcome.index,
-        "key": outcome.key,
-        "status": outcome.status,
-        "text": None if result is None else result.text,
-        "value": None if result is None else result.value,
-        "stop_reason": None if result is None else result.stop_reason,
-        "error_type": None if error is None else type(error).__name__,
-        "error": None if error is None else str(error),
-        "attempts": len(attempts),
-        "requests": sum(attempt.requests for attempt in attempts),
-        "input_tokens": outcome.usage.input_tokens,
-        "output_tokens": outcome.usage.output_tokens,
-        "cost": outcome.usage.cost,
-        "elapsed_s": None if result is None else result.elapsed_s,
-        "sampling_id": None if result is None else result.sampling_id,
-    }
+class AnswersNotWritten(Exception):
+    """The answers could not be written. The message has what was saved."""
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Replace a file by these rows."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        for row in rows:
+            file.write(_line(row))
 
 
 @contextmanager
-def replace_file(path: Path) -> Generator[RowWriter]:
+def growing_file(path: Path) -> Generator[RowWriter]:
     """
-    Yield a function that writes rows to a new version of a file.
+    Yield a function that writes rows to a new version of a file, as they arrive.
 
-    Rows go to a temporary file, which is moved to `path` when the block ends. The file is replaced atomically, so
-    readers never see half of it. An exception leaves the old file as it was.
+    Rows go to PATH.part, which is moved to `path` when the block ends. If the disk is full, the rows until then stay
+    there. A device or a pipe is written to directly.
     """
-    # In the same directory, because a move between file systems is not atomic.
-    temporary = path.with_name(f"{path.name}.part")
+    target = path.resolve()
+    part = target if is_special(target) else target.with_name(f"{target.name}.part")
     try:
-        with temporary.open("w", encoding="ascii", newline="\n") as file:
-            yield partial(_write_row, file)
-            # Without fsync, a power failure after the rename could leave an empty file.
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        with part.open("wb", buffering=0) as file:
+            rows = _GrowingRows(path, part, file)
+            yield rows.write
+            if part is not target:
+                os.fsync(file.fileno())
+        # After a failure, which the caller may have caught, the part says by its name that it is one.
+        if part is not target and not rows.failed:
+            part.replace(target)
+    except OSError as error:
+        raise AnswersNotWritten(f"{path} could not be written: {reason_of(error)}") from error
+
+
+class _GrowingRows:
+    """The rows of a file that grows."""
+
+    def __init__(self, path: Path, part: Path, file: IO[bytes]) -> None:
+        self._path = path
+        self._part = part
+        self._file = file
+        self._rows = 0
+        self._size = 0
+        self.failed = False
+
+    def write(self, row: dict[str, Any]) -> None:
+        line = _line(row)
+        try:
+            rest = memoryview(line)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self.failed = True
+            saved = ""
+            if self._part != self._path.resolve():
+                # No half of a row: what is there can be read.
+                self._file.truncate(self._size)
+                saved = f" The first {self._rows:,} answers are in {self._part}."
+            raise AnswersNotWritten(f"{self._path} could not be written: {reason_of(error)}.{saved}") from error
+        self._rows += 1
+        self._size += len(line)
 
 
 def print_row(row: dict[str, Any]) -> None:
-    """Print a row to stdout."""
-    _write_row(sys.stdout, row)
-    sys.stdout.flush()  # a pipe gets each answer at once
+    """Print a row to stdout at once. Raise `ReaderLeft` if nobody reads it."""
+    try:
+        is_read = write_result(_line(row).decode("ascii"))
+    except OSError as error:
+        raise AnswersNotWritten(f"stdout could not be written: {reason_of(error)}.") from error
+    if not is_read:
+        raise ReaderLeft
 
 
-def _write_row(file: TextIO, row: dict[str, Any]) -> None:
+def _line(row: dict[str, Any]) -> bytes:
     # ASCII only: model text must not send control sequences to a terminal.
-    file.write(f"{json.dumps(row, allow_nan=False)}\n")
+    return f"{json.dumps(row, allow_nan=False)}\n".encode("ascii")

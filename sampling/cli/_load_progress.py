@@ -1,8 +1,8 @@
 """Run a load test, show its progress, and stop on Ctrl-C."""
 
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
 import anyio
 import attrs
@@ -10,10 +10,11 @@ from anyio.abc import TaskStatus
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from sampling.cli._files import reason_of
 from sampling.cli._status import print_status
 from sampling.load import Tally
 
-__all__ = ["ProgressUpdate", "describe_tally", "run_with_progress"]
+__all__ = ["EndedRun", "ProgressUpdate", "describe_tally", "run_with_progress"]
 
 T = TypeVar("T")
 
@@ -30,6 +31,18 @@ class ProgressUpdate:
     """The share that is done, from 0 to 1, or None if unknown."""
 
 
+@attrs.frozen
+class EndedRun(Generic[T]):
+    """The end of a run."""
+
+    result: T
+    received: signal.Signals | None = None
+    """The signal that stopped the run, if any."""
+
+    problem: str | None = None
+    """The reason why the system ended the run, such as a full disk, if it did."""
+
+
 def describe_tally(counts: Tally) -> str:
     """Return the counters of a load run as text."""
     parts = [f"{counts.admitted:,} sent", f"{counts.in_flight:,} in flight", f"{counts.succeeded:,} answered"]
@@ -40,46 +53,52 @@ def describe_tally(counts: Tally) -> str:
 
 
 async def run_with_progress(
-    run: Callable[[], Awaitable[T]], *, get_progress: Callable[[], ProgressUpdate], stop: Callable[[], object]
-) -> T | None:
+    run: Callable[[], Awaitable[T]],
+    *,
+    get_progress: Callable[[], ProgressUpdate],
+    stop: Callable[[], object],
+    result_so_far: Callable[[], T],
+) -> EndedRun[T]:
     """
     Await `run()` and show its progress.
 
     On a terminal the progress is a bar, elsewhere a line every few seconds. The first SIGINT or SIGTERM calls `stop`,
-    and the run returns what it has. A second one cancels the run, and then this returns None.
+    and the run returns what it has. After a second one, or an error of the system, the result is that so far.
     """
+    signals = _Signals(stop)
     result: T | None = None
     failure: Exception | None = None
     async with anyio.create_task_group() as group:
         # `start` returns once signals are handled, so that none is lost.
-        await group.start(_handle_signals, stop, group.cancel_scope)
+        await group.start(signals.handle, group.cancel_scope)
         group.start_soon(_show_progress, get_progress)
         try:
             result = await run()
         except Exception as error:  # noqa: BLE001 - raised below, as itself and not as a group of one
             failure = error
         group.cancel_scope.cancel()
-    if failure is not None:
+    if failure is not None and not isinstance(failure, OSError):
         raise failure
-    return result
+    problem = None if failure is None else reason_of(failure)
+    return EndedRun(result_so_far() if result is None else result, signals.received, problem)
 
 
-async def _handle_signals(  # noqa: ASYNC114 - it is started with start(), which waits for it
-    stop: Callable[[], object], scope: anyio.CancelScope, *, task_status: TaskStatus[None]
-) -> None:
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        task_status.started()
-        await _stop_then_cancel(signals, stop, scope)
+class _Signals:
+    """Stops a run at the first signal, and cancels it at the second."""
 
+    def __init__(self, stop: Callable[[], object]) -> None:
+        self._stop = stop
+        self.received: signal.Signals | None = None
 
-async def _stop_then_cancel(
-    signals: AsyncIterator[signal.Signals], stop: Callable[[], object], scope: anyio.CancelScope
-) -> None:
-    received = await anext(signals)
-    print_status(f"{received.name}: stopping. Results so far are kept. Press Ctrl-C again to end at once.")
-    stop()
-    await anext(signals)
-    scope.cancel()
+    async def handle(self, scope: anyio.CancelScope, *, task_status: TaskStatus[None]) -> None:  # noqa: ASYNC114
+        """Wait for signals."""
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
+            self.received = await anext(signals)
+            print_status(f"{self.received.name}: stopping. Results so far are kept. Press Ctrl-C again to end at once.")
+            self._stop()
+            await anext(signals)
+            scope.cancel()
 
 
 async def _show_progress(get_progress: Callable[[], ProgressUpdate]) -> None:

@@ -3,7 +3,7 @@
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,21 +13,27 @@ import attrs
 
 from sampling._text import quoted
 from sampling.budgets import Budget
+from sampling.cli._answer_format import AnswerFormat
+from sampling.cli._exit_codes import FAILED, REFUSED, exit_code_of
+from sampling.cli._files import reason_of
+from sampling.cli._flag_names import describe_error
 from sampling.cli._flags import usage_errors
-from sampling.cli._jsonl import outcome_row, print_row, replace_file
+from sampling.cli._headers import without_header_values
+from sampling.cli._jsonl import AnswersNotWritten, growing_file, print_row, write_rows
 from sampling.cli._plain_progress import PlainProgress
 from sampling.cli._prompts import Prompts
 from sampling.cli._signals import SignalHandler
 from sampling.cli._specs import open_backend
 from sampling.cli._status import print_status
+from sampling.cli._stdout import ReaderLeft, only_results, write_result
 from sampling.errors import JournalError, JournalMismatch, JournalWriteFailed, SamplingError
 from sampling.fanout import FanOut, FanOutEngine, ItemOutcome, ItemStatus, OnError, OnFailure, open_fan_out
 from sampling.fanout.journal import Journal
-from sampling.fanout.journal._export import rows
+from sampling.fanout.journal._export import live_row, rows
 from sampling.hooks import Hooks
-from sampling.messages import Context, Options
+from sampling.messages import Action, Context, Options
 from sampling.protocols import Backend
-from sampling.requirements import Requirement
+from sampling.requirements import Requirement, as_requirements
 from sampling.strategies.worst_case import WorstCase, WorstCases
 from sampling.strategy import BaseSamplingStrategy
 from sampling.telemetry.run_progress import fan_out_progress
@@ -35,8 +41,8 @@ from sampling.usage import Price
 
 __all__ = ["MapJob", "check", "run", "show_worst_case"]
 
-# Shells use 128 + the number of the signal for a process that a signal ended.
-FAILED, REFUSED, SIGNALLED = 1, 2, 128
+_MAX_REASONS = 5
+_MAX_REASON_CHARS = 200
 
 OutcomeWriter: TypeAlias = Callable[[ItemOutcome[Any]], None]
 """A function that writes one outcome."""
@@ -52,15 +58,43 @@ class MapJob:
     """Makes the backend. A dry run does not call it, so it needs no API key."""
 
     requirements: list[Requirement]
+    format: AnswerFormat
     context: Context | None
     options: Options
     budget: Budget | None
     max_concurrency: int
+    max_requests: int | None
+    item_timeout_s: float | None
+    outage_grace_s: float
+    retry: tuple[ItemStatus, ...]
     on_failure: OnFailure
     on_error: OnError
     journal: Journal | None
     out: Path | None
     engine: FanOutEngine | None
+
+    @property
+    def all_requirements(self) -> list[Requirement]:
+        """The requirements of the strategy and of the run."""
+        return [*as_requirements("requirements", self.strategy.requirements), *self.requirements]
+
+    def items(self) -> "Prompts | _TypedPrompts":
+        """Return the items of the fan-out."""
+        return self.prompts if self.format.parser is None else _TypedPrompts(self.prompts, self.format)
+
+
+class _TypedPrompts:
+    """Prompts whose answers are parsed."""
+
+    def __init__(self, prompts: Prompts, answer_format: AnswerFormat) -> None:
+        self._prompts = prompts
+        self._format = answer_format
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def __iter__(self) -> Iterator[tuple[str, Action[Any]]]:
+        return ((key, self._format.action(text)) for key, text in self._prompts)
 
 
 def check(job: MapJob, *, skip_bad: bool) -> WorstCase:
@@ -103,7 +137,7 @@ def show_worst_case(job: MapJob, worst: WorstCase, price: Price | None, retries:
     lines = [f"{len(job.prompts):,} prompts with {job.strategy!r}. At most:"]
     lines += [f"  {name:<14}{figure:>18}" for name, figure in figures.items()]
     lines += _assumptions(job, retries, priced=price is not None, limited=limited)
-    sys.stdout.write("\n".join(lines) + "\n")
+    write_result("\n".join(lines) + "\n")
 
 
 def _assumptions(job: MapJob, retries: int, *, priced: bool, limited: bool) -> Iterator[str]:
@@ -130,11 +164,35 @@ class _RunState:
     """The counts and errors of a run."""
 
     counts: Counter[ItemStatus] = attrs.field(factory=Counter[ItemStatus])
+    reasons: Counter[str] = attrs.field(factory=Counter[str])
+    """The reasons of failures, by how many prompts have them."""
+
     run: FanOut[Any] | None = None
     """The run, once it has begun."""
 
     budget_is_spent: bool = False
+    reader_left: bool = False
     error: Exception | None = None
+
+    def count(self, outcome: ItemOutcome[Any]) -> None:
+        """Count an outcome and the reasons of its failure."""
+        self.counts[outcome.status] += 1
+        if outcome.status != "succeeded":
+            self.reasons.update(set(_reasons(outcome)))
+
+
+def _reasons(outcome: ItemOutcome[Any]) -> Iterator[str]:
+    """Yield the reasons why an outcome is no success."""
+    if outcome.error is not None:
+        yield f"{type(outcome.error).__name__}: {outcome.error}"
+        return
+    best = None if outcome.result is None else outcome.result.best
+    for validation in () if best is None else best.validations:
+        if not validation.passed:
+            about = "" if validation.requirement is None else validation.requirement.description
+            yield f"{about}: {validation.reason}" if validation.reason and about else validation.complaint
+    if best is None and outcome.result is not None:
+        yield from (f"{type(error).__name__}: {error}" for error in outcome.result.errors)
 
 
 def run(job: MapJob, signal_handler: SignalHandler) -> int:
@@ -142,17 +200,21 @@ def run(job: MapJob, signal_handler: SignalHandler) -> int:
     with usage_errors():
         backend = job.make_backend()
     state = _RunState()
-    anyio.run(_run_job, job, backend, signal_handler, state)
+    with only_results():
+        anyio.run(_run_job, job, backend, signal_handler, state)
     error = state.error
     if isinstance(error, JournalError) and not isinstance(error, JournalWriteFailed):
         # The journal belongs to another run, so nothing may be written.
         print_status(f"sampling: {error}\n{_ACCEPT_CHANGES if isinstance(error, JournalMismatch) else error.hint}")
         return REFUSED
-    if job.out is not None and job.journal is not None and state.run is not None:
-        _export_answers(job.out, job.journal, state.run.halted_by)
-    _print_summary(job, state, signal_handler)
+    not_written = _export_answers(job, state)
+    _print_summary(job, state)
+    if not_written is not None:
+        print_status(f"sampling: {not_written}")
     if signal_handler.received is not None:
-        return SIGNALLED + signal_handler.received
+        return exit_code_of(signal_handler.received)
+    if not_written is not None or state.reader_left:
+        return FAILED
     if error is not None and not isinstance(error, SamplingError):
         raise error  # unexpected, so its traceback is of use
     return 0 if state.counts["succeeded"] == len(job.prompts) and error is None else FAILED
@@ -182,11 +244,15 @@ async def _fan_out(
 ) -> None:
     async with open_fan_out(
         job.strategy,
-        job.prompts,
+        job.items(),
         job.context,
         backend,
         job.requirements,
         max_concurrency=job.max_concurrency,
+        max_requests=job.max_requests,
+        item_timeout_s=job.item_timeout_s,
+        outage_grace_s=job.outage_grace_s,
+        retry=job.retry,
         on_failure=job.on_failure,
         on_error=job.on_error,
         journal=job.journal,
@@ -198,12 +264,23 @@ async def _fan_out(
         state.run = run
         signal_handler.attach(run)
         async for outcome in run:
-            state.counts[outcome.status] += 1
+            state.count(outcome)
             if job.budget is not None and _ended_by_budget(outcome):
                 # All further items would end the same way. The journal has no outcome of this one, so a resume asks it.
                 state.budget_is_spent = True
                 run.drain()
-            write(outcome)
+            if not state.reader_left:
+                _write(outcome, write, job, state)
+
+
+def _write(outcome: ItemOutcome[Any], write: OutcomeWriter, job: MapJob, state: _RunState) -> None:
+    try:
+        write(outcome)
+    except ReaderLeft:
+        # Nobody reads the answers, so no more are bought. A journal keeps those that are in flight.
+        state.reader_left = True
+        if state.run is not None:
+            (state.run.cancel if job.journal is None else state.run.drain)()
 
 
 def _ended_by_budget(outcome: ItemOutcome[Any]) -> bool:
@@ -214,23 +291,40 @@ def _ended_by_budget(outcome: ItemOutcome[Any]) -> bool:
 @contextmanager
 def _open_writer(job: MapJob) -> Generator[OutcomeWriter]:
     """Yield a function that writes outcomes as they arrive."""
+    requirements = job.all_requirements
     if job.out is None:
-        yield lambda outcome: print_row(outcome_row(outcome))
+        yield lambda outcome: print_row(live_row(outcome, requirements))
     elif job.journal is not None:
         # The answers are exported from the journal at the end, which also has those of earlier runs.
         yield lambda _: None
     else:
-        with replace_file(job.out) as write:
-            yield lambda outcome: write(outcome_row(outcome))
+        with growing_file(job.out) as write:
+            yield lambda outcome: write(live_row(outcome, requirements))
 
 
-def _export_answers(out: Path, journal: Journal, halted_by: int | None) -> None:
-    """Write the answers of the journal, up to `halted_by`."""
+def _export_answers(job: MapJob, state: _RunState) -> str | None:
+    """Write the answers of the journal to `--out`. Return what is wrong and what is saved, if it fails."""
+    if isinstance(state.error, AnswersNotWritten):
+        return f"{state.error} {_how_to_go_on(job)}"
+    if job.out is None or job.journal is None or state.run is None:
+        return None
+    try:
+        write_rows(job.out, _rows_of(job.journal.path, state.run.halted_by))
+    except (OSError, JournalError) as error:
+        problem = reason_of(error) if isinstance(error, OSError) else str(error)
+        return f"{job.out} could not be written: {problem}. {_how_to_go_on(job)}"
+    return None
+
+
+def _how_to_go_on(job: MapJob) -> str:
+    if job.journal is None:
+        return "Mend that, and run it again: without a journal it starts from the beginning."
+    return f"All answers are kept in {job.journal.path}. Mend that, and run: {_resume_command()}"
+
+
+def _rows_of(journal: Path, halted_by: int | None) -> Iterable[dict[str, Any]]:
     # Later prompts may have finished before the one that halted the run. They are kept in the journal only.
-    with replace_file(out) as write:
-        for row in rows(journal.path):
-            if halted_by is None or row["index"] <= halted_by:
-                write(row)
+    return (row for row in rows(journal) if halted_by is None or row["index"] <= halted_by)
 
 
 @contextmanager
@@ -242,7 +336,7 @@ def _progress(total: int) -> Generator[Hooks]:
         yield PlainProgress(total, print_status).hooks()
 
 
-def _print_summary(job: MapJob, state: _RunState, signal_handler: SignalHandler) -> None:
+def _print_summary(job: MapJob, state: _RunState) -> None:
     run = state.run
     if run is None:
         print_status(
@@ -254,11 +348,14 @@ def _print_summary(job: MapJob, state: _RunState, signal_handler: SignalHandler)
     tokens = f" · {run.usage.total_tokens:,} tokens" if run.usage.total_tokens else ""
     cost = f" · cost {run.usage.cost:.6g}" if run.usage.cost else ""
     print_status(f"{run.status}: {done:,} of {len(job.prompts):,} prompts ({counts}){tokens}{cost}")
+    _print_reasons(state.reasons)
     if run.maybe_billed_twice:
         print_status(
             f"{len(run.maybe_billed_twice):,} prompts were in flight when an earlier run died, and were asked again"
         )
-    if state.error is not None:
+    if state.reader_left:
+        print_status("the reader of stdout has left, so the run was stopped")
+    if state.error is not None and not isinstance(state.error, AnswersNotWritten):
         print_status(f"ended by an error: {_describe_error(state.error)}")
     if state.budget_is_spent:
         print_status(f"the budget is spent: {job.budget!r}. Raise it to resume")
@@ -266,11 +363,23 @@ def _print_summary(job: MapJob, state: _RunState, signal_handler: SignalHandler)
         print_status(_resume_hint() if job.journal is not None else "the run can't be resumed: it has no journal")
 
 
+def _print_reasons(reasons: Counter[str]) -> None:
+    for reason, count in reasons.most_common(_MAX_REASONS):
+        print_status(f"  {count:,} × {quoted(reason, _MAX_REASON_CHARS)[1:-1]}")
+    if len(reasons) > _MAX_REASONS:
+        print_status(f"  and {len(reasons) - _MAX_REASONS:,} other reasons: see the column failures")
+
+
 def _describe_error(error: Exception) -> str:
-    hint = error.hint if isinstance(error, SamplingError) else ""
-    return f"{type(error).__name__}: {quoted(str(error), 500)[1:-1]} {hint}".rstrip()
+    return f"{type(error).__name__}: {quoted(describe_error(error), 800)[1:-1]}"
 
 
 def _resume_hint() -> str:
+    return f"all answers are kept. Resume with:\n  {_resume_command()}"
+
+
+def _resume_command() -> str:
     arguments = sys.argv[1:] if "--resume" in sys.argv else [*sys.argv[1:], "--resume"]
-    return f"all answers are kept. Resume with:\n  {shlex.join(['sampling', *arguments])}"
+    # --force would be about the file of answers, which a resume replaces anyway.
+    kept = [argument for argument in without_header_values(arguments) if argument != "--force"]
+    return shlex.join(["sampling", *kept])

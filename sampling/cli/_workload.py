@@ -1,8 +1,11 @@
 """Build the workload of `sampling load` and `sampling capacity`."""
 
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+import sys
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import attrs
@@ -10,21 +13,46 @@ import typer
 
 from sampling._arguments import short_repr
 from sampling.backends.simulated import SimulatedBackend
-from sampling.cli._specs import open_backend, parse_backend, parse_requirements, parse_strategy
-from sampling.load import Arrival, ImportedWorkload, StrategyWorkload, strategy_workload
+from sampling.cli._answer_format import AnswerFormat, parse_format
+from sampling.cli._flags import system_context, usage_errors
+from sampling.cli._headers import Headers
+from sampling.cli._imports import import_target
+from sampling.cli._specs import (
+    WITH_CONNECTIONS,
+    open_backend,
+    parse_backend,
+    parse_requirements,
+    parse_strategy,
+    refuse_connection_flags,
+)
+from sampling.load import Arrival, ImportedWorkload, Mix, StrategyWorkload, mix, strategy_workload
+from sampling.load.model._about import digest
 from sampling.load.model._workload import Send
 from sampling.messages import Options
 from sampling.protocols import Backend
 from sampling.strategy import BaseSamplingStrategy
 
-__all__ = ["WorkloadSettings", "check_workers", "open_workload", "select_workload"]
+__all__ = [
+    "DEFAULT_QUESTION",
+    "WorkloadSettings",
+    "check_workers",
+    "imported_mix",
+    "open_mix",
+    "open_workload",
+    "read_questions",
+    "select_workload",
+    "sending_headers",
+    "sharing_backends",
+]
 
 DEFAULT_QUESTION = "What is 347 + 286?"
-IN_PROCESS_BACKENDS = ("llama", "simulated")
+IN_PROCESS_BACKENDS = ("llama", "simulated", "smollm2")
 """Backends that run in this process or are started by it, so that every worker would have its own."""
 
 Question = Annotated[list[str] | None, typer.Argument(help=f"Questions to ask in turn. Default: {DEFAULT_QUESTION}")]
-Questions = Annotated[Path | None, typer.Option("--questions", help="A file with one question per line.")]
+Questions = Annotated[
+    Path | None, typer.Option("--questions", help="A file with one question per line, or - for stdin.")
+]
 Workload = Annotated[
     str | None,
     typer.Option(
@@ -47,26 +75,46 @@ class WorkloadSettings:
     temperature: float | None = None
     max_tokens: int | None = None
     send_env_key: bool = False
+    allow_http: bool = False
+    system: str | None = None
+    type_: str | None = None
+    constrain: bool = True
 
     def __attrs_post_init__(self) -> None:
         """Raise ValueError if a setting is wrong."""
         self.make_backend()
         self.make_strategy()
+        _ = self.options
         for question in self.questions:
             parse_requirements(self.require, question)
 
     def make_backend(self) -> Backend:
         """Return the backend, not yet open."""
-        return parse_backend(self.backend, send_env_key=self.send_env_key)
+        # Headers are in the environment: these settings are written to files and shown, and headers must not be.
+        headers = Headers.parse(())
+        return parse_backend(self.backend, send_env_key=self.send_env_key, allow_http=self.allow_http, headers=headers)
 
     def make_strategy(self) -> BaseSamplingStrategy:
         """Return the strategy."""
-        return parse_strategy(self.strategy, depth=self.depth, breadth=self.breadth)
+        strategy = parse_strategy(self.strategy, depth=self.depth, breadth=self.breadth)
+        # A load test limits the length of answers to measure the server: one that reaches the limit is a full one.
+        strategy.accept_incomplete = True
+        return strategy
 
     @property
     def options(self) -> Options:
         """The options of every request."""
-        return Options(temperature=self.temperature, max_tokens=self.max_tokens)
+        return Options(temperature=self.temperature, max_tokens=self.max_tokens, schema=self.format.schema)
+
+    @property
+    def format(self) -> AnswerFormat:
+        """The format of answers."""
+        return parse_format(self.type_, self.require, constrain=self.constrain)
+
+    @property
+    def connection(self) -> tuple[object, ...]:
+        """The settings that decide which backend is opened."""
+        return self.backend, self.send_env_key, self.allow_http
 
     @property
     def in_process(self) -> bool:
@@ -82,6 +130,20 @@ class WorkloadSettings:
     def max_requests(self) -> int:
         """The maximum requests of one call, without judges and retries."""
         return self.depth * self.breadth
+
+    def describe(self) -> dict[str, Any]:
+        """Return what is asked of which backend, for reports."""
+        return {
+            "workload": "questions",
+            "strategy": self.strategy,
+            "depth": self.depth,
+            "breadth": self.breadth,
+            "backend": self.backend,
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "questions": f"{len(self.questions)}, {digest(self.questions)}",
+            "requirements": digest(self.require) if self.require else None,
+        }
 
     def imported(self) -> ImportedWorkload:
         """Return the workload as an import path and settings."""
@@ -101,9 +163,63 @@ async def open_workload(**settings: Any) -> AsyncGenerator["_RoundRobin"]:
     # JSON turns tuples into lists on the way to a worker.
     tuples: dict[str, Any] = {name: tuple(settings[name]) for name in ("questions", "require")}
     parsed = WorkloadSettings(**{**settings, **tuples})
+    shared = _shared.get().get(parsed.connection)
+    if shared is not None:
+        yield _RoundRobin(parsed, shared)
+        return
     backend = parsed.make_backend()
     async with open_backend(backend):
         yield _RoundRobin(parsed, backend)
+
+
+_shared: ContextVar[Mapping[tuple[object, ...], Backend]] = ContextVar(
+    "sampling_shared_backends", default=MappingProxyType({})
+)
+
+
+@asynccontextmanager
+async def sharing_backends(settings: Iterable[WorkloadSettings]) -> AsyncGenerator[None]:
+    """
+    Open each backend once, for all workloads that are opened inside the block.
+
+    So populations load the same server, also if it is simulated or runs in this process.
+    """
+    async with AsyncExitStack() as stack:
+        opened: dict[tuple[object, ...], Backend] = {}
+        for each in settings:
+            if each.connection not in opened:
+                opened[each.connection] = backend = each.make_backend()
+                await stack.enter_async_context(open_backend(backend))
+        before = _shared.set(opened)
+        try:
+            yield
+        finally:
+            _shared.reset(before)
+
+
+@asynccontextmanager
+async def open_mix(**operations: Any) -> AsyncGenerator[Mix]:
+    """Open the workload of each operation, and yield a mix of them by weight."""
+    async with AsyncExitStack() as stack:
+        opened = {
+            name: (weight, await stack.enter_async_context(open_workload(**settings)))
+            for name, (weight, settings) in operations.items()
+        }
+        yield mix(opened)
+
+
+def imported_mix(
+    operations: Mapping[str, tuple[float, WorkloadSettings]],
+) -> tuple[ImportedWorkload, dict[str, Any]]:
+    """Return a mix of operations as an import path, and what it sends, for reports."""
+    mix({name: (weight, _never_sent) for name, (weight, _) in operations.items()})  # raises if the weights are wrong
+    arguments = {name: (weight, attrs.asdict(settings)) for name, (weight, settings) in operations.items()}
+    about = {name: {"weight": weight, **settings.describe()} for name, (weight, settings) in operations.items()}
+    return ImportedWorkload(f"{__name__}:open_mix", arguments), {"workload": "mix", "operations": about}
+
+
+async def _never_sent(arrival: Arrival) -> None:  # noqa: ASYNC124 - a workload is async
+    raise NotImplementedError
 
 
 class _RoundRobin:
@@ -117,8 +233,8 @@ class _RoundRobin:
         own = backend.requirements if isinstance(backend, SimulatedBackend) and not settings.require else ()
         return strategy_workload(
             settings.make_strategy(),
-            [question],
-            None,
+            [settings.format.action(question)],
+            system_context(settings.system),
             backend,
             [*own, *parse_requirements(settings.require, question)],
             options=settings.options,
@@ -131,7 +247,7 @@ class _RoundRobin:
         return self._workloads[position % len(self._workloads)].draw(arrival)
 
 
-def _read_questions(given: Iterable[str] | None, file: Path | None) -> tuple[str, ...]:
+def read_questions(given: Iterable[str] | None, file: Path | None) -> tuple[str, ...]:
     """Return the questions of the arguments or of the file."""
     questions = tuple(given or ())
     if questions and file is not None:
@@ -141,10 +257,10 @@ def _read_questions(given: Iterable[str] | None, file: Path | None) -> tuple[str
     if file is None:
         return questions or (DEFAULT_QUESTION,)
     try:
-        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(f"--questions: can't read {short_repr(str(file))}: {error.strerror}") from None
-    found = tuple(line for line in lines if line)
+    found = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not found:
         raise ValueError(f"--questions: {short_repr(str(file))} has no questions: write one per line")
     return found
@@ -153,7 +269,7 @@ def _read_questions(given: Iterable[str] | None, file: Path | None) -> tuple[str
 # A flag with its default value counts as not given: a command sees only the values.
 _DEFAULTS: Mapping[str, object] = {
     "backend": "llama", "strategy": "rejection", "depth": 1, "breadth": 1, "require": (), "temperature": None,
-    "max_tokens": None, "send_env_key": False,
+    "max_tokens": None, "send_env_key": False, "allow_http": False, "system": None, "type_": None, "constrain": True,
 }  # fmt: skip
 
 
@@ -162,13 +278,36 @@ def select_workload(
 ) -> WorkloadSettings | ImportedWorkload:
     """Return the workload of `--workload`, or of the other flags."""
     if workload is None:
-        return WorkloadSettings(questions=_read_questions(question, questions), **flags)
-    unused = [f"--{name.replace('_', '-')}" for name, value in flags.items() if value != _DEFAULTS[name]]
+        return WorkloadSettings(questions=read_questions(question, questions), **flags)
+    unused = [f"--{name.strip('_').replace('_', '-')}" for name, value in flags.items() if value != _DEFAULTS[name]]
     if question or questions:
         unused.append("the questions")
     if unused:
         raise ValueError(f"--workload is your own code, which asks by itself: leave out {', '.join(sorted(unused))}")
+    # Import it now: a typo is found before the run, and not in each worker.
+    found = import_target("--workload", workload)
+    if not callable(found) and not callable(getattr(found, "draw", None)):
+        raise ValueError(  # noqa: TRY004 - the flag is wrong, not the type of an argument
+            f"--workload {workload} must be an async function of one arrival, got {short_repr(found)}"
+        )
     return ImportedWorkload(workload)
+
+
+@contextmanager
+def sending_headers(header: Sequence[str] | None, *, workload: str | None, backend: str) -> Generator[None]:
+    """
+    Send these headers with every request inside the block, also from worker processes.
+
+    They are not a part of `WorkloadSettings`, which reports and journals describe.
+    """
+    with usage_errors():
+        headers = Headers.parse(header)
+        if headers.from_flags and workload is not None:
+            raise ValueError("--workload is your own code, which asks by itself: leave out --header")
+        if headers.from_flags and backend.partition(":")[0] not in WITH_CONNECTIONS:
+            refuse_connection_flags(backend, header=True)
+    with headers.in_environment():
+        yield
 
 
 def check_workers(workload: WorkloadSettings | ImportedWorkload, workers: int, *, virtual: bool) -> None:

@@ -1,7 +1,9 @@
 """`sampling capacity`: find the highest load that meets an SLO."""
 
+import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, cast
@@ -9,13 +11,17 @@ from typing import Annotated, cast
 import anyio
 import typer
 
-from sampling._virtual_time import run_virtual
 from sampling.cli import _flags as flags
 from sampling.cli import _workload as workload_flags
-from sampling.cli._load_progress import ProgressUpdate, describe_tally, run_with_progress
-from sampling.cli._outputs import Out, Samples, check_outputs, write_outputs
+from sampling.cli._exit_codes import FAILED, exit_code_of
+from sampling.cli._files import Force, check_output
+from sampling.cli._headers import without_header_values
+from sampling.cli._load_progress import EndedRun, ProgressUpdate, describe_tally, run_with_progress
+from sampling.cli._outputs import Out, check_outputs, write_outputs
 from sampling.cli._status import print_status
-from sampling.cli._workload import WorkloadSettings, check_workers, select_workload
+from sampling.cli._stdout import only_results, write_result
+from sampling.cli._virtual_run import run_virtual_until_signal
+from sampling.cli._workload import WorkloadSettings, check_workers, select_workload, sending_headers
 from sampling.load import ArrivalModel, CapacityAnswer, CapacityRun, CapacitySettings, ImportedWorkload, Slo, Step
 from sampling.load.model._units import format_seconds, parse_duration, parse_share
 
@@ -29,8 +35,9 @@ example if the load generator itself could not keep up. --refine then bisects be
 first that tripped.
 
 With --journal, every step is saved as soon as it ends, and the same command resumes an interrupted search. Ctrl-C
-stops, and the results so far are printed and written. Exit code: 0 if any step passed, 1 if none did, 2 if a flag is
-wrong.
+stops, and the results so far are printed and written.
+
+Exit code: 0 if any step passed, 1 if none did.
 """
 
 EXAMPLES = """
@@ -67,6 +74,8 @@ def capacity(  # noqa: PLR0913 - each is a flag
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Run all steps, even after one has tripped.")
     ] = False,
+    confirm: Annotated[bool, typer.Option(help="Repeat a step that tripped, before the trip is believed.")] = True,
+    timeout: Annotated[str | None, typer.Option(help="Cancel a request after this time, and count it failed.")] = None,
     max_in_flight: Annotated[int, typer.Option(help="Limit of requests in flight. Further ones are dropped.")] = 1024,
     refine: Annotated[bool, typer.Option("--refine", help="Bisect between the last pass and the first trip.")] = False,
     precision: Annotated[str, typer.Option(help="Precision of --refine, as a share of the rate.")] = "2%",
@@ -85,64 +94,101 @@ def capacity(  # noqa: PLR0913 - each is a flag
     temperature: flags.Temperature = None,
     max_tokens: flags.MaxTokens = None,
     send_env_key: flags.SendEnvKey = False,
+    allow_http: flags.AllowHttp = False,
+    header: flags.Header = None,
+    system: flags.System = None,
+    type_: flags.TypeFlag = None,
+    constrain: flags.Constrain = True,
     workload: workload_flags.Workload = None,
     seed: Annotated[int, typer.Option(help="Seed of the traffic.")] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Number of processes that send.")] = 1,
     preflight: Annotated[bool, typer.Option(help="Send one request first, and give up if it fails.")] = True,
+    preflight_timeout: Annotated[str, typer.Option(help="How long the preflight may take.")] = "30s",
     journal: Annotated[Path | None, typer.Option(help="Save each step to this file, to resume later.")] = None,
     out: Out = None,
-    samples: Samples = False,
+    force: Force = False,
+    samples: Annotated[bool, typer.Option("--samples", hidden=True)] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent, and send nothing.")] = False,
     virtual: Annotated[bool, typer.Option("--virtual", help="Run in virtual time, with --backend simulated.")] = False,
 ) -> int:
     """Search for the highest load that meets the SLO."""
-    with flags.usage_errors():
-        selected = select_workload(
-            workload,
-            question,
-            questions,
-            backend=backend,
-            strategy=strategy,
-            depth=depth,
-            breadth=breadth,
-            require=tuple(require or ()),
-            temperature=temperature,
-            max_tokens=max_tokens,
-            send_env_key=send_env_key,
-        )
-        check_workers(selected, workers, virtual=virtual)
-        if samples:
-            raise ValueError("--samples is for `sampling load`: a search keeps a summary of each step. Leave it out")
-        settings = CapacitySettings(
-            steps=steps,
-            slo=Slo.parse(slo),
-            warmup_s=parse_duration("--warmup", warmup),
-            hold_s=parse_duration("--hold", hold),
-            cooldown_s=parse_duration("--cooldown", cooldown),
-            drain_s=parse_duration("--drain", drain),
-            rate_tolerance=parse_share("--rate-tolerance", rate_tolerance),
-            stop_on_trip=not keep_going,
-            max_in_flight=max_in_flight,
-            refine=refine,
-            precision=parse_share("--precision", precision),
-            most_steps=most_steps,
-            axis=axis.value,
-            arrivals=cast("ArrivalModel", arrivals),  # validated by CapacitySettings
-            think_time_s=parse_duration("--think-time", think_time),
-            activate_per_s=activate_per_s,
-            seed=seed,
-            workers=workers,
-            preflight=preflight,
-        )
-        outputs = check_outputs(out)
-        search = _search(selected, settings, journal, outputs)
-    if dry_run:
-        _show_plan(selected, settings, outputs)
-        return 0
-    answer = _run(search, settings, virtual=virtual)
-    sys.stdout.write(f"{answer.render()}\n")
-    write_outputs(answer, outputs)
-    return answer.exit_code
+    with sending_headers(header, workload=workload, backend=backend):
+        with flags.usage_errors():
+            selected = select_workload(
+                workload,
+                question,
+                questions,
+                backend=backend,
+                strategy=strategy,
+                depth=depth,
+                breadth=breadth,
+                require=tuple(require or ()),
+                temperature=temperature,
+                max_tokens=max_tokens,
+                send_env_key=send_env_key,
+                allow_http=allow_http,
+                system=system,
+                type_=type_,
+                constrain=constrain,
+            )
+            check_workers(selected, workers, virtual=virtual)
+            if samples:
+                raise ValueError(
+                    "--samples is for `sampling load`: a search keeps a summary of each step. Leave it out"
+                )
+            settings = CapacitySettings(
+                steps=steps,
+                slo=Slo.parse(slo),
+                warmup_s=parse_duration("--warmup", warmup),
+                hold_s=parse_duration("--hold", hold),
+                cooldown_s=parse_duration("--cooldown", cooldown),
+                drain_s=parse_duration("--drain", drain),
+                rate_tolerance=parse_share("--rate-tolerance", rate_tolerance),
+                stop_on_trip=not keep_going,
+                confirm=confirm,
+                timeout_s=None if timeout is None else parse_duration("--timeout", timeout),
+                max_in_flight=max_in_flight,
+                refine=refine,
+                precision=parse_share("--precision", precision),
+                most_steps=most_steps,
+                axis=axis.value,
+                arrivals=cast("ArrivalModel", arrivals),  # validated by CapacitySettings
+                think_time_s=parse_duration("--think-time", think_time),
+                activate_per_s=activate_per_s,
+                seed=seed,
+                workers=workers,
+                preflight=preflight,
+                preflight_timeout_s=parse_duration("--preflight-timeout", preflight_timeout),
+            )
+            protected = {"the file of questions": questions, "the journal": journal}
+            outputs = check_outputs(out, force=force, protected=protected)
+            if journal is not None:
+                protected = {"the file of questions": questions}
+                check_output("--journal", journal, replace=True, protected=protected)
+            search = _search(selected, settings, journal, outputs)
+        if dry_run:
+            _show_plan(selected, settings, outputs)
+            return 0
+        # A journal of another search is found out when it is read.
+        with only_results(), flags.usage_errors() if journal is not None else nullcontext():
+            ended = _run(search, settings, virtual=virtual)
+    answer = ended.result
+    written = write_outputs(answer, outputs)
+    write_result(f"{answer.render()}\n")
+    if ended.received is None and ended.problem is None:
+        return answer.exit_code if written else FAILED
+    if ended.problem is not None:
+        print_status(f"sampling: the system ended the search: {ended.problem}. The steps until then are reported")
+    _say_how_to_resume(journal)
+    return FAILED if ended.received is None else exit_code_of(ended.received)
+
+
+def _say_how_to_resume(journal: Path | None) -> None:
+    if journal is None:
+        print_status("the search can't be resumed: it has no --journal")
+        return
+    arguments = [argument for argument in without_header_values(sys.argv[1:]) if argument != "--force"]
+    print_status(f"all steps are kept. Resume with:\n  {shlex.join(['sampling', *arguments, '--force'])}")
 
 
 def _search(
@@ -158,6 +204,7 @@ def _search(
         journal=journal,
         csv=rows[0] if rows else None,
         on_step=_print_step,
+        about=selected.describe() if isinstance(selected, WorkloadSettings) else None,
     )
 
 
@@ -188,24 +235,22 @@ def _show_plan(
         lines.append(f"then up to {max(0, settings.most_steps - len(settings.steps))} more to bisect")
     lines.append(f"SLO {settings.slo}, seed {settings.seed}, {settings.workers} workers")
     lines += [f"would write {path}" for path in outputs]
-    sys.stdout.write("\n".join(lines) + "\n")
+    write_result("\n".join(lines) + "\n")
 
 
-def _run(search: CapacityRun, settings: CapacitySettings, *, virtual: bool) -> CapacityAnswer:
+def _run(search: CapacityRun, settings: CapacitySettings, *, virtual: bool) -> EndedRun[CapacityAnswer]:
     if virtual:
-        # The default horizon is 12 days of virtual time. A longer search would count as deadlocked.
-        return run_virtual(search.run, horizon_s=1e9)
+        return EndedRun(*run_virtual_until_signal(search.run, search.stop))
     return anyio.run(_run_with_progress, search, settings)
 
 
-async def _run_with_progress(search: CapacityRun, settings: CapacitySettings) -> CapacityAnswer:
+async def _run_with_progress(search: CapacityRun, settings: CapacitySettings) -> EndedRun[CapacityAnswer]:
     def get_progress() -> ProgressUpdate:
         done = len(search.answer().steps)
         running = search.running
-        at = f"step {done + 1} of {len(settings.steps)}, {search.target:g}" if search.target is not None else "starting"
+        # Repeats and bisections come on top of the steps that were asked for, and their number is not known.
+        at = f"step {done + 1}, {search.target:g}" if search.target is not None else "starting"
         text = at if running is None else f"{at}: {describe_tally(running.progress)}"
         return ProgressUpdate(text, min(done / len(settings.steps), 1.0))
 
-    answer = await run_with_progress(search.run, get_progress=get_progress, stop=search.stop)
-    # None after a second Ctrl-C: return the steps that were measured until then.
-    return search.answer() if answer is None else answer
+    return await run_with_progress(search.run, get_progress=get_progress, stop=search.stop, result_so_far=search.answer)

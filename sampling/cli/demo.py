@@ -9,12 +9,15 @@ from typing import Annotated, cast
 import anyio
 import typer
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from sampling.backends.llama.models.arithmetic import Question, held_out
 from sampling.cli._attempt_display import AttemptDisplay
 from sampling.cli._bar_chart import as_bars, as_markdown, as_svg, as_table
 from sampling.cli._demo_strategies import UNTRUNCATED, Score, demo_strategies, score_strategy
+from sampling.cli._files import Force, check_output, replacing
 from sampling.cli._flags import usage_errors
 from sampling.cli._specs import open_backend, parse_backend
 from sampling.protocols import StreamingBackend
@@ -38,6 +41,8 @@ Examples:
   sampling demo --svg demo.svg --markdown
 """
 
+NEXT_COMMAND = 'sampling sample "Name three rivers." -r words:3..9 -d 3 -b openai:MODEL@URL'
+
 _READABLE_TOKENS_PER_S = 15.0
 
 
@@ -49,23 +54,38 @@ def demo(
     questions: Annotated[int, typer.Option(min=1, help="Number of questions for each strategy.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed that selects the questions.")] = 0,
     svg: Annotated[Path | None, typer.Option(help="Write the chart to this SVG file.")] = None,
+    force: Force = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
 ) -> int:
     """Show one call live, then score all strategies."""
     with usage_errors():
         live_question = Question.parse(question)
         test_questions = held_out(questions, seed=seed)
+        if svg is not None:
+            check_output("--svg", svg, replace=force, protected={})
     console = Console()
     scores = anyio.run(_run, console, live_question, test_questions)
-    console.print(as_markdown(scores) if markdown else as_table(scores), soft_wrap=markdown)
+    console.print(as_markdown(scores) if markdown else as_table(scores, width=console.width), soft_wrap=markdown)
     console.print()
-    console.print(as_bars(scores))
+    console.print(as_bars(scores, width=console.width))
     if svg is not None:
-        svg.write_text(
-            as_svg(scores, caption=f"sampling demo: {questions} questions, embedded model"), encoding="utf-8"
-        )
+        with replacing(svg) as temporary:
+            caption = f"sampling demo: {questions} questions, embedded model"
+            temporary.write_text(as_svg(scores, caption=caption), encoding="utf-8")
         console.print(f"\nThe chart is in {svg}.")
+    _print_conclusion(console, scores)
     return 0
+
+
+def _print_conclusion(console: Console, scores: list[Score]) -> None:
+    """Print what the scores show, and the command to try next."""
+    accuracy = {score.name: score.accuracy for score in scores}
+    console.print(
+        f"\nAsked once, the model was right in {accuracy['one-shot']:.0%} of the questions; "
+        f"asked again until a check passed, in {accuracy['rejection']:.0%}. Try it on your own server:\n"
+    )
+    # Without line breaks, so that it can be copied from a narrow terminal.
+    console.print(f"  {NEXT_COMMAND}", soft_wrap=True, markup=False, highlight=False)
 
 
 async def _run(console: Console, live_question: Question, test_questions: list[Question]) -> list[Score]:
@@ -77,8 +97,11 @@ async def _run(console: Console, live_question: Question, test_questions: list[Q
 
 async def _show_one_call(console: Console, question: Question, backend: StreamingBackend) -> None:
     console.print(
-        f"1. {question.text}  4 subsamples, up to 3 attempts each. The first right answer ends the call.\n"
-        f"   Answers are shown at {_READABLE_TOKENS_PER_S:.0f} tokens per second. The model is faster.\n"
+        f"1. {question.text}",
+        _indented(
+            "4 subsamples, up to 3 attempts each. The first right answer ends the call. "
+            f"Answers are shown at {_READABLE_TOKENS_PER_S:.0f} tokens per second. The model is faster.\n"
+        ),
     )
     strategy = RejectionSamplingStrategy(loop_budget=3, concurrency_budget=4)
     display = AttemptDisplay(console)
@@ -87,18 +110,26 @@ async def _show_one_call(console: Console, question: Question, backend: Streamin
         result = await strategy.sample(
             question.text, None, paced, [question.requirement], options=UNTRUNCATED, hooks=hooks
         )
-    console.print(f"\n   {result}\n")
+    console.print("", _indented(f"{result}\n"))
 
 
 async def _score_strategies(console: Console, questions: list[Question], backend: StreamingBackend) -> list[Score]:
     strategies = demo_strategies()
-    console.print(f"2. {len(questions)} questions that the model was not trained on, {len(strategies)} strategies.\n")
+    console.print(
+        f"2. {len(questions)} questions, {len(strategies)} strategies",
+        _indented("The model was not trained on these questions.\n"),
+    )
     with _progress() as progress:
         scores: list[Score] = []
         for strategy in strategies:
             task = progress.add_task(strategy.name, total=len(questions))
             scores.append(await score_strategy(strategy, questions, backend, advance=partial(progress.advance, task)))
     return scores
+
+
+def _indented(text: str) -> Padding:
+    """Indent all lines, those that a narrow terminal adds too."""
+    return Padding(Text(text), (0, 0, 0, 3))
 
 
 @contextmanager

@@ -1,28 +1,42 @@
 """`sampling load`: send traffic and report on it."""
 
-import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypeAlias
 
 import anyio
 import attrs
 import typer
 
-from sampling._arguments import short_repr
-from sampling._virtual_time import run_virtual
 from sampling.cli import _flags as flags
 from sampling.cli import _workload as workload_flags
-from sampling.cli._load_progress import ProgressUpdate, describe_tally, run_with_progress
+from sampling.cli._exit_codes import FAILED, SUCCEEDED, exit_code_of
+from sampling.cli._files import Force
+from sampling.cli._live_page import serving_live_page
+from sampling.cli._load_progress import EndedRun, ProgressUpdate, describe_tally, run_with_progress
 from sampling.cli._outputs import Out, Samples, check_outputs, write_outputs
+from sampling.cli._scenario import Scenario, read_scenario, scenario_schema
 from sampling.cli._status import print_status
-from sampling.cli._workload import WorkloadSettings, check_workers, select_workload
-from sampling.load import ClosedLoop, ImportedWorkload, LoadReport, LoadRun, OpenLoop, Profile, Slo, judge, read_trace
-from sampling.load.model._units import format_seconds, parse_count, parse_duration
+from sampling.cli._stdout import only_results, write_result
+from sampling.cli._traffic import Traffic
+from sampling.cli._virtual_run import run_virtual_until_signal
+from sampling.cli._workload import WorkloadSettings, check_workers, select_workload, sending_headers, sharing_backends
+from sampling.load import (
+    ImportedWorkload,
+    LoadReport,
+    LoadRun,
+    OpenLoop,
+    PopulationsReport,
+    PopulationsRun,
+    Profile,
+    Slo,
+)
+from sampling.load.model._units import format_seconds
 from sampling.load.report._table import load_table
-from sampling.load.traffic._arrivals import instants
+from sampling.load.traffic._arrivals import count_arrivals
 
 __all__ = ["EXAMPLES", "HELP", "load"]
 
@@ -32,8 +46,12 @@ Send traffic and report latencies, errors, validity and cost.
 With --rate (open loop), requests leave on schedule even if the server is slow, and latency counts from the scheduled
 time. With --users (closed loop), each user waits for an answer before sending the next request.
 
-Ctrl-C stops the run, and the results so far are reported and written. Exit code: 0 if the SLO held (without --slo, if
-any request was answered), 1 otherwise, 2 if a flag is wrong.
+A scenario in a TOML file has several populations, each with its own traffic, questions and limits. Its keys are the
+names of these flags, and --scenario-schema prints its JSON schema.
+
+Ctrl-C stops the run, and the results so far are reported and written.
+
+Exit code: 0 if the SLO held (without --slo, if any request was answered), 1 otherwise.
 """
 
 EXAMPLES = """
@@ -45,93 +63,8 @@ Examples:
   sampling load --rate 5 --to-rate 50 --duration 2m --arrivals poisson -o ramp.json -o ramp.html
   sampling load --rate 200 --duration 30s --workers 4 --workload shop.load:chat
   sampling load --rate 4 --duration 1h --backend simulated:0.7 --virtual
+  sampling load scenario.toml --out report.html
 """
-
-
-@attrs.frozen(kw_only=True)
-class _Traffic:
-    """The traffic flags, or None for those not given."""
-
-    rate: str | None = None
-    users: int | None = None
-    trace: Path | None = None
-    duration: str | None = None
-    requests: int | None = None
-    to_rate: str | None = None
-    arrivals: str | None = None
-    burst: int | None = None
-    max_in_flight: int | None = None
-    think_time: str | None = None
-    on_error: str | None = None
-    warmup: str = "0s"
-    drain: str = "60s"
-
-    def profile(self) -> Profile:
-        """Return the traffic profile, or raise ValueError."""
-        given = [name for name in ("rate", "users", "trace") if getattr(self, name) is not None]
-        if not given:
-            raise ValueError("give the traffic: --rate 50 (open loop), --users 20 (closed loop), or --trace FILE")
-        if len(given) > 1:
-            raise ValueError(
-                f"{' and '.join(f'--{name}' for name in given)} contradict each other: a rate and a trace are open "
-                "loops, users are a closed loop. Keep one of them"
-            )
-        if self.trace is None and self.duration is None and self.requests is None:
-            raise ValueError(f"--{given[0]} needs an end: add --duration 30s, or --requests 1000")
-        return self._closed(self.users) if self.users is not None else self._open(given[0])
-
-    def _closed(self, users: int) -> ClosedLoop:
-        self._refuse(
-            ("to_rate", "arrivals", "burst", "max_in_flight"), "for --rate: users send when they have an answer"
-        )
-        settings: dict[str, Any] = {"on_error": self.on_error} if self.on_error is not None else {}
-        return ClosedLoop(
-            users=users,
-            requests=self.requests,
-            horizon_s=_seconds("duration", self.duration),
-            think_time_s=_seconds("think-time", self.think_time) or 0.0,
-            **self._common(),
-            **settings,
-        )
-
-    def _open(self, kind: str) -> OpenLoop:
-        self._refuse(("think_time", "on_error"), "for --users: an open loop does not wait for answers")
-        if kind == "trace":
-            self._refuse(("to_rate", "arrivals", "burst"), "for --rate: a trace has its own send times")
-        if self.burst is not None and self.arrivals != "burst":
-            raise ValueError("--burst needs --arrivals burst")
-        settings: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in ("arrivals", "burst", "max_in_flight", "requests")
-            if getattr(self, name) is not None
-        }
-        return OpenLoop(
-            rate=None if self.rate is None else parse_count("--rate", self.rate),
-            to_rate=None if self.to_rate is None else parse_count("--to-rate", self.to_rate),
-            trace=None if self.trace is None else _trace(self.trace),
-            duration_s=_seconds("duration", self.duration),
-            **self._common(),
-            **settings,
-        )
-
-    def _common(self) -> dict[str, Any]:
-        return {"warmup_s": _seconds("warmup", self.warmup), "drain_s": _seconds("drain", self.drain)}
-
-    def _refuse(self, names: Sequence[str], why: str) -> None:
-        for name in names:
-            if getattr(self, name) is not None:
-                raise ValueError(f"--{name.replace('_', '-')} is {why}. Leave it out")
-
-
-def _seconds(name: str, text: str | None) -> float | None:
-    return None if text is None else parse_duration(f"--{name}", text)
-
-
-def _trace(path: Path) -> tuple[float, ...]:
-    try:
-        return read_trace(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"--trace: can't read {short_repr(str(path))}: {error.strerror}") from None
 
 
 @attrs.frozen(kw_only=True)
@@ -144,14 +77,79 @@ class _LoadJob:
     seed: int
     workers: int
     virtual: bool
+    outputs: tuple[Path, ...]
 
     def run(self) -> LoadRun:
         """Return the run, not yet started."""
         workload = self.workload.imported() if isinstance(self.workload, WorkloadSettings) else self.workload
-        return LoadRun(workload, self.profile, seed=self.seed, slo=self.slo, workers=self.workers)
+        about = self.workload.describe() if isinstance(self.workload, WorkloadSettings) else None
+        return LoadRun(workload, self.profile, seed=self.seed, slo=self.slo, workers=self.workers, about=about)
+
+    def sharing(self) -> AbstractAsyncContextManager[None]:
+        """Return the context of the run, in which nothing is shared."""
+        return nullcontext()
+
+    @property
+    def total_s(self) -> float:
+        """The planned length of the run."""
+        return _total_s(self.profile)
+
+    def plan(self) -> list[str]:
+        """Return what would be sent, as lines of text."""
+        described = f"seed {self.seed}, {self.workers} workers, SLO {self.slo or 'none'}"
+        return [f"workload: {self.workload}", *_traffic_lines(self.profile, self.workload), described]
+
+    def __str__(self) -> str:
+        return str(self.workload)
+
+
+@attrs.frozen(kw_only=True)
+class _ScenarioJob:
+    """The settings of a scenario, parsed and checked."""
+
+    scenario: Scenario
+    seed: int
+    virtual: bool
+    outputs: tuple[Path, ...]
+
+    def run(self) -> PopulationsRun:
+        """Return the run, not yet started."""
+        populations = [settings.population() for settings in self.scenario.populations]
+        return PopulationsRun(populations, seed=self.seed, workers=self.scenario.workers)
+
+    def sharing(self) -> AbstractAsyncContextManager[None]:
+        """Return the context of the run, in which populations share their backends. Worker processes can't."""
+        parts = [part for settings in self.scenario.populations for part in settings.parts()]
+        own = [part for part in parts if isinstance(part, WorkloadSettings)]
+        return sharing_backends(own if self.scenario.workers == 1 else ())
+
+    @property
+    def total_s(self) -> float:
+        """The planned length of the run."""
+        return max(_total_s(settings.traffic.profile()) for settings in self.scenario.populations)
+
+    def plan(self) -> list[str]:
+        """Return what would be sent, as lines of text."""
+        lines: list[str] = []
+        for settings in self.scenario.populations:
+            lines.append(str(settings))
+            lines += _traffic_lines(settings.traffic.profile(), *settings.parts())
+            lines.append(f"SLO {settings.slo or 'none'}")
+        return [*lines, f"seed {self.seed}, {self.scenario.workers} workers for each population"]
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.scenario.populations))
+
+
+_Job: TypeAlias = _LoadJob | _ScenarioJob
+_WITH_A_SCENARIO = frozenset(
+    {"question", "seed", "out", "force", "samples", "dry_run", "virtual", "header", "live_port"}
+)
+"""The parameters that a scenario leaves to the command line."""
 
 
 def load(  # noqa: PLR0913 - each is a flag
+    ctx: typer.Context,
     question: workload_flags.Question = None,
     *,
     rate: Annotated[str | None, typer.Option(help="Requests per second, open loop: 50, 0.5, 1.2k.")] = None,
@@ -174,6 +172,7 @@ def load(  # noqa: PLR0913 - each is a flag
     ] = None,
     warmup: Annotated[str, typer.Option(help="Traffic before the measurement, not counted.")] = "0s",
     drain: Annotated[str, typer.Option(help="How long to wait for the last answers.")] = "60s",
+    timeout: Annotated[str | None, typer.Option(help="Cancel a request after this time, and count it failed.")] = None,
     slo: Annotated[
         str | None,
         typer.Option(help="Limits that must hold: p95=2s,ttft_p99=500ms,error=0.1%,validity=95%,backlog=20."),
@@ -187,98 +186,218 @@ def load(  # noqa: PLR0913 - each is a flag
     temperature: flags.Temperature = None,
     max_tokens: flags.MaxTokens = None,
     send_env_key: flags.SendEnvKey = False,
+    allow_http: flags.AllowHttp = False,
+    header: flags.Header = None,
+    system: flags.System = None,
+    type_: flags.TypeFlag = None,
+    constrain: flags.Constrain = True,
     workload: workload_flags.Workload = None,
     seed: Annotated[int, typer.Option(help="Seed of the traffic.")] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Number of processes that send.")] = 1,
     out: Out = None,
+    force: Force = False,
     samples: Samples = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent, and send nothing.")] = False,
     virtual: Annotated[bool, typer.Option("--virtual", help="Run in virtual time, with --backend simulated.")] = False,
+    live_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="Show live figures on http://127.0.0.1:PORT/, and /metrics for Prometheus."
+        ),
+    ] = None,
+    show_schema: Annotated[
+        bool, typer.Option("--scenario-schema", help="Print the JSON schema of scenarios, and send nothing.")
+    ] = False,
 ) -> int:
     """Send traffic and report on it."""
-    with flags.usage_errors():
-        profile = _Traffic(
-            rate=rate,
-            users=users,
-            trace=trace,
-            duration=duration,
-            requests=requests,
-            to_rate=to_rate,
-            arrivals=arrivals,
-            burst=burst,
-            max_in_flight=max_in_flight,
-            think_time=think_time,
-            on_error=on_error,
-            warmup=warmup,
-            drain=drain,
-        ).profile()
-        job = _LoadJob(
-            workload=select_workload(
-                workload,
-                question,
-                questions,
-                backend=backend,
-                strategy=strategy,
-                depth=depth,
-                breadth=breadth,
-                require=tuple(require or ()),
-                temperature=temperature,
-                max_tokens=max_tokens,
-                send_env_key=send_env_key,
-            ),
-            profile=profile,
-            slo=None if slo is None else Slo.parse(slo),
-            seed=seed,
-            workers=workers,
-            virtual=virtual,
-        )
-        check_workers(job.workload, workers, virtual=virtual)
-        outputs = check_outputs(out, samples=samples)
-    if dry_run:
-        _show_plan(job, outputs)
-        return 0
-    # The default horizon is 12 days of virtual time. A longer run would count as deadlocked.
-    report = run_virtual(_run_silently, job, horizon_s=1e9) if virtual else anyio.run(_run_with_progress, job)
-    sys.stdout.write(f"{load_table(report)}\n")
-    write_outputs(report, outputs, samples=samples)
-    return _exit_code(report)
+    if live_port is not None and virtual:
+        raise typer.BadParameter("--live-port and --virtual contradict each other: virtual time is over in a moment")
+    if show_schema:
+        write_result(json.dumps(scenario_schema(), indent=2) + "\n")
+        return SUCCEEDED
+    if question and question[0].lower().endswith(".toml"):
+        with sending_headers(header, workload=None, backend="openai"):
+            with flags.usage_errors():
+                _refuse_flags(ctx, question)
+                scenario = read_scenario(Path(question[0]))
+                given_seed = seed if _is_given(ctx, "seed") else None
+                kept = samples or scenario.samples
+                planned = _scenario_job(
+                    scenario, Path(question[0]), given_seed, [*(out or ()), *scenario.out],
+                    virtual=virtual, force=force, samples=kept,
+                )  # fmt: skip
+            if dry_run:
+                _show_plan(planned)
+                return SUCCEEDED
+            return _run(planned, samples=kept, live_port=live_port)
+    with sending_headers(header, workload=workload, backend=backend):
+        with flags.usage_errors():
+            profile = Traffic(
+                rate=rate,
+                users=users,
+                trace=trace,
+                duration=duration,
+                requests=requests,
+                to_rate=to_rate,
+                arrivals=arrivals,
+                burst=burst,
+                max_in_flight=max_in_flight,
+                think_time=think_time,
+                on_error=on_error,
+                warmup=warmup,
+                drain=drain,
+                timeout=timeout,
+            ).profile()
+            job = _LoadJob(
+                workload=select_workload(
+                    workload,
+                    question,
+                    questions,
+                    backend=backend,
+                    strategy=strategy,
+                    depth=depth,
+                    breadth=breadth,
+                    require=tuple(require or ()),
+                    temperature=temperature,
+                    max_tokens=max_tokens,
+                    send_env_key=send_env_key,
+                    allow_http=allow_http,
+                    system=system,
+                    type_=type_,
+                    constrain=constrain,
+                ),
+                profile=profile,
+                slo=None if slo is None else Slo.parse(slo),
+                seed=seed,
+                workers=workers,
+                virtual=virtual,
+                outputs=check_outputs(
+                    out,
+                    force=force,
+                    protected={"the file of questions": questions, "the trace": trace},
+                    samples=samples,
+                ),
+            )
+            check_workers(job.workload, workers, virtual=virtual)
+        if dry_run:
+            _show_plan(job)
+            return 0
+        return _run(job, samples=samples, live_port=live_port)
 
 
-def _show_plan(job: _LoadJob, outputs: Sequence[Path]) -> None:
-    profile = job.profile
-    lines = [f"workload: {job.workload}"]
+def _refuse_flags(ctx: typer.Context, question: Sequence[str]) -> None:
+    """Raise ValueError for flags whose values belong into the scenario."""
+    if len(question) > 1:
+        raise ValueError("a scenario has its own questions: give the file alone")
+    given = [name for name in ctx.params if _is_given(ctx, name)]
+    unused = sorted(f"--{name.strip('_').replace('_', '-')}" for name in given if name not in _WITH_A_SCENARIO)
+    if unused:
+        raise ValueError(f"the scenario says what is sent: write {', '.join(unused)} into the file")
+
+
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _scenario_job(
+    scenario: Scenario,
+    path: Path,
+    seed: int | None,
+    out: Sequence[Path],
+    *,
+    virtual: bool,
+    force: bool,
+    samples: bool,
+) -> _ScenarioJob:
+    """Check everything that can be wrong before anything is sent."""
+    job = _ScenarioJob(
+        scenario=scenario,
+        seed=scenario.seed if seed is None else seed,
+        virtual=virtual or scenario.virtual,
+        outputs=check_outputs(out, force=force or scenario.force, protected={"the scenario": path}, samples=samples),
+    )
+    for settings in scenario.populations:
+        for workload in settings.parts():
+            check_workers(workload, scenario.workers, virtual=job.virtual)
+    job.run()
+    return job
+
+
+def _run(job: _Job, *, samples: bool, live_port: int | None) -> int:
+    """Run the job, write the report, and return the exit code."""
+    with only_results():
+        ended = _run_virtual(job) if job.virtual else anyio.run(_run_with_progress, job, live_port)
+    report = ended.result
+    written = write_outputs(report, job.outputs, samples=samples)
+    write_result(f"{load_table(report)}\n{_verdict_line(report)}")
+    if ended.received is not None:
+        return exit_code_of(ended.received)
+    if ended.problem is not None:
+        print_status(f"sampling: the system ended the run: {ended.problem}. The report is of the time until then")
+        return FAILED
+    answered = (report.total if isinstance(report, PopulationsReport) else report).succeeded
+    held = answered > 0 if report.verdict is None else report.verdict == "PASS"
+    return SUCCEEDED if held and written else FAILED
+
+
+def _verdict_line(report: LoadReport | PopulationsReport) -> str:
+    if report.verdict is None:
+        return ""
+    limits = "every population with an SLO held" if isinstance(report, PopulationsReport) else str(report.slo)
+    return f"\n{report.verdict}: {'; '.join(report.reasons) or limits}\n"
+
+
+def _show_plan(job: _Job) -> None:
+    write_result("\n".join([*job.plan(), *(f"would write {path}" for path in job.outputs)]) + "\n")
+
+
+def _traffic_lines(profile: Profile, *workloads: WorkloadSettings | ImportedWorkload) -> Iterator[str]:
     if isinstance(profile, OpenLoop):
-        arrivals = sum(1 for _ in instants(profile, job.seed))
-        lines.append(f"traffic: {arrivals:,} requests over {format_seconds(_total_s(profile))}, open loop")
+        arrivals = count_arrivals(profile)
+        yield f"traffic: {arrivals:,} requests over {format_seconds(_total_s(profile))}, open loop"
         most: int | None = arrivals
     else:
         ends = [f"{profile.requests:,} requests" if profile.requests is not None else ""]
         ends.append(format_seconds(profile.horizon_s) if profile.horizon_s is not None else "")
-        lines.append(f"traffic: {profile.users:,} users, until {' or '.join(filter(None, ends))}")
+        yield f"traffic: {profile.users:,} users, until {' or '.join(filter(None, ends))}"
         most = profile.requests
-    if isinstance(job.workload, WorkloadSettings) and most is not None:
-        lines.append(f"to the backend: at most {most * job.workload.max_requests:,} requests, without judges")
-    lines.append(f"seed {job.seed}, {job.workers} workers, SLO {job.slo or 'none'}")
-    lines += [f"would write {path}" for path in outputs]
-    sys.stdout.write("\n".join(lines) + "\n")
+    each = [workload.max_requests for workload in workloads if isinstance(workload, WorkloadSettings)]
+    if each and most is not None:
+        yield f"to the backend: at most {most * max(each):,} requests, without judges"
 
 
 def _total_s(profile: Profile) -> float:
     return profile.warmup_s + (profile.measured_s or 0.0)
 
 
-async def _run_silently(job: _LoadJob) -> LoadReport:
-    return await job.run().run()
+def _run_virtual(job: _Job) -> EndedRun[LoadReport | PopulationsReport]:
+    run = job.run()
+    report, received = run_virtual_until_signal(partial(_run_shared, job, run), run.stop)
+    return EndedRun(report, received)
 
 
-async def _run_with_progress(job: _LoadJob) -> LoadReport:
-    with flags.usage_errors():
-        run = job.run()
-    print_status(f"sending: {job.workload}")
-    get_progress = partial(_progress, run, _total_s(job.profile), _stopwatch())
-    report = await run_with_progress(run.run, get_progress=get_progress, stop=run.stop)
-    # None after a second Ctrl-C: report what was measured until then.
-    return run.report() if report is None else report
+async def _run_shared(job: _Job, run: LoadRun | PopulationsRun) -> LoadReport | PopulationsReport:
+    async with job.sharing():
+        return await run.run()
+
+
+async def _run_with_progress(job: _Job, live_port: int | None) -> EndedRun[LoadReport | PopulationsReport]:
+    with ExitStack() as stack:
+        with flags.usage_errors():
+            run = job.run()
+            if live_port is not None:
+                address = stack.enter_context(serving_live_page(run, live_port, str(job)))
+                print_status(f"live figures: {address}, and {address}metrics for Prometheus")
+        print_status(f"sending: {job}")
+        return await _watch(job, run)
+
+
+async def _watch(job: _Job, run: LoadRun | PopulationsRun) -> EndedRun[LoadReport | PopulationsReport]:
+    get_progress = partial(_progress, run, job.total_s, _stopwatch())
+    return await run_with_progress(
+        partial(_run_shared, job, run), get_progress=get_progress, stop=run.stop, result_so_far=run.report
+    )
 
 
 def _stopwatch() -> Callable[[], float]:
@@ -286,17 +405,6 @@ def _stopwatch() -> Callable[[], float]:
     return lambda: anyio.current_time() - start
 
 
-def _progress(run: LoadRun, total_s: float, elapsed_s: Callable[[], float]) -> ProgressUpdate:
+def _progress(run: LoadRun | PopulationsRun, total_s: float, elapsed_s: Callable[[], float]) -> ProgressUpdate:
     text = f"{elapsed_s():.0f} s: {describe_tally(run.progress)}"
     return ProgressUpdate(text, min(elapsed_s() / total_s, 1.0) if total_s else None)
-
-
-def _exit_code(report: LoadReport) -> int:
-    """Print the verdict on the SLO and return the exit code."""
-    if report.slo is None:
-        return 0 if report.succeeded else 1
-    judgement = judge(report, report.slo)
-    # The reader of a pipe, such as `head`, may have left. The exit code still counts.
-    with suppress(BrokenPipeError):
-        sys.stdout.write(f"\n{judgement.verdict}: {'; '.join(judgement.reasons) or report.slo}\n")
-    return 0 if judgement.verdict == "PASS" else 1

@@ -7,21 +7,23 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import attrs
 import typer
 
-from sampling.backends.layers._priced import Priced
-from sampling.backends.layers._retrying import Retrying
 from sampling.backends.llama.models.arithmetic import Question
 from sampling.budgets import Budget
 from sampling.cli import _flags as flags
+from sampling.cli._answer_format import parse_format
+from sampling.cli._files import Force, check_output, is_same_file, is_special
+from sampling.cli._headers import Headers
 from sampling.cli._map_run import MapJob, check, run, show_worst_case
 from sampling.cli._prompts import Prompts
 from sampling.cli._signals import SignalHandler
-from sampling.cli._specs import parse_backend, parse_requirements, parse_strategy
+from sampling.cli._specs import choose_backend, parse_backend, parse_requirements, parse_strategy, wrap_backend
 from sampling.cli._status import print_status
 from sampling.fanout import FanOutEngine
 from sampling.fanout.journal import Journal
-from sampling.messages import Context, Message, Options
+from sampling.messages import Options
 from sampling.protocols import Backend
 from sampling.requirements import Requirement, Validation, View
 from sampling.usage import Price
@@ -38,8 +40,10 @@ With --out, a journal beside it records every prompt before and after it is aske
 failure, run the same command with --resume to ask only the rest. Ctrl-C starts nothing new and waits up to --grace
 seconds for calls in flight. A second Ctrl-C cancels them.
 
-Exit code: 0 if every prompt has a valid answer, 1 if some have none or an error ended the run, 2 if a flag, the file
-or the journal is wrong (nothing was spent), 130 after Ctrl-C, 143 after SIGTERM.
+In a line of the output, `failures` has every failed requirement with its reason, and every error. With --type,
+--require json or --require schema:FILE, the server is told the schema, and `value` is the parsed answer.
+
+Exit code: 0 if every prompt has a valid answer, 1 if some have none or an error ended the run.
 """
 
 EXAMPLES = """
@@ -49,6 +53,7 @@ Examples:
   sampling map prompts.jsonl --out answers.jsonl --strategy multi-turn --depth 3 --breadth 2 --require json
   sampling map prompts.jsonl --out answers.jsonl --strategy multi-turn --depth 3 --breadth 2 --require json --resume
   sampling map prompts.jsonl --backend openai:gpt-5-mini --max-concurrency 32 --price 0.25/2 --budget-cost 5 -o a.jsonl
+  sampling map mails.jsonl --type shop:Invoice --system "Extract the invoice." --depth 3 --out invoices.jsonl
   head -3 questions.txt | sampling map - --text --require arithmetic
 """
 
@@ -72,23 +77,45 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
     prompts: Annotated[Path, typer.Argument(help="The file of prompts, or - for stdin.")],
     *,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The file for answers. Default: stdout.")] = None,
+    force: Force = False,
     resume: Annotated[bool, typer.Option("--resume", help="Resume a run that was stopped.")] = False,
     journal: Annotated[Path | None, typer.Option(help="The journal file. Default: OUT.journal.")] = None,
     no_journal: Annotated[
         bool, typer.Option("--no-journal", help="Write no journal. The run can't be resumed.")
     ] = False,
-    backend: flags.BackendFlag = "llama",
+    backend: flags.DefaultBackendFlag = None,
     strategy: flags.Strategy = "rejection",
     depth: flags.Depth = 1,
     breadth: flags.Breadth = 1,
     require: flags.Require = None,
-    system: Annotated[str | None, typer.Option(help="The system message before every prompt.")] = None,
+    type_: flags.TypeFlag = None,
+    constrain: flags.Constrain = True,
+    system: flags.System = None,
     temperature: flags.Temperature = None,
     max_tokens: flags.MaxTokens = None,
     seed: Annotated[int | None, typer.Option(help="Seed, if the backend supports it.")] = None,
     send_env_key: flags.SendEnvKey = False,
-    retries: Annotated[int, typer.Option(min=0, help="How often to retry a request after a transient error.")] = 3,
+    allow_http: flags.AllowHttp = False,
+    header: flags.Header = None,
+    retries: flags.Retries = 3,
     max_concurrency: Annotated[int, typer.Option("--max-concurrency", "-k", min=1, help="Prompts in flight.")] = 8,
+    max_requests: Annotated[
+        int | None, typer.Option(min=1, help="Requests in flight, over all prompts. Default: no limit.")
+    ] = None,
+    item_timeout: Annotated[
+        float | None, typer.Option(help="Seconds that one prompt has. Then it is errored. Default: no limit.")
+    ] = None,
+    outage_grace: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Seconds to wait for a server that answered before and now fails every call. 0 counts every error "
+            "at once.",
+        ),
+    ] = 600.0,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="With --resume: ask failed and errored prompts again, too.")
+    ] = False,
     on_failure: Annotated[
         OnFailure, typer.Option(help="After a prompt without a valid answer: continue or halt.")
     ] = OnFailure.CONTINUE,
@@ -128,7 +155,20 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
         with flags.usage_errors():
             priced = flags.parse_price(price)
             _check_dependencies(budget_cost, price, ray_address, actors)
-            make_backend = partial(_backend, backend, send_env_key=send_env_key, retries=retries, price=priced)
+            make_backend = partial(
+                _backend,
+                choose_backend(backend, require or ()),
+                send_env_key=send_env_key,
+                allow_http=allow_http,
+                headers=Headers.parse(header),
+                retries=retries,
+                price=priced,
+            )
+            answer_format = parse_format(type_, require or (), constrain=constrain)
+            files = _Files(prompts=prompts, out=out, given_journal=journal)
+            files.check(no_journal=no_journal, resume=resume, force=force)
+            if retry_failed and not resume:
+                raise ValueError("--retry-failed needs --resume, because it is about the prompts of an earlier run")
             job = MapJob(
                 prompts=stack.enter_context(
                     Prompts(prompts, text=text, key_field=key_field, prompt_field=prompt_field)
@@ -136,13 +176,18 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
                 strategy=parse_strategy(strategy, depth=depth, breadth=breadth),
                 make_backend=make_backend,
                 requirements=_requirements(require or ()),
-                context=None if system is None else Context([Message("system", system)]),
-                options=Options(temperature=temperature, max_tokens=max_tokens, seed=seed),
+                format=answer_format,
+                context=flags.system_context(system),
+                options=Options(temperature=temperature, max_tokens=max_tokens, seed=seed, schema=answer_format.schema),
                 budget=_budget(budget_tokens, budget_cost, budget_requests),
                 max_concurrency=max_concurrency,
+                max_requests=max_requests,
+                item_timeout_s=item_timeout,
+                outage_grace_s=outage_grace,
+                retry=("failed", "errored") if retry_failed else (),
                 on_failure=on_failure.value,
                 on_error=on_error.value,
-                journal=_journal(out, journal, no_journal=no_journal, resume=resume, accept_changes=accept_changes),
+                journal=None if no_journal else files.open_journal(accept_changes=accept_changes),
                 out=out,
                 engine=None if actors is None else _ray(ray_address, actors, make_backend),
             )
@@ -172,7 +217,7 @@ def _requirements(specs: Sequence[str]) -> list[Requirement]:
 
 
 def _is_right(text: str, view: View) -> Validation:
-    asked = next(message.content for message in view.context if message.role == "user")
+    asked = next(message.text for message in view.context if message.role == "user")
     # A repair template adds its text after the first line.
     return Question.parse(asked.partition("\n")[0]).check(text)
 
@@ -180,11 +225,11 @@ def _is_right(text: str, view: View) -> Validation:
 _ARITHMETIC = Requirement("the last number is what the prompt asks for", _is_right)
 
 
-def _backend(spec: str, *, send_env_key: bool, retries: int, price: Price | None) -> Backend:
-    backend = parse_backend(spec, send_env_key=send_env_key)
-    if retries:
-        backend = Retrying(backend, attempts=retries + 1)
-    return backend if price is None else Priced(backend, price)
+def _backend(
+    spec: str, *, send_env_key: bool, allow_http: bool, headers: Headers, retries: int, price: Price | None
+) -> Backend:
+    backend = parse_backend(spec, send_env_key=send_env_key, allow_http=allow_http, headers=headers)
+    return wrap_backend(backend, retries=retries, price=price)
 
 
 def _budget(tokens: int | None, cost: float | None, requests: int | None) -> Budget | None:
@@ -199,19 +244,55 @@ def _ray(address: str | None, actors: int, make_backend: "partial[Backend]") -> 
     return RayEngine(address, actors=actors, backend_factory=make_backend)
 
 
-def _journal(
-    out: Path | None, path: Path | None, *, no_journal: bool, resume: bool, accept_changes: bool
-) -> Journal | None:
-    """Return the journal, or raise ValueError if files exist already."""
-    if no_journal and (path is not None or resume):
-        raise ValueError(f"--no-journal and {'--resume' if resume else '--journal'} exclude each other")
-    if path is None and out is not None and not no_journal:
-        path = out.with_name(f"{out.name}.journal")
-    if path is None and resume:
-        raise ValueError("--resume needs the --out, or the --journal, of the run to resume")
-    # Answers that were paid for are never overwritten.
-    if not resume:
-        for existing in (path, out):
-            if existing is not None and existing.exists():
-                raise ValueError(f"{existing} already exists: add --resume, delete it, or choose another name")
-    return None if path is None else Journal(path, on_change="continue" if accept_changes else "refuse")
+@attrs.frozen(kw_only=True)
+class _Files:
+    """The files of a run."""
+
+    prompts: Path
+    out: Path | None
+    given_journal: Path | None
+
+    @property
+    def journal(self) -> Path | None:
+        """The path of the journal, if there is to be one."""
+        if self.given_journal is not None or self.out is None or is_special(self.out):
+            return self.given_journal
+        return self.out.with_name(f"{self.out.name}.journal")
+
+    def check(self, *, no_journal: bool, resume: bool, force: bool) -> None:
+        """Raise ValueError if a file is missing, or would be overwritten."""
+        if no_journal and (self.given_journal is not None or resume):
+            raise ValueError(f"--no-journal and {'--resume' if resume else '--journal'} exclude each other")
+        journal = None if no_journal else self.journal
+        if resume and journal is None:
+            raise ValueError("--resume needs the --out, or the --journal, of the run to resume")
+        if resume and journal is not None and not journal.exists():
+            raise ValueError(
+                f"--resume: there is no journal {journal}, so nothing was recorded. Check the name in "
+                f"{'--out' if self.given_journal is None else '--journal'}, or leave out --resume to begin a new run"
+            )
+        if journal is not None:
+            self._check_journal(journal, resume=resume)
+        if self.out is not None:
+            protected = {"the file of prompts": self.prompts, **_files_of_journal(journal)}
+            check_output("--out", self.out, replace=force or resume, protected=protected)
+
+    def _check_journal(self, journal: Path, *, resume: bool) -> None:
+        # Answers that were paid for are never overwritten.
+        if journal.exists() and not resume and not is_same_file(journal, self.prompts):
+            raise ValueError(f"{journal} already exists: add --resume, delete it, or choose another name")
+        flag = "--out" if self.given_journal is None else "--journal"
+        check_output(flag, journal, replace=resume, protected={"the file of prompts": self.prompts})
+
+    def open_journal(self, *, accept_changes: bool) -> Journal | None:
+        """Return the journal, which is opened when the run begins."""
+        if self.journal is None:
+            return None
+        return Journal(self.journal, on_change="continue" if accept_changes else "refuse")
+
+
+def _files_of_journal(journal: Path | None) -> dict[str, Path]:
+    if journal is None:
+        return {}
+    parts = {f"a part of the journal ({suffix})": suffix for suffix in (".lock", "-wal", "-shm")}
+    return {"the journal": journal, **{what: Path(f"{journal}{suffix}") for what, suffix in parts.items()}}

@@ -9,9 +9,12 @@ import attrs
 import typer
 
 from sampling._arguments import short_repr
+from sampling.cli._exit_codes import FAILED
+from sampling.cli._files import Force
 from sampling.cli._flags import PriceFlag, parse_price, usage_errors
 from sampling.cli._outputs import Out, check_outputs, write_outputs
 from sampling.cli._status import print_status
+from sampling.cli._stdout import write_result
 from sampling.load import LoadReport, Option, ServerModel, Slo, calibrate, read_report
 from sampling.load import plan as make_plan
 from sampling.load.model._units import parse_count, parse_duration, parse_share
@@ -22,8 +25,9 @@ HELP = """
 Find the cheapest depth × breadth that meets an SLO, by simulation.
 
 Depth takes time and breadth takes slots, so on a busy server more breadth makes every call wait. Each pair is simulated
-with its queue, on a server that you describe or measured (--like). Exit code: 0 if any pair meets the SLO, 1 if none
-does, 2 if a flag is wrong.
+with its queue, on a server that you describe or measured (--like).
+
+Exit code: 0 if any pair meets the SLO, 1 if none does.
 """
 
 EXAMPLES = """
@@ -131,12 +135,15 @@ def plan(  # noqa: PLR0913 - each is a flag
     requests: Annotated[int, typer.Option(help="Calls to simulate for each pair.")] = 1_000,
     seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 0,
     out: Out = None,
+    force: Force = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the server and the pairs, and simulate nothing.")
     ] = False,
 ) -> int:
     """Simulate every pair and print the plan."""
     with usage_errors():
+        protected = {f"a report of --like ({path.name})": path for path in like or ()}
+        outputs = check_outputs(out, force=force, protected=protected, endings=(".json", ".csv"))
         server_flags = _ServerFlags(
             like=tuple(like or ()), pass_rate=pass_rate, ttft=ttft, per_token=per_token, tokens=tokens, slots=slots
         )
@@ -145,7 +152,6 @@ def plan(  # noqa: PLR0913 - each is a flag
             server = attrs.evolve(server, input_tokens=prompt_tokens)
         limits, priced, per_s = Slo.parse(slo), parse_price(price), parse_count("--rate", rate)
         pairs = _parse_numbers("--depths", depths), _parse_numbers("--breadths", breadths)
-        outputs = check_outputs(out, endings=(".json", ".csv"))
         if dry_run:
             return _show_plan(server, pairs, requests, outputs)
         made = make_plan(
@@ -159,15 +165,23 @@ def plan(  # noqa: PLR0913 - each is a flag
             seed=seed,
             on_option=_show_progress,
         )
-    sys.stdout.write(f"{made.render()}\n")
-    write_outputs(made, outputs)
-    return made.exit_code
+    _clear_progress()
+    written = write_outputs(made, outputs)
+    write_result(f"{made.render()}\n")
+    return made.exit_code if written else FAILED
 
 
 def _show_progress(option: Option) -> None:
     """Show the current option, on a terminal only."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r{option}: {option.judgement.verdict}\033[K")
+        sys.stderr.flush()
+
+
+def _clear_progress() -> None:
+    """Clear the line of the progress, so that the result has a line of its own."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\033[K")
         sys.stderr.flush()
 
 
@@ -178,5 +192,5 @@ def _show_plan(
     lines = [f"server: {server}", f"it is full at {server.saturation_rate:.4g} requests per second"]
     lines.append(f"would simulate {count} pairs of depth and breadth, {requests:,} calls each")
     lines += [f"would write {path}" for path in outputs]
-    sys.stdout.write("\n".join(lines) + "\n")
+    write_result("\n".join(lines) + "\n")
     return 0

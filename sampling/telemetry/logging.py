@@ -4,9 +4,8 @@ import hashlib
 import logging
 from typing import Any, Literal, TypeAlias, get_args
 
-import structlog
-
 from sampling._arguments import check_bool, short_repr, wrong_type
+from sampling._log import StderrLogger
 from sampling._text import quoted
 from sampling.hooks import (
     Event,
@@ -46,14 +45,15 @@ def logging_hooks(logger: Any = None, *, level: Level = "info", content: bool = 
     equal texts. A very short text can be guessed from it.
 
     Args:
-        logger: Any structlog logger. None means `structlog.get_logger("sampling")`.
+        logger: Any structlog logger. None means `structlog.get_logger("sampling")` if structlog is configured, else
+            `logging.getLogger("sampling")` if that has a handler, else stderr.
 
         level: The level of all lines. (Failed attempts and hooks are logged as warnings even without these hooks.)
 
         content: Also log prompts and answers, each in its own field, on one line and with control characters
             escaped. They may contain private data.
     """
-    log = structlog.get_logger("sampling") if logger is None else logger
+    log = StderrLogger() if logger is None else logger
     _check_logger(log, level)
     write = _EventLogger(log, level, content=check_bool("content", content))
     hooks = Hooks()
@@ -193,7 +193,13 @@ def _ids(event: IterationEvent) -> Fields:
 
 
 def _spent(usage: Usage) -> Fields:
-    return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "cost": usage.cost or None}
+    fields: Fields = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+    # Only where there are any: most backends report neither.
+    if usage.cached_input_tokens:
+        fields["cached_input_tokens"] = usage.cached_input_tokens
+    if usage.reasoning_tokens:
+        fields["reasoning_tokens"] = usage.reasoning_tokens
+    return {**fields, "cost": usage.cost or None}
 
 
 def _error(error: BaseException | None) -> Fields:

@@ -10,12 +10,15 @@ become children of the attempt that made them.
 """
 
 import json
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from sampling._arguments import check_bool
+from sampling._message_json import plain_content
 from sampling.errors import MissingExtra
 from sampling.hooks import Hooks, IterationEvent, IterationFinished, IterationStarted, LoopFinished, LoopStarted
-from sampling.messages import Message, Options
+from sampling.messages import Attempt, Message, Options
+from sampling.parts import Content
 from sampling.results import Slice
 from sampling.usage import Usage
 
@@ -95,7 +98,7 @@ class _Spans:
     def iteration_started(self, event: IterationStarted) -> None:
         attributes = {"gen_ai.operation.name": "chat", **_ids(event), **_request_attributes(event.options)}
         if self._content:
-            asked = (*event.context.messages, Message("user", event.action.text))
+            asked = Attempt(event.action, event.context).messages
             attributes["gen_ai.input.messages"] = _as_json(asked)
         self._start(event.iteration_id, "attempt", attributes)
 
@@ -106,8 +109,8 @@ class _Spans:
             **_usage_attributes(attempt.usage),
             **_response_attributes(attempt),
         }
-        if self._content and attempt.text is not None:
-            attributes["gen_ai.output.messages"] = _as_json([Message("assistant", attempt.text)])
+        if self._content and attempt.generation is not None:
+            attributes["gen_ai.output.messages"] = _as_json([*attempt.generation.turns, attempt.generation.message])
         # Invalid and cancelled attempts are normal, not errors.
         self._end(event.iteration_id, attributes, attempt.error if attempt.outcome == "errored" else None)
 
@@ -143,6 +146,10 @@ def _request_attributes(options: Options) -> Attributes:
         "gen_ai.request.max_tokens": options.max_tokens,
         "gen_ai.request.seed": options.seed,
         "gen_ai.request.stop_sequences": tuple(options.stop) or None,
+        "gen_ai.request.top_p": options.top_p,
+        "gen_ai.request.top_k": options.top_k,
+        "gen_ai.request.frequency_penalty": options.frequency_penalty,
+        "gen_ai.request.presence_penalty": options.presence_penalty,
     }
 
 
@@ -159,9 +166,19 @@ def _usage_attributes(usage: Usage) -> Attributes:
     return {
         "gen_ai.usage.input_tokens": usage.input_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_input_tokens or None,
+        "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens or None,
         "sampling.cost": usage.cost or None,
     }
 
 
-def _as_json(messages: Any) -> str:
-    return json.dumps([{"role": one.role, "parts": [{"type": "text", "content": one.content}]} for one in messages])
+def _as_json(messages: Iterable[Message]) -> str:
+    return json.dumps([{"role": one.role, "parts": _parts(one.content)} for one in messages])
+
+
+def _parts(content: Content) -> list[Attributes]:
+    if isinstance(content, str):
+        return [{"type": "text", "content": content}]
+    # Large media by their digests: a span has no room for them.
+    plain: list[Attributes] = plain_content(content)
+    return [{"type": "text", "content": part["text"]} if part["type"] == "text" else part for part in plain]

@@ -2,18 +2,34 @@
 Count calls, attempts, tokens, cost and durations for Prometheus.
 
     strategy = MultiTurnStrategy(loop_budget=3, hooks=prometheus_hooks())
+
+Show the figures of a load run while it goes on:
+
+    with prometheus_load(run):
+        report = await run.run()
 """
+
+import math
+import threading
+from bisect import bisect_left
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 
 from sampling._arguments import check_str
 from sampling.errors import MissingExtra
 from sampling.hooks import Hooks, IterationFinished, LoopFinished, LoopStarted
+from sampling.load import LoadRun, PopulationsRun
+from sampling.telemetry._load_figures import BUCKETS_S, COUNTS, LoadFigures, PopulationFigures
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+    from prometheus_client.metrics_core import Metric
+    from prometheus_client.registry import Collector
 except ImportError as _error:
     raise MissingExtra("metrics", "prometheus-client", "prometheus") from _error
 
-__all__ = ["prometheus_hooks"]
+__all__ = ["prometheus_hooks", "prometheus_load"]
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 """Histogram buckets, from a cached answer to a long chain of repairs."""
@@ -86,3 +102,99 @@ class _Metrics:
         self._tokens.labels(strategy, "input").inc(event.usage.input_tokens)
         self._tokens.labels(strategy, "output").inc(event.usage.output_tokens)
         self._cost.labels(strategy).inc(event.usage.cost)
+
+
+@contextmanager
+def prometheus_load(
+    run: LoadRun | PopulationsRun, registry: CollectorRegistry = REGISTRY, *, prefix: str = "sampling_load"
+) -> Generator[None]:
+    """
+    Show the figures of a load run in a registry, inside the block.
+
+    They are read at each scrape: counts of arrivals and requests, requests in flight, latency and schedule lag. Labels
+    are the population and the arrival model. Latencies count from when a request was due, without the warm-up.
+
+    Args:
+        run: The run, which may have begun.
+
+        registry: The registry to add them to.
+
+        prefix: The prefix of their names.
+    """
+    collector = _LoadCollector(LoadFigures(run), check_str("prefix", prefix, empty=False))
+    registry.register(collector)
+    try:
+        yield
+    finally:
+        registry.unregister(collector)
+
+
+_LABELS = ("population", "model")
+
+
+class _Buckets:
+    """A histogram that is filled at each scrape."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BUCKETS_S) + 1)
+        self.sum = 0.0
+
+    def add(self, values: Iterable[float]) -> None:
+        for value in values:
+            self._counts[bisect_left(BUCKETS_S, value)] += 1
+            self.sum += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Return each bound with the number of values up to it, as Prometheus wants them."""
+        found: list[tuple[str, float]] = []
+        total = 0
+        for bound, count in zip((*BUCKETS_S, math.inf), self._counts, strict=True):
+            total += count
+            found.append(("+Inf" if math.isinf(bound) else str(bound), total))
+        return found
+
+
+class _LoadCollector(Collector):
+    """The metrics of a load run."""
+
+    def __init__(self, figures: LoadFigures, prefix: str) -> None:
+        self._figures = figures
+        self._prefix = prefix
+        self._histograms: dict[tuple[str, str], _Buckets] = {}
+        # Each scrape has a thread of its own.
+        self._lock = threading.Lock()
+
+    def describe(self) -> Iterable[Metric]:
+        # Without this, registering would scrape once.
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        with self._lock:
+            found = list(self._figures.read())
+            yield from self._counts(found)
+            latencies = {each: self._filled("latency", each, each.latencies) for each in found}
+            lags = {each: self._filled("lag", each, each.lags) for each in found}
+        yield self._histogram("latency_seconds", "Time from due to the answer.", latencies)
+        yield self._histogram("schedule_lag_seconds", "Time from due to sent, which the generator causes.", lags)
+
+    def _counts(self, found: list[PopulationFigures]) -> Iterator[Metric]:
+        for name, description in COUNTS.items():
+            counter = CounterMetricFamily(f"{self._prefix}_{name}", description, labels=_LABELS)
+            for each in found:
+                counter.add_metric([each.population, each.model], getattr(each.tally, name))
+            yield counter
+        gauge = GaugeMetricFamily(f"{self._prefix}_in_flight", "Requests that wait for an answer.", labels=_LABELS)
+        for each in found:
+            gauge.add_metric([each.population, each.model], each.tally.in_flight)
+        yield gauge
+
+    def _filled(self, name: str, each: PopulationFigures, values: Iterable[float]) -> _Buckets:
+        buckets = self._histograms.setdefault((name, each.population), _Buckets())
+        buckets.add(values)
+        return buckets
+
+    def _histogram(self, name: str, description: str, filled: dict[PopulationFigures, _Buckets]) -> Metric:
+        family = HistogramMetricFamily(f"{self._prefix}_{name}", description, labels=_LABELS)
+        for each, buckets in filled.items():
+            family.add_metric([each.population, each.model], buckets.cumulative(), buckets.sum)
+        return family

@@ -22,9 +22,13 @@ class Counting:
         return Generation("".join(pieces))
 
 
+def has_a_one(text: str) -> tuple[bool, str]:
+    return "1" in text, "no 1 in it. Say 1."
+
+
 @pytest.fixture(params=[True, False], ids=["terminal", "file"])
 def screen(run, request) -> str:
-    """What is shown of a call of four, of which the second is right."""
+    """Return the display of a call with four attempts, of which the second is valid."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=request.param, width=100, color_system=None)
     display = AttemptDisplay(console)
@@ -33,16 +37,20 @@ def screen(run, request) -> str:
         strategy = RejectionSamplingStrategy(concurrency_budget=4)
         backend = display.wrap_backend(Counting(), tokens_per_s=10)
         with display.show() as hooks:
-            await strategy.sample("Count!", None, backend, [lambda text: "1" in text], hooks=hooks)
+            await strategy.sample("Count!", None, backend, [has_a_one], hooks=hooks)
 
     run(call)
     return file.getvalue()
 
 
 def test_every_subsample_is_there_with_its_text_and_how_it_ended(screen):
-    """The first is wrong, the second right, and the others are cut off where they were at that moment."""
+    """
+    The first is wrong, the second right, and the others are cut off where they were at that moment.
+
+    What was wrong is the first sentence of the reason, without the requirement, so that it fits on the line.
+    """
     for line in (
-        "  1 ✗ 00   '1' in text",
+        "  1 ✗ 00   no 1 in it",
         "  2 ✓ 11111   right",
         "  3 ✂ 2222",
         "  4 ✂ 3333",

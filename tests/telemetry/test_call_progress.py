@@ -139,7 +139,7 @@ class TestBars:
         assert "6 of 6, 3 valid, 3 invalid" in lines[-1]
 
     def test_what_is_allowed_is_what_the_call_really_had(self, run):
-        """A hook after this one may change the budgets; the bar is right in the end."""
+        """The bar is right after a later hook has changed the budgets."""
 
         async def main():
             with progress(console=console, show=True) as hooks:
@@ -187,7 +187,7 @@ class TestBars:
 
 class TestTerminal:
     async def test_the_bars_are_drawn_while_the_call_runs(self):
-        """On a terminal the display follows the events; this one is asked for in the middle of a call."""
+        """The display follows the events in the middle of a call."""
         console = terminal()
         seen = anyio.Event()
 
@@ -248,7 +248,7 @@ class TestTerminal:
         assert drawn(console) == before
 
     def test_a_real_terminal_shows_bars_and_leaves_a_piped_output_alone(self):
-        """What the program prints into a pipe stays in the pipe, while the bars are on the terminal."""
+        """Output to a pipe stays clean while the bars are on the terminal."""
         program = dedent("""
             import anyio
             from sampling import RejectionSamplingStrategy
@@ -309,7 +309,7 @@ class TestSilence:
         assert drawn(console) == ""
 
     def test_without_rich_the_error_says_what_to_install(self):
-        """`sampling` and its logging work without the extra; the progress bar names it."""
+        """Only the progress bar needs its extra, and names it."""
         program = dedent("""
             import sys
             sys.modules["rich"] = None

@@ -81,7 +81,7 @@ class TestLines:
     def test_an_attempt_is_logged_with_ids_outcome_tokens_and_seconds(self, run, lines):
         """The numbers on the line are those of the slice."""
         strategy = RejectionSamplingStrategy()
-        backend = ScriptedBackend([After(1.5, Generation("yes", Usage(7, 3, 0.25), finish_reason="length"))])
+        backend = ScriptedBackend([After(1.5, Generation("yes", Usage(7, 3, 0.25), finish_reason="eos"))])
         result = run(strategy.sample, "hi", None, backend, hooks=logging_hooks())
 
         finished = next(line for line in lines if line["event"] == "iteration_finished")
@@ -98,7 +98,7 @@ class TestLines:
             "input_tokens": 7,
             "output_tokens": 3,
             "cost": 0.25,
-            "finish_reason": "length",
+            "finish_reason": "eos",
             "answer_chars": 3,
             "answer_hash": "8a798890fe93",
         } == finished
@@ -137,7 +137,7 @@ class TestLines:
         assert [line["event"] for line in lines if "failed" in line] == ["iteration_finished", "repaired"]
 
     def test_an_answer_that_cannot_be_parsed_says_so(self, run, lines):
-        """A parser that raises is a failed requirement like any other; what it raised is named by its type only."""
+        """A parser that raises is a failed requirement, logged by the type of its error."""
         strategy = RejectionSamplingStrategy()
         run(strategy.sample, Action("hi", json.loads), None, answering(PRIVATE), hooks=logging_hooks())
 
@@ -237,7 +237,7 @@ class TestContent:
         by_event = {line["event"]: line for line in reversed(lines)}
         assert by_event["loop_started"]["prompt"] == "the question"
         assert by_event["iteration_finished"]["answer"] == "the answer"
-        assert by_event["repaired"]["reasons"] == ["no the answer"]
+        assert by_event["repaired"]["reasons"] == ["picky: no the answer"]
         assert "no the answer" in by_event["repaired"]["prompt"]
         assert set(by_event) == {
             "loop_started",
@@ -270,7 +270,7 @@ class TestContent:
         assert (r"answer=fine\n2026-01-01 [info] all requirements met\r\x1b[2J\x00\u202egpj" in written) is content
 
     def test_a_long_text_is_cut(self, run, lines):
-        """A log line stays a line, however much a model says; its length is still told."""
+        """A long text is shortened in a log line, with its length."""
         run(
             RejectionSamplingStrategy().sample,
             "hi",
@@ -321,7 +321,7 @@ class TestIds:
         assert Counter(line["event"] for line in lines) == counts
 
     def test_the_lines_of_the_hooks_have_the_ids_of_their_events(self, run, lines):
-        """What is bound in the context never overwrites the ids that an event brings."""
+        """Values bound in the context never overwrite the ids of an event."""
         captured = CapturedEvents()
         captured.include(logging_hooks())
         strategy = MultiTurnStrategy(loop_budget=2, concurrency_budget=3)
@@ -350,7 +350,7 @@ class TestIds:
         assert not any("parent_id" in line for line in lines if line["sampling_id"] == result.sampling_id)
 
     def test_nothing_is_bound_after_the_call(self, run, lines):
-        """What a caller logs after a call carries no id of it."""
+        """Log lines after a call have none of its ids."""
 
         async def main():
             await RejectionSamplingStrategy().sample("hi", None, lambda_backend("yes"), hooks=logging_hooks())

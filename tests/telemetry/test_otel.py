@@ -46,7 +46,7 @@ def named(exporter, name):
 
 def test_a_call_and_its_attempts_are_spans(run, provider, exporter):
     """The attempts are children of the call, with outcome, model, options and tokens by the names of the convention."""
-    backend = ScriptedBackend([Generation("a", Usage(5, 1)), Generation("b", Usage(7, 2, 0.5), "length", "tiny")])
+    backend = ScriptedBackend([Generation("a", Usage(5, 1)), Generation("b", Usage(7, 2, 0.5), "eos", "tiny")])
 
     async def call():
         strategy = MultiTurnStrategy(loop_budget=3, hooks=otel_hooks(provider))
@@ -69,7 +69,7 @@ def test_a_call_and_its_attempts_are_spans(run, provider, exporter):
         "gen_ai.request.temperature": 0.5,
         "gen_ai.request.stop_sequences": ("x",),
         "gen_ai.response.model": "tiny",
-        "gen_ai.response.finish_reasons": ("length",),
+        "gen_ai.response.finish_reasons": ("eos",),
         "gen_ai.usage.input_tokens": 7,
         "gen_ai.usage.output_tokens": 2,
         "sampling.cost": 0.5,
@@ -81,7 +81,7 @@ def test_a_call_and_its_attempts_are_spans(run, provider, exporter):
 
 
 def test_the_span_of_an_attempt_is_current_in_its_own_subsample(run, provider, exporter):
-    """What a client traces inside of a backend belongs to the attempt that asked, with siblings running beside it."""
+    """Spans made inside a backend are children of their own attempt."""
     tracer = trace.get_tracer("client", tracer_provider=provider)
 
     async def backend(request):
@@ -122,7 +122,7 @@ def test_a_nested_call_is_a_part_of_the_attempt_that_made_it(run, provider, expo
 
 
 def test_what_failed_says_so_and_what_lost_does_not(run, provider, exporter):
-    """An errored attempt has the status ERROR and its type; a cancelled or invalid one has not. All spans end."""
+    """Only an errored attempt has the status ERROR, with its type, and all spans end."""
 
     async def backend(request):
         await anyio.sleep(1 + request.subsample)

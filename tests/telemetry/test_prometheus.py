@@ -18,7 +18,7 @@ def registry():
 
 
 def test_attempts_tokens_and_seconds_are_counted_by_strategy(run, registry):
-    """One of each outcome; what losers spent is in the tokens."""
+    """Counters have each outcome, and the tokens of losers."""
     plan = {0: (3, "b"), 1: (1, "a"), 2: (2, TransientError("gone")), 3: (9, "b")}
 
     async def backend(request):
@@ -64,7 +64,7 @@ def test_a_call_is_running_until_it_ends_however_it_ends(run, registry):
 
 
 def test_no_text_and_no_id_is_a_label(run, registry):
-    """Labels with many values are what brings a Prometheus down; texts have no place there at all."""
+    """Labels have few values and never contain texts."""
     result = run(
         RejectionSamplingStrategy(hooks=prometheus_hooks(registry, prefix="app")).sample,
         "the prompt",

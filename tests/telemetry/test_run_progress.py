@@ -34,7 +34,7 @@ def asked(request):
 
 
 def test_the_line_tells_what_was_done_and_what_it_took(run):
-    """Point 1: done, failed, tokens, cost; and how it ended."""
+    """Progress shows counts, tokens, cost and the final status."""
     replies = {"1": "no", "2": RuntimeError("broken")}
     backend = ScriptedBackend(lambda r: replies.get(asked(r), Generation("yes", Usage(100, 20, 0.25))))
     console = paper()
@@ -71,7 +71,7 @@ def test_what_came_from_the_journal_is_told_apart(run, tmp_path):
 
 
 def test_rate_and_time_left(monkeypatch):
-    """Point 1: of the last half minute; what came from the journal is no measure."""
+    """The rate is over the last half minute, without items from the journal."""
     now = [1000.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     line = module._RunLine(10_000)

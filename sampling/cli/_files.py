@@ -1,0 +1,114 @@
+"""Check output files before a run, and replace them atomically after it."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sampling._arguments import short_repr
+
+__all__ = ["Force", "check_distinct", "check_output", "is_same_file", "is_special", "reason_of", "replacing"]
+
+Force = Annotated[bool, typer.Option("--force", help="Replace output files that exist.")]
+
+
+def check_output(flag: str, path: Path, *, replace: bool, protected: Mapping[str, Path | None]) -> Path:
+    """
+    Return the path of an output file, or raise ValueError.
+
+    This is checked before a run: an hour of traffic must not end with a file that can't be written.
+
+    Args:
+        flag: The flag that named the file, for messages.
+
+        path: The file to write.
+
+        replace: Accept a file that exists.
+
+        protected: Files that must never be written, such as the input, by what they are.
+    """
+    shown = short_repr(str(path))
+    if not path.parent.is_dir():
+        raise ValueError(f"{flag}: there is no directory {short_repr(str(path.parent))} to write {path.name!r} to")
+    if path.is_dir():
+        raise ValueError(f"{flag}: {shown} is a directory: give a file name")
+    for what, other in protected.items():
+        if other is not None and is_same_file(path, other):
+            raise ValueError(f"{flag}: {shown} is {what}, which is never overwritten: choose another name")
+    if not os.access(path.resolve().parent, os.W_OK):
+        raise ValueError(f"{flag}: the directory {short_repr(str(path.parent))} can't be written to")
+    if path.exists() and not replace and not is_special(path):
+        raise ValueError(f"{flag}: {shown} already exists: add --force to replace it, or choose another name")
+    return path
+
+
+def check_distinct(flag: str, paths: Iterable[Path]) -> None:
+    """Raise ValueError if a file is named twice."""
+    seen: list[Path] = []
+    for path in paths:
+        if any(is_same_file(path, other) for other in seen):
+            raise ValueError(f"{flag}: {short_repr(str(path))} is given twice")
+        seen.append(path)
+
+
+def is_same_file(one: Path, other: Path) -> bool:
+    """Return whether two paths are one file, also through symbolic and hard links."""
+    if one.resolve() == other.resolve():
+        return True
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def is_special(path: Path) -> bool:
+    """Return whether the path is a device or a pipe, which is written to and not replaced."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+@contextmanager
+def replacing(path: Path) -> Generator[Path]:
+    """
+    Yield a temporary path, and move its file to `path` at the end.
+
+    Readers of `path` never see half of a file, and an exception leaves the old one as it was. A symbolic link stays
+    one, and its target is replaced.
+    """
+    target = path.resolve()
+    special = is_special(target)
+    # In the same directory, because a move between file systems is not atomic.
+    directory = Path(tempfile.gettempdir()) if special else target.parent
+    temporary = directory / f".{target.name}.{os.getpid()}.part{path.suffix}"
+    try:
+        yield temporary
+        if special:
+            _copy_into(temporary, target)
+        else:
+            _move(temporary, target)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _copy_into(temporary: Path, target: Path) -> None:
+    with temporary.open("rb") as source, target.open("wb") as device:
+        shutil.copyfileobj(source, device)
+
+
+def _move(temporary: Path, target: Path) -> None:
+    # Without fsync, a power failure after the rename could leave an empty file.
+    with temporary.open("rb+") as file:
+        os.fsync(file.fileno())
+    if target.exists():
+        shutil.copymode(target, temporary)
+    temporary.replace(target)
+
+
+def reason_of(error: OSError) -> str:
+    """Return the reason of an error of the system, such as "No space left on device"."""
+    return error.strerror or type(error).__name__

@@ -1,0 +1,58 @@
+"""Import what a flag names as MODULE:NAME."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from sampling._arguments import short_repr
+from sampling.cli._stdout import only_results
+
+__all__ = ["import_target"]
+
+
+def import_target(flag: str, spec: str) -> Any:
+    """
+    Import a name from a module, or raise ValueError with what is wrong.
+
+    Modules are also found in the current directory.
+    """
+    module_name, _, path = spec.partition(":")
+    if not module_name or not path:
+        raise ValueError(f"{flag} must be MODULE:NAME, such as shop.load:chat, got {short_repr(spec)}")
+    _find_in_current_directory()
+    found: Any = _import_module(flag, module_name)
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise ValueError(f"{flag}: {module_name} has no {path}{_suggestion(found, name)}")
+        found = getattr(found, name)
+    return found
+
+
+def _find_in_current_directory() -> None:
+    # The installed command has the directory of the script there, and not the current one.
+    directory = str(Path.cwd())
+    if directory not in sys.path and "" not in sys.path:
+        sys.path.insert(0, directory)
+
+
+def _import_module(flag: str, name: str) -> object:
+    try:
+        with only_results():
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ValueError(
+                f"{flag}: there is no module {error.name!r}, neither installed nor in {Path.cwd()}"
+            ) from None
+        raise ValueError(f"{flag}: {name} can't be imported: {error}") from None
+    except Exception as error:
+        # Whatever a module raises, it is the user's own, so its type helps.
+        raise ValueError(f"{flag}: {name} can't be imported: {type(error).__name__}: {error}") from error
+
+
+def _suggestion(found: object, name: str) -> str:
+    from difflib import get_close_matches  # noqa: PLC0415 - only this error needs it
+
+    close = get_close_matches(name, [one for one in dir(found) if not one.startswith("_")], n=1)
+    return f". Did you mean {close[0]}?" if close else ""

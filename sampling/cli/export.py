@@ -1,0 +1,50 @@
+"""`sampling export`: write the answers of a journal to a file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sampling.cli._exit_codes import FAILED
+from sampling.cli._files import Force, check_output, reason_of, replacing
+from sampling.cli._flags import usage_errors
+from sampling.cli._status import print_status
+from sampling.fanout.journal import export
+
+__all__ = ["EXAMPLES", "HELP", "export_journal"]
+
+HELP = """
+Write the answers in a journal of `sampling map` as JSON lines, CSV or Parquet.
+
+There is one row per prompt that has ended. The column `failures` has every failed requirement with its reason, and
+every error. The run may still be going on. Parquet needs the extra `parquet`.
+"""
+
+EXAMPLES = """
+\b
+Examples:
+  sampling export answers.jsonl.journal --out answers.csv
+  sampling export answers.jsonl.journal --out so-far.jsonl --force
+  sampling export answers.jsonl.journal --out answers.parquet
+"""
+
+
+def export_journal(
+    journal: Annotated[Path, typer.Argument(help="The journal of a `sampling map`.")],
+    *,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The .jsonl, .csv or .parquet file to write.")],
+    force: Force = False,
+) -> int:
+    """Write the answers of a journal to a file."""
+    with usage_errors():
+        if not journal.exists():
+            raise ValueError(f"there is no journal {str(journal)!r}")
+        check_output("--out", out, replace=force, protected={"the journal": journal})
+        try:
+            with replacing(out) as temporary:
+                count = export(journal, temporary)
+        except OSError as error:
+            print_status(f"sampling: {out} could not be written: {reason_of(error)}. The journal is unchanged")
+            return FAILED
+    print_status(f"wrote {count:,} answers to {out}")
+    return 0

@@ -1,0 +1,292 @@
+"""The installed command as a process of its own: what is on stdout, in files, and in its exit code."""
+
+import json
+import os
+import pty
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from sampling.load import LoadReport, read_report
+from sampling.testing.servers import OpenAIServer, Reply
+
+KEY = "sk-canary-0123456789"
+BUSY = Reply(status=429, headers={"retry-after": "0"}, error={"error": {"message": "slow down"}})
+_SCRIPT = Path(sys.executable).with_name("sampling")
+COMMAND = [str(_SCRIPT)] if _SCRIPT.exists() else [sys.executable, "-m", "sampling"]
+ROOT = str(Path(__file__).parents[2])
+
+
+@pytest.fixture
+def server():
+    """A server that is too busy for the first two requests, and then answers `yes`."""
+
+    def reply(_request) -> Reply:
+        return BUSY if len(running.requests) <= 2 else Reply(["yes", " it", " is"])
+
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(OpenAIServer(reply)) as running:
+        yield running
+
+
+def backend(server) -> tuple[str, str]:
+    return "--backend", f"openai:any@{server.url}"
+
+
+def started(*arguments: object, **settings) -> subprocess.Popen:
+    environment = {**os.environ, "OPENAI_API_KEY": KEY, "COLUMNS": "200", "PYTHONPATH": ROOT}
+    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **settings}
+    return subprocess.Popen([*COMMAND, *map(str, arguments)], env=environment, **settings)  # noqa: S603
+
+
+def finished(*arguments: object, stdin: str = "", **settings) -> subprocess.CompletedProcess:
+    with started(*arguments, stdin=subprocess.PIPE, **settings) as process:
+        out, err = process.communicate(stdin, timeout=120)
+    assert "Traceback" not in err
+    assert KEY not in f"{out}{err}"
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+def one_line(text: str) -> str:
+    assert 1 == text.count("\n"), text
+    return text.rstrip("\n")
+
+
+@pytest.fixture
+def prompts(tmp_path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(f'{{"key": "k{number}", "prompt": "say {number}"}}\n' for number in range(4)))
+    return path
+
+
+# stdout has the result, and nothing else.
+
+
+def test_an_answer_is_all_that_sample_prints(server):
+    """Retries and the summary are on stderr, and the question may come from stdin."""
+    done = finished("sample", "-", *backend(server), stdin="Is it?\n")
+    assert (0, "yes it is\n") == (done.returncode, done.stdout)
+    assert "note: request_retried tries=1" in done.stderr
+    assert "success in " in done.stderr
+    assert ["Is it?"] == [message["content"] for message in server.requests[-1].json()["messages"]]
+
+
+def test_rows_are_all_that_map_prints(server, prompts, tmp_path):
+    """Also while a run resumes, with retries going on."""
+    arguments = ("map", prompts, *backend(server), "--journal", tmp_path / "j", "-k", "1")
+    first = finished(*arguments, "--budget-requests", "4")
+    second = finished(*arguments, "--resume")
+    assert (1, 0) == (first.returncode, second.returncode)
+    rows = [json.loads(line) for line in second.stdout.splitlines()]
+    assert ["k0", "k1", "k2", "k3"] == [row["key"] for row in rows]
+    assert "k0" == json.loads(first.stdout.splitlines()[0])["key"]
+    assert "note: request_retried" in first.stderr
+    assert len(server.requests) == sum(row["requests"] for row in rows)
+
+
+@pytest.mark.parametrize("name", ["load", "capacity"])
+def test_a_report_is_all_that_a_load_test_prints(name, server, tmp_path):
+    """Not what the workload prints, which is found in the current directory."""
+    (tmp_path / "shop.py").write_text(
+        "print('imported')\n"
+        "async def chat(arrival):\n    print('asked')\n"
+        "import structlog\nstructlog.get_logger('sampling').warning('careful')\n"
+    )
+    traffic = {
+        "load": ("--rate", "100", "--requests", "40"),
+        "capacity": ("--steps", "50", "--slo", "p95=30s", "--warmup", "0s", "--hold", "1s", "--cooldown", "0s"),
+    }[name]
+    done = finished(name, "--workload", "shop:chat", *traffic, cwd=tmp_path)
+    assert ("40 due" if name == "load" else "per second") in done.stdout, done.stderr
+    assert [] == re.findall(r"imported|asked|careful|warning|sending", done.stdout)
+    assert {"imported", "asked", "warning: careful"} <= set(done.stderr.splitlines())
+
+
+def test_plans_and_reports_are_all_that_is_printed(tmp_path):
+    """`wrote …` is on stderr, and a report is read from stdin."""
+    flags = ("--pass-rate", "60%", "--ttft", "100ms", "--per-token", "10ms", "--rate", "1", "--requests", "100")
+    made = finished("plan", *flags, "--slo", "p50=60s", "--out", tmp_path / "p.json")
+    assert (0, f"wrote {tmp_path / 'p.json'}\n") == (made.returncode, made.stderr)
+    shown = finished("report", "-", "--out", tmp_path / "p.csv", stdin=(tmp_path / "p.json").read_text())
+    assert (0, made.stdout, f"wrote {tmp_path / 'p.csv'}\n") == (shown.returncode, shown.stdout, shown.stderr)
+
+
+def test_a_reader_that_leaves_loses_no_report(tmp_path):
+    """`sampling load … | head -1`: the files are written, and the exit code is that of the run."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    out = tmp_path / "r.json"
+    traffic = ("--backend", "simulated", "--virtual", "--rate", "2", "--duration", "20s", "--slo", "p95=60s")
+    done = finished("load", *traffic, "--out", out, stdout=writer)
+    os.close(writer)
+    assert (0, f"wrote {out}") == (done.returncode, one_line(done.stderr))
+    assert isinstance(read_report(out), LoadReport)
+
+
+def test_a_reader_that_leaves_stops_what_would_still_be_paid_for(server, tmp_path):
+    """`sampling map … | head -1`: nobody reads the rest, so it is not asked for."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"say {number}\n" for number in range(200)))
+    with started("map", prompts, "--text", *backend(server), "-k", "1") as process:
+        assert "1" == json.loads(process.stdout.readline())["key"]
+        process.stdout.close()
+        _, err = process.communicate(timeout=60)
+    assert 1 == process.returncode
+    assert "the reader of stdout has left" in err
+    assert "Traceback" not in err
+    assert len(server.requests) < 100
+
+
+# Full disks.
+
+
+def limit_file_size() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (900, 900))
+
+
+def test_on_a_full_disk_the_journal_has_the_answers_and_the_command_goes_on(server, prompts, tmp_path):
+    """One line with what is saved and what to run, which then writes the answers without asking again."""
+    out = tmp_path / "answers.jsonl"
+    out.symlink_to("/dev/full")
+    arguments = ("map", prompts, *backend(server), "--out", out, "--journal", tmp_path / "j")
+    full = finished(*arguments)
+    asked = len(server.requests)
+    assert 1 == full.returncode
+    complaint = full.stderr.splitlines()[-1]
+    assert f"sampling: {out} could not be written: No space left on device. All answers are kept in" in complaint
+    assert complaint.endswith("--resume")
+    assert Path("/dev/full").is_char_device()
+
+    out.unlink()
+    again = finished(*complaint.partition("run: sampling ")[2].split())
+    assert (0, asked) == (again.returncode, len(server.requests))
+    assert 4 == len(out.read_text().splitlines())
+
+
+def test_without_a_journal_the_rows_until_then_are_kept(server, prompts, tmp_path):
+    """They are whole, and the line says where they are."""
+    out = tmp_path / "answers.jsonl"
+    full = finished("map", prompts, *backend(server), "--out", out, "--no-journal", preexec_fn=limit_file_size)
+    assert 1 == full.returncode
+    assert "could not be written: File too large. The first 2 answers are in" in full.stderr.splitlines()[-1]
+    assert not out.exists()
+    kept = [json.loads(line) for line in Path(f"{out}.part").read_text().splitlines()]
+    assert ["k0", "k1"] == [row["key"] for row in kept]
+
+
+def test_a_report_that_cannot_be_written_is_saved_elsewhere(tmp_path):
+    """The traffic was paid for; the line has the command that writes it when there is room."""
+    out = tmp_path / "r.json"
+    out.symlink_to("/dev/full")
+    traffic = ("--backend", "simulated", "--virtual", "--rate", "2", "--duration", "20s")
+    done = finished("load", *traffic, "--out", out)
+    assert 1 == done.returncode
+    complaint = one_line(done.stderr)
+    assert f"{out} could not be written: No space left on device. The report is saved in" in complaint
+    out.unlink()
+    assert 0 == finished(*complaint.partition("run: sampling ")[2].split()).returncode
+    assert isinstance(read_report(out), LoadReport)
+
+
+def test_a_stdout_that_is_full_is_one_line():
+    """Not a traceback, and not exit code 0."""
+    with Path("/dev/full").open("w") as full:
+        done = finished("sample", "Hi", "--backend", "simulated", stdout=full)
+    assert 1 == done.returncode
+    assert "sampling: the system refused: No space left on device" == one_line(done.stderr)
+
+
+# Terminals.
+
+
+def on_a_terminal(*arguments: object) -> str:
+    """Run a command on a terminal, and return everything that it wrote there."""
+    main, terminal = pty.openpty()
+    seen: list[bytes] = []
+
+    def read() -> None:
+        while True:
+            try:
+                data = os.read(main, 65536)
+            except OSError:
+                return
+            if not data:
+                return
+            seen.append(data)
+
+    with started(*arguments, stdin=terminal, stdout=terminal, stderr=terminal, text=False) as process:
+        os.close(terminal)
+        reader = threading.Thread(target=read)
+        reader.start()
+        process.wait(timeout=60)
+        reader.join(timeout=10)
+    os.close(main)
+    return b"".join(seen).decode()
+
+
+def test_a_terminal_gets_no_control_characters_of_a_model_and_whole_lines(server):
+    """Escapes are shown as text; a notice stands on a line of its own above the live display."""
+    server.reply = lambda _: BUSY if len(server.requests) <= 2 else Reply(["\x1b]0;owned\x07", "red"])
+    shown = on_a_terminal("sample", "Hi", *backend(server))
+    assert "\\x1b]0;owned\\x07red" in shown
+    assert "\x1b]0;owned" not in shown
+    [line] = [line for line in shown.split("\n") if "request_retried" in line]
+    assert "note: request_retried tries=1" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", line).strip()
+    assert re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", line).startswith("note: ")
+
+
+def test_a_pipe_gets_the_bytes_as_they_are(server):
+    """Programs that read it want the answer, not a picture of it."""
+    server.reply = Reply(["\x1b[31mred", "\r\n"])
+    with started("sample", "Hi", *backend(server), text=False) as process:
+        out, _ = process.communicate(timeout=60)
+    assert b"\x1b[31mred\r\n\n" == out
+
+
+# Signals.
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_has_its_exit_code(number, code, server):
+    """R16: also where there is nothing to write; the server sees its client go."""
+    server.reply = Reply(["x"], endless=True, interval_s=0.02)
+    with started("sample", "Hi", *backend(server)) as process:
+        while not server.requests:
+            assert None is process.poll()
+            time.sleep(0.01)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert (code, "") == (process.returncode, out)
+    assert "Traceback" not in err
+
+
+# Counts.
+
+
+def test_the_requests_of_a_row_are_those_that_the_server_counted(server, prompts, tmp_path):
+    """
+    Also of a prompt that raised: two attempts with three retries each are eight requests.
+
+    The run does not wait for the server, which would ask the prompt again.
+    """
+    server.reply = lambda request: BUSY if "say 2" in request.body.decode() else Reply(["yes"])
+    failing = ("--on-error", "continue", "--retries", "3", "--outage-grace", "0")
+    flags = (*failing, "--depth", "2", "--require", "regex:yes")
+    piped = finished("map", prompts, *backend(server), *flags)
+    asked = Counter(request.json()["messages"][0]["content"] for request in server.requests)
+    server.requests.clear()
+    finished("map", prompts, *backend(server), *flags, "--out", tmp_path / "a.jsonl")
+    for text in (piped.stdout, (tmp_path / "a.jsonl").read_text()):
+        rows = [json.loads(line) for line in text.splitlines()]
+        assert [1, 1, 8, 1] == [row["requests"] for row in rows] == list(map(asked.get, sorted(asked)))
+        assert [1, 1, 2, 1] == [row["attempts"] for row in rows]
+        assert "RateLimited" == rows[2]["failures"][0]["error_type"]
+    assert "1 × RateLimited: " in piped.stderr
