@@ -13,7 +13,7 @@ class WordByWord:
 
     async def generate(self, request: Request) -> Generation:
         """Answer word by word, or raise."""
-        prompt = request.messages[-1].content
+        prompt = request.messages[-1].text
         if len(prompt) > 1_000:
             raise FatalError("the question is too long for this server")
         if not self._refused:

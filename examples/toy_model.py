@@ -52,7 +52,7 @@ class ToyModel:
 
     async def generate(self, request: Request) -> Generation:
         """Answer word by word."""
-        asked = "\n".join(message.content for message in request.messages)
+        asked = "\n".join(message.text for message in request.messages)
         die = random.Random(f"{self._seed} {asked} {request.subsample} {request.attempt}")  # noqa: S311 - a toy's die
         words = self._answer(asked, die).split(" ")
         prompt_tokens = len(asked) // 4

@@ -15,7 +15,7 @@ async def toy(request: Request) -> Generation:
     """Stand in for a model that adds, and is sometimes off by one or ten."""
     await anyio.lowlevel.checkpoint()
     die = random.Random(f"{request.messages[-1].content} {request.subsample}")  # noqa: S311 - a toy's die
-    a, b = (int(word) for word in request.messages[-1].content.split() if word.isdecimal())
+    a, b = (int(word) for word in request.messages[-1].text.split() if word.isdecimal())
     slip = 0 if die.random() < 0.55 else die.choice([-10, -1, 1, 10])
     return Generation(f"{a} + {b} = {a + b + slip}", Usage(12, 8))
 
@@ -26,7 +26,7 @@ async def main() -> None:
         "one draw": RejectionSamplingStrategy(),
         "fixed vote of 9": MajorityVotingStrategy(number, early_stop=False),
         "vote of 9, stops when certain": MajorityVotingStrategy(number),
-        "vote of 9, stops at 95 %": MajorityVotingStrategy(number, certainty=0.95),
+        "vote of 9, stops at 85 %": MajorityVotingStrategy(number, certainty=0.85),
         "best of 9 by a poor score": BestOfNStrategy(len, concurrency_budget=9),
     }
     for name, strategy in strategies.items():
