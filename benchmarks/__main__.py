@@ -23,6 +23,8 @@ from benchmarks import (
     load,
     losers,
     memory,
+    searches,
+    smollm2,
     virtual,
 )
 from benchmarks.report import Section, Settings, Suite, missed, table, write
@@ -36,10 +38,12 @@ SUITES: dict[str, Suite] = {
     "http": http.run,
     "fanout": fanout.run,
     "accuracy": accuracy.run,
+    "smollm2": smollm2.run,
     "losers": losers.run,
     "load": load.run,
     "virtual": virtual.run,
     "calibration": calibration.run,
+    "searches": searches.run,
 }
 RESULTS = Path(__file__).parent / "results"
 

@@ -25,6 +25,7 @@ from sampling.errors import (
 )
 from sampling.hooks import Event, Hooks, IterationFinished, IterationStarted, LoopFinished, LoopStarted, Repaired
 from sampling.messages import Action, Attempt, Context, Generation, Message, Options, Request
+from sampling.parts import Audio, File, Image, Reasoning, Text, ToolCall, ToolResult
 from sampling.protocols import Backend, StreamingBackend
 from sampling.requirements import Requirement, Validation, View
 from sampling.results import SamplingResult, Slice
@@ -42,10 +43,13 @@ from sampling.strategies import (
     Tier,
 )
 from sampling.strategy import BaseSamplingStrategy
+from sampling.tools import Tool, tool
 from sampling.usage import Price, Usage
 
 if TYPE_CHECKING:
-    from sampling.backends.layers import Cached, Fallback, Limited, Priced, Recorded, Replayed, Retrying
+    from sampling.backends.anthropic import AnthropicBackend
+    from sampling.backends.gemini import GeminiBackend
+    from sampling.backends.layers import Cached, Fallback, Limited, Priced, Recorded, Replayed, Retrying, ToolLoop
     from sampling.backends.llama import LlamaBackend
     from sampling.backends.openai import OpenAIBackend
     from sampling.backends.simulated import SimulatedBackend
@@ -72,6 +76,16 @@ __all__ = [  # noqa: RUF022 - in groups, for those who read it
     "Usage",
     "Validation",
     "View",
+    # Parts of messages, and tools
+    "Audio",
+    "File",
+    "Image",
+    "Reasoning",
+    "Text",
+    "Tool",
+    "ToolCall",
+    "ToolResult",
+    "tool",
     # Strategies
     "BaseSamplingStrategy",
     "BestOfNStrategy",
@@ -86,6 +100,8 @@ __all__ = [  # noqa: RUF022 - in groups, for those who read it
     "RepairTemplateStrategy",
     "Tier",
     # Backends
+    "AnthropicBackend",
+    "GeminiBackend",
     "LlamaBackend",
     "OpenAIBackend",
     "SimulatedBackend",
@@ -97,6 +113,7 @@ __all__ = [  # noqa: RUF022 - in groups, for those who read it
     "Recorded",
     "Replayed",
     "Retrying",
+    "ToolLoop",
     # Many items
     "FanOutResult",
     "ItemOutcome",
@@ -132,9 +149,12 @@ _lazy = lazy_attributes(
         # The rarer errors can be imported from here too, but are listed in their module alone.
         **dict.fromkeys(errors.__all__, "sampling.errors"),
         **dict.fromkeys(
-            ("Cached", "Fallback", "Limited", "Priced", "Recorded", "Replayed", "Retrying"), "sampling.backends.layers"
+            ("Cached", "Fallback", "Limited", "Priced", "Recorded", "Replayed", "Retrying", "ToolLoop"),
+            "sampling.backends.layers",
         ),
         **dict.fromkeys(("FanOutResult", "ItemOutcome", "fan_out", "open_fan_out"), "sampling.fanout"),
+        "AnthropicBackend": "sampling.backends.anthropic",
+        "GeminiBackend": "sampling.backends.gemini",
         "Journal": "sampling.fanout.journal",
         "LlamaBackend": "sampling.backends.llama",
         "OpenAIBackend": "sampling.backends.openai",

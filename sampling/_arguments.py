@@ -42,9 +42,12 @@ def check_int(name: str, value: object, *, least: int | None = None) -> int:
     return value
 
 
-def check_number(name: str, value: object, *, least: float | None = None, above: float | None = None) -> float:
+def check_number(
+    name: str, value: object, *, least: float | None = None, above: float | None = None, most: float | None = None
+) -> float:
     """Return value if it is a finite number (not a bool) within the bounds."""
     bounds = f" >= {least}" if least is not None else f" > {above}" if above is not None else ""
+    bounds += f" and <= {most}" if most is not None else ""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise wrong_type(name, value, f"a number{bounds}")
     if not math.isfinite(value):
@@ -53,6 +56,8 @@ def check_number(name: str, value: object, *, least: float | None = None, above:
         raise ValueError(f"{name} must be >= {least}, got {value}")
     if above is not None and value <= above:
         raise ValueError(f"{name} must be > {above}, got {value}")
+    if most is not None and value > most:
+        raise ValueError(f"{name} must be <= {most}, got {value}")
     return value
 
 

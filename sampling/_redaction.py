@@ -1,14 +1,18 @@
 """Secrets that are never printed, and redaction of text from servers."""
 
 import re
+import traceback
 from base64 import b64encode
-from collections.abc import Iterable
-from typing import NoReturn
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, NoReturn, TypeVar, cast
 from urllib.parse import quote
 
 from sampling._text import quoted
 
-__all__ = ["Redactor", "Secret"]
+__all__ = ["Redactor", "Secret", "clears_locals"]
+
+F = TypeVar("F", bound=Callable[..., None])
 
 SAMPLE_BYTES = 200
 """The number of bytes of a response that an error may quote."""
@@ -103,3 +107,29 @@ def _inside_base64(secret: str, offset: int) -> str:
     encoded = b64encode(b"\0" * offset + data[:whole]).decode()
     # The first characters also encode bits of the text before.
     return encoded[(0, 2, 3)[offset] :]
+
+
+def clears_locals(constructor: F) -> F:
+    """
+    Clear the local variables of a constructor that raises.
+
+    Its arguments hold a key, and many loggers print the local variables of a traceback.
+    """
+
+    @wraps(constructor)
+    def construct(*args: Any, **kwargs: Any) -> None:
+        try:
+            constructor(*args, **kwargs)
+        except Exception as error:
+            # This frame still runs and can't be cleared, so its variables are replaced.
+            args, kwargs = (), {}
+            _clear_frames(error)
+            raise
+
+    return cast("F", construct)
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

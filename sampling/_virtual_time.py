@@ -31,6 +31,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, TypeVar, Ty
 
 import anyio
 
+from sampling._picklable import Picklable
+
 _HAS_TRIO = importlib.util.find_spec("trio") is not None
 if TYPE_CHECKING or _HAS_TRIO:  # an extra: the asyncio half works without it
     import trio
@@ -53,7 +55,7 @@ _FAILURES = (Exception, KeyboardInterrupt, SystemExit)  # not cancellations: tho
 _EVENT_LOOP_PACKAGES = frozenset({"anyio", "asyncio", "trio"})
 
 
-class Deadlocked(AssertionError):
+class Deadlocked(Picklable, AssertionError):
     """No task can run and no timer is due: the code would hang."""
 
     def __init__(self, now_s: float, horizon_s: float, waiting: Iterable[str]) -> None:
@@ -61,7 +63,7 @@ class Deadlocked(AssertionError):
         super().__init__(f"nothing to run at {now_s!r} s and nothing due before {horizon_s!r} s; waiting:{waits}")
 
 
-class Spinning(AssertionError):
+class Spinning(Picklable, AssertionError):
     """The clock stands still for too many steps.
 
     The cause is a busy wait, or a cancellation that is swallowed again and again.
@@ -301,6 +303,9 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, limits: _AsyncioLimits, rng: random.Random | None) -> None:
         super().__init__()
+        if rng is not None:
+            # The debug mode of asyncio records a traceback for every step, which doubles the time of a schedule.
+            self.set_debug(False)
         self._limits = limits
         self._rng = rng
         self._creation_counter = itertools.count()

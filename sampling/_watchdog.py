@@ -2,11 +2,11 @@
 
 import time
 
-import structlog
+from sampling._log import Logger
 
 __all__ = ["BLOCKED_S", "warn_if_blocked"]
 
-log = structlog.get_logger("sampling")
+log = Logger()
 
 BLOCKED_S = 0.25
 """The number of seconds after which a sync function counts as blocking the event loop."""

@@ -1,17 +1,41 @@
 """Messages, contexts, actions, requests and generations."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import iscoroutinefunction
-from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar, cast, final, get_args, overload
 
 import attrs
 
-from sampling._arguments import check_instance, check_int, check_items, check_number, check_str, short_repr, wrong_type
-from sampling._output_types import is_output_type, reader_for
+from sampling._arguments import check_instance, check_int, check_items, check_str, short_repr, wrong_type
+from sampling._output_types import is_output_type, plain_parser, reader_for
+from sampling.options import Options
+from sampling.parts import (
+    Content,
+    Media,
+    Part,
+    Reasoning,
+    Text,
+    ToolCall,
+    ToolResult,
+    as_content,
+    content_chars,
+    content_text,
+)
 from sampling.usage import NO_USAGE, Usage
 
-__all__ = ["Action", "Attempt", "Context", "Generation", "Identity", "Message", "Options", "Request", "Role"]
+__all__ = [
+    "Action",
+    "Attempt",
+    "Context",
+    "Generation",
+    "Identity",
+    "Message",
+    "Options",
+    "Request",
+    "Role",
+    "answer_calls",
+    "as_action",
+]
 
 T = TypeVar("T")
 
@@ -26,7 +50,8 @@ class Message:
     """One turn of a conversation."""
 
     role: Role
-    content: str
+    content: Content
+    """A text, or a sequence of parts. It becomes a tuple."""
 
     def __attrs_post_init__(self) -> None:
         try:
@@ -37,7 +62,32 @@ class Message:
         if not known:
             raise ValueError(f"role must be one of {', '.join(sorted(_ROLES))}, got {short_repr(self.role)}")
         if not isinstance(self.content, str):
-            raise wrong_type("content", self.content, "a str")
+            object.__setattr__(self, "content", _checked_parts(self.role, as_content(self.content)))
+
+    @property
+    def text(self) -> str:
+        """The text of the message: all of its text parts, joined."""
+        return content_text(self.content)
+
+    @property
+    def chars(self) -> int:
+        """The number of characters. For media it is an estimate."""
+        return content_chars(self.content)
+
+
+_ROLE_OF: dict[type[Any], str] = {ToolCall: "assistant", Reasoning: "assistant", ToolResult: "tool"}
+
+
+def _checked_parts(role: Role, content: Content) -> Content:
+    for part in content:
+        expected = _ROLE_OF.get(type(part), role)
+        if expected != role:
+            raise ValueError(
+                f"a {type(part).__name__} must be in a message of role {expected!r}, got one of role {role!r}"
+            )
+        if role == "tool" and not isinstance(part, ToolResult):
+            raise ValueError(f"a message of role 'tool' must have ToolResults only, got a {type(part).__name__}")
+    return content
 
 
 @final
@@ -53,15 +103,15 @@ class Context:
     __slots__ = ("__weakref__", "_all", "_answer", "_count", "_parent", "_tail", "chars")
 
     chars: int
-    """The number of characters in all messages."""
+    """The number of characters in all messages. For media it is an estimate."""
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
         self._parent: Context | None = None
         self._tail = _check_messages(check_items("messages", messages, "an iterable of Message"))
-        self._answer: str | None = None
+        self._answer: str | tuple[Message, ...] | None = None
         self._all: tuple[Message, ...] | None = None
         self._count = len(self._tail)
-        self.chars = sum(len(message.content) for message in self._tail)
+        self.chars = sum([message.chars for message in self._tail])
 
     def add(self, *messages: Message) -> "Context":
         """Return a new context with these messages appended."""
@@ -72,11 +122,14 @@ class Context:
         return grown
 
     @classmethod
-    def sent(cls, messages: tuple[Message, ...], chars: int, answer: str | None = None) -> "Context":
+    def sent(
+        cls, messages: tuple[Message, ...], chars: int, answer: "str | tuple[Message, ...] | None" = None
+    ) -> "Context":
         """
         Build the context of a sent request.
 
-        `chars` is the length of all messages together, without the answer.
+        `chars` is the length of all messages together, without the answer: its text, or the messages that it consists
+        of.
         """
         context = cls.__new__(cls)
         context._parent = None
@@ -87,10 +140,14 @@ class Context:
             context._all = messages
             context._count = len(messages)
             context.chars = chars
-        else:
+        elif isinstance(answer, str):
             context._all = None
             context._count = len(messages) + 1
             context.chars = chars + len(answer)
+        else:
+            context._all = None
+            context._count = len(messages) + len(answer)
+            context.chars = chars + sum([message.chars for message in answer])
         return context
 
     @property
@@ -104,12 +161,16 @@ class Context:
         """Return all messages, followed by this one."""
         if self._all is None and self._answer is not None:
             # Build one tuple, not two: nobody may ever need the one without `message`.
-            return (*self._tail, Message("assistant", self._answer), message)
+            return (*self._tail, *self._answer_messages(self._answer), message)
         return (*self.messages, message)
+
+    @staticmethod
+    def _answer_messages(answer: "str | tuple[Message, ...]") -> tuple[Message, ...]:
+        return (Message("assistant", answer),) if isinstance(answer, str) else answer
 
     def _collect(self) -> tuple[Message, ...]:
         if self._answer is not None:
-            return (*self._tail, Message("assistant", self._answer))
+            return (*self._tail, *self._answer_messages(self._answer))
         # Walk up only to the nearest ancestor with a cached tuple. In a growing conversation that is the parent.
         tails = [self._tail]
         node = self._parent
@@ -154,67 +215,8 @@ def _check_messages(messages: tuple[Any, ...]) -> tuple[Message, ...]:
     return messages
 
 
-def _frozen_mapping(mapping: object) -> Mapping[str, Any]:
-    if not isinstance(mapping, Mapping):
-        raise wrong_type("extra", mapping, "a mapping of option names to values")
-    # A copy, so that later changes to the caller's dict have no effect.
-    frozen = dict(cast("Mapping[str, Any]", mapping))
-    for name in frozen:
-        check_str("a name in extra", name, empty=False)
-    return MappingProxyType(frozen)
-
-
-def _stop_words(stop: object) -> tuple[str, ...]:
-    words = check_items("stop", stop, "a sequence of str, such as ('\\n',)")
-    for word in words:
-        check_str("an item of stop", word)
-    return words
-
-
-@attrs.frozen
-class Options:
-    """Generation options. None leaves the choice to the backend."""
-
-    model: str | None = None
-    temperature: float | None = None
-    max_tokens: int | None = None
-    seed: int | None = None
-    stop: Sequence[str] = attrs.field(default=(), converter=_stop_words)
-    # hash=False here and below: dicts can't be hashed.
-    schema: Any = attrs.field(default=None, hash=False)
-    """A JSON schema or a model class for the answer, for backends that support constrained decoding."""
-
-    extra: Mapping[str, Any] = attrs.field(factory=dict[str, Any], converter=_frozen_mapping, hash=False)
-    """Further options, passed to the backend unchanged."""
-
-    def __attrs_post_init__(self) -> None:
-        if self.model is not None:
-            check_str("model", self.model, empty=False)
-        if self.temperature is not None:
-            check_number("temperature", self.temperature, least=0)
-        if self.max_tokens is not None:
-            check_int("max_tokens", self.max_tokens, least=1)
-        if self.seed is not None:
-            check_int("seed", self.seed)
-
-    def overlaid(self, other: "Options | None") -> "Options":
-        """Return these options, overridden by those that `other` sets."""
-        if other is None:
-            return self
-        changes: dict[str, Any] = {
-            name: value
-            for name in ("model", "temperature", "max_tokens", "seed", "schema")
-            if (value := getattr(other, name)) is not None
-        }
-        if other.stop:
-            changes["stop"] = other.stop
-        if other.extra:
-            changes["extra"] = {**self.extra, **other.extra}
-        return attrs.evolve(self, **changes)
-
-
 # init=False: the overloads of __init__ infer `T` from the parser, which attrs can't do.
-@attrs.frozen(init=False)
+@attrs.frozen(init=False, repr=False)
 class Action(Generic[T]):
     """
     A prompt, with a parser for its answer.
@@ -222,35 +224,91 @@ class Action(Generic[T]):
     Without a parser, the value is the text of the answer. A parser is a function of that text,
     or a type to read from JSON: a pydantic model, an attrs class, a dataclass, a typed dict,
     or a container such as `list[Flight]`. The schema of a type is sent to backends that support constrained decoding.
-    Answers are parsed and checked even if the backend constrains them.
+    Answers are parsed and checked even if the backend constrains them. JSON is found in thoughts, fences and prose,
+    and small mistakes are mended, unless `lenient=False`.
     """
 
-    text: str
+    content: Content = attrs.field(alias="text")  # the name that `attrs.evolve` passes to `__init__`
+    """The text, or a tuple of parts."""
+
     parser: Callable[[str], T] | None = None
-    schema: Any = attrs.field(default=None, hash=False, repr=False)
+    schema: Any = attrs.field(default=None, hash=False)
     """The default of `Options.schema` for this action. The caller's options take precedence."""
 
+    text: str = attrs.field(init=False, eq=False)
+    """The text of the content."""
+
     @overload
-    def __init__(self: "Action[str]", text: str, parser: None = None, *, schema: Any = None) -> None: ...
+    def __init__(
+        self: "Action[str]", text: Content, parser: None = None, *, schema: Any = None, lenient: bool = True
+    ) -> None: ...
     @overload
-    def __init__(self, text: str, parser: type[T], *, schema: Any = None) -> None: ...
+    def __init__(self, text: Content, parser: type[T], *, schema: Any = None, lenient: bool = True) -> None: ...
     @overload
-    def __init__(self, text: str, parser: Callable[[str], T], *, schema: Any = None) -> None: ...
-    def __init__(self, text: str, parser: type[T] | Callable[[str], T] | None = None, *, schema: Any = None) -> None:
-        check_str("text", text)
+    def __init__(
+        self, text: Content, parser: Callable[[str], T], *, schema: Any = None, lenient: bool = True
+    ) -> None: ...
+    def __init__(
+        self,
+        text: Content,
+        parser: type[T] | Callable[[str], T] | None = None,
+        *,
+        schema: Any = None,
+        lenient: bool = True,
+    ) -> None:
+        content = text
+        if not isinstance(text, str):
+            content = _asked_parts(text)
+            text = content_text(content)
         if parser is not None:
             if is_output_type(parser):
-                reader = reader_for(parser)
+                reader = reader_for(parser) if lenient else reader_for(parser).strictly()
                 parser, schema = reader, reader.schema if schema is None else schema
             else:
                 _check_parser(parser)
-        self.__attrs_init__(text, parser, schema)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+                parser = plain_parser(parser)
+        self._fill(content, parser, schema, text)
+
+    def _fill(self, content: Content, parser: Any, schema: Any, text: str) -> None:
+        object.__setattr__(self, "text", text)
+        self.__attrs_init__(content, parser, schema)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+    def __repr__(self) -> str:
+        asked = f"text={self.text!r}" if isinstance(self.content, str) else f"content={self.content!r}"
+        return f"Action({asked}, parser={self.parser!r})"
+
+    @property
+    def role(self) -> Role:
+        """The role of its message: "tool" if it consists of tool results, else "user"."""
+        return "user" if isinstance(self.content, str) or not isinstance(self.content[0], ToolResult) else "tool"
+
+    @property
+    def chars(self) -> int:
+        """The number of characters. For media it is an estimate."""
+        return content_chars(self.content)
 
     def with_text(self, text: str) -> "Action[T]":
-        """Return an action with another prompt and the same parser."""
+        """Return an action with another text, and the same media and parser."""
+        check_str("text", text)
+        if isinstance(self.content, str):
+            return self._with(text, text)
+        if self.role == "tool":
+            return self._with(text, text)
+        places = [place for place, part in enumerate(self.content) if isinstance(part, Text)]
+        parts: list[Part] = [part for part in self.content if not isinstance(part, Text)]
+        # Where the first text was: "Compare [image] with [image]" stays a question before its images.
+        parts.insert(places[0] if places else 0, Text(text))
+        return self._with(text, tuple(parts))
+
+    def with_content(self, content: Content) -> "Action[T]":
+        """Return an action with another content and the same parser."""
+        content = content if isinstance(content, str) else _asked_parts(content)
+        return self._with(content_text(content), content)
+
+    def _with(self, text: str, content: Content) -> "Action[T]":
         other = object.__new__(type(self))
         # Bypass __init__: the parser was checked when this action was created.
-        other.__attrs_init__(check_str("text", text), self.parser, self.schema)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        other._fill(content, self.parser, self.schema, text)
         return other
 
     def parse(self, text: str) -> T:
@@ -262,6 +320,28 @@ class Action(Generic[T]):
         return cast("T", text) if self.parser is None else self.parser(text)
 
 
+def _asked_parts(content: object) -> Content:
+    """Check the parts of an action: what a user says, or the results of tools."""
+    if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray):
+        raise wrong_type("text", content, "a str or a sequence of parts")
+    parts = as_content(cast("object", content), (Text, Media, ToolResult), "Text, Image, Audio, File and ToolResult")
+    results = sum(isinstance(part, ToolResult) for part in parts)
+    if results not in (0, len(parts)):
+        raise ValueError("content must have either ToolResults or other parts, got both")
+    return parts
+
+
+def as_action(action: object) -> "Action[Any]":
+    """Convert a text or a sequence of parts to an action."""
+    if isinstance(action, Action):
+        return cast("Action[Any]", cast("Any", action))
+    if isinstance(action, str):
+        return Action(action)
+    if isinstance(action, Sequence) and not isinstance(action, bytes | bytearray):
+        return Action(cast("Sequence[Part]", action))
+    raise wrong_type("action", action, "an Action or a str, or a sequence of parts")
+
+
 def _check_parser(parser: object) -> None:
     if not callable(parser):
         raise wrong_type("parser", parser, "a function of the answer's text, a type to read from JSON, or None")
@@ -269,6 +349,21 @@ def _check_parser(parser: object) -> None:
         raise TypeError(
             f"parser must be a plain function, got the async {short_repr(parser)}. Move what it awaits into a check."
         )
+
+
+_NOT_RUN = "This call was not run, because the answer was not accepted."
+
+
+def answer_calls(messages: tuple[Message, ...], following: Message | None = None) -> tuple[Message, ...]:
+    """
+    Return the messages with a result for each tool call of the last one, unless a result follows.
+
+    Providers refuse a conversation that goes on without the results.
+    """
+    calls = [part for part in messages[-1].content if isinstance(part, ToolCall)]
+    if not calls or (following is not None and following.role == "tool"):
+        return messages
+    return (*messages, Message("tool", [ToolResult(call.id, _NOT_RUN, is_error=True) for call in calls]))
 
 
 @attrs.frozen
@@ -293,14 +388,20 @@ class Attempt(Generic[T]):
     @property
     def chars(self) -> int:
         """The number of characters to send."""
-        return self.context.chars + len(self.action.text)
+        content = self.action.content
+        return self.context.chars + (len(content) if type(content) is str else content_chars(content))
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation, followed by the action as a user message."""
+        """The conversation, followed by the action as a message."""
         messages = self._messages
         if messages is None:
-            messages = self.context.messages_with(Message("user", self.action.text))
+            action = self.action
+            content = action.content
+            message = Message("user" if type(content) is str else action.role, content)
+            messages = self.context.messages_with(message)
+            if len(messages) > 1 and type(messages[-2].content) is not str:
+                messages = (*answer_calls(messages[:-1], message), message)
             # Cached: a strategy may make the same attempt many times.
             object.__setattr__(self, "_messages", messages)
         return messages
@@ -320,6 +421,9 @@ class Request:
     idempotency_key: str | None = None
     """Identifies an item of a fan-out, also when it is sent again after a crash. None outside of a fan-out."""
 
+    action: Action[Any] | None = attrs.field(default=None, kw_only=True, repr=False, eq=False)
+    """The action that is asked. None for a request of a check, or outside of a call."""
+
     def __attrs_post_init__(self) -> None:
         messages = self.messages
         if not isinstance(messages, tuple):
@@ -334,10 +438,11 @@ class Request:
             self._check_ids()
         if self.iteration < 1 or self.subsample < 0 or self.attempt < 0:
             self._check_ids()
-        if type(self.sampling_id) is not str or type(self.iteration_id) is not str:
+        key = self.idempotency_key
+        if not type(self.sampling_id) is type(self.iteration_id) is str or (key is not None and type(key) is not str):
             self._check_ids()
-        if self.idempotency_key is not None and type(self.idempotency_key) is not str:
-            self._check_ids()
+        if self.action is not None and not isinstance(self.action, Action):
+            raise wrong_type("action", self.action, "an Action or None")
 
     def _check_ids(self) -> None:
         check_str("sampling_id", self.sampling_id)
@@ -349,18 +454,39 @@ class Request:
             check_str("idempotency_key", self.idempotency_key)
 
 
+_NOTHING: tuple[Any, ...] = ()
+
+
 @attrs.frozen
 class Generation:
     """The answer of a backend."""
 
-    text: str
+    text: str = attrs.field(repr=short_repr)
     usage: Usage = NO_USAGE
     finish_reason: str = "stop"
     """The reason why it ended: "stop", "length", "content_filter", … Checks read `view.generation.finish_reason`."""
 
     model: str | None = None
-    reasoning: str | None = attrs.field(default=None, kw_only=True)
+    reasoning: str | None = attrs.field(default=None, kw_only=True, repr=short_repr)
     """The reasoning that came before the answer, if the backend returns it. Not part of `text`."""
+
+    tool_calls: Sequence[ToolCall] = attrs.field(default=_NOTHING, kw_only=True)
+    """The tools that the model calls."""
+
+    refusal: str | None = attrs.field(default=None, kw_only=True)
+    """The refusal of the model, where the server separates it from the answer."""
+
+    logprobs: Sequence[Any] = attrs.field(default=_NOTHING, kw_only=True, hash=False, repr=short_repr)
+    """The log probabilities as the server gave them, one item per token. `Options(logprobs=True)` requests them."""
+
+    turns: Sequence[Message] = attrs.field(default=_NOTHING, kw_only=True, repr=short_repr)
+    """The messages before the final answer: tool calls and their results. They are part of the context."""
+
+    raw: Any = attrs.field(default=None, kw_only=True, eq=False, repr=False)
+    """What else the server said, such as the id of its response. The library passes it on and never reads it."""
+
+    thoughts: Sequence[Reasoning] = attrs.field(default=_NOTHING, kw_only=True, repr=False)
+    """The reasoning in parts. Signed parts go into the context, because their provider wants them back."""
 
     def __attrs_post_init__(self) -> None:
         # Inlined checks: one Generation is created per attempt, and function calls would cost time.
@@ -374,6 +500,42 @@ class Generation:
             raise wrong_type("model", self.model, "a str or None")
         if self.reasoning is not None and not isinstance(self.reasoning, str):
             raise wrong_type("reasoning", self.reasoning, "a str or None")
+        if self.refusal is not None and not isinstance(self.refusal, str):
+            raise wrong_type("refusal", self.refusal, "a str or None")
+        # The default of all of them is one object. A sequence that is given becomes a tuple.
+        if not (
+            self.tool_calls is _NOTHING
+            and self.logprobs is _NOTHING
+            and self.turns is _NOTHING
+            and self.thoughts is _NOTHING
+        ):
+            self._freeze_sequences()
+
+    def _freeze_sequences(self) -> None:
+        kinds = (("tool_calls", ToolCall), ("logprobs", object), ("turns", Message), ("thoughts", Reasoning))
+        for name, kind in kinds:
+            items = check_items(name, getattr(self, name), f"a sequence of {kind.__name__}")
+            for item in items:
+                check_instance(f"an item of {name}", item, kind, f"a {kind.__name__}")
+            object.__setattr__(self, name, items)
+        if self.reasoning is None and self.thoughts:
+            # A signature may come without a text.
+            object.__setattr__(self, "reasoning", "".join([thought.text for thought in self.thoughts]) or None)
+
+    @property
+    def message(self) -> Message:
+        """The answer as a message of the conversation, with its tool calls and signed reasoning."""
+        if not self.tool_calls and not self.thoughts:
+            return Message("assistant", self.text)
+        parts: list[Part] = [thought for thought in self.thoughts if thought.signature is not None]
+        if self.text:
+            parts.append(Text(self.text))
+        parts.extend(self.tool_calls)
+        return Message("assistant", parts if len(parts) > bool(self.text) else self.text)
+
+    def as_answer(self) -> "str | tuple[Message, ...]":
+        """Return what the answer adds to the conversation: its text alone, or messages."""
+        return (*self.turns, self.message) if self.tool_calls or self.turns or self.thoughts else self.text
 
 
 @attrs.frozen(kw_only=True)

@@ -9,7 +9,7 @@ from sampling._arguments import check_int, check_number
 __all__ = ["NO_USAGE", "Price", "Usage"]
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class Usage:
     """
     Tokens used and money spent.
@@ -20,11 +20,25 @@ class Usage:
     input_tokens: int = 0
     output_tokens: int = 0
     cost: float = 0.0
+    cached_input_tokens: int = 0
+    """The part of the input tokens that the server read from its cache."""
+
+    reasoning_tokens: int = 0
+    """The part of the output tokens that was reasoning."""
 
     def __attrs_post_init__(self) -> None:
         check_int("input_tokens", self.input_tokens, least=0)
         check_int("output_tokens", self.output_tokens, least=0)
         check_number("cost", self.cost, least=0)
+        # Rare, and not worth two calls for each attempt.
+        if self.cached_input_tokens != 0 or self.reasoning_tokens != 0:
+            check_int("cached_input_tokens", self.cached_input_tokens, least=0)
+            check_int("reasoning_tokens", self.reasoning_tokens, least=0)
+
+    def __repr__(self) -> str:
+        shown = [f"{name}={value!r}" for name, value in zip(_NAMES, self.numbers(), strict=True)]
+        # The last two only where there are any: most backends report neither.
+        return f"Usage({', '.join(shown if any(self.numbers()[3:]) else shown[:3])})"
 
     @property
     def total_tokens(self) -> int:
@@ -38,7 +52,17 @@ class Usage:
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
             self.cost + other.cost,
+            self.cached_input_tokens + other.cached_input_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
         )
+
+    def minus(self, other: "Usage") -> "Usage":
+        """Return what this has more than another usage, and 0 where it has less."""
+        return Usage(*[max(0, mine - its) for mine, its in zip(self.numbers(), other.numbers(), strict=True)])  # type: ignore[arg-type]
+
+    def numbers(self) -> tuple[int, int, float, int, int]:
+        """Return all fields, in the order in which `Usage` takes them."""
+        return self.input_tokens, self.output_tokens, self.cost, self.cached_input_tokens, self.reasoning_tokens
 
     @classmethod
     def total(cls, parts: "Iterable[Usage]") -> "Usage":
@@ -47,17 +71,21 @@ class Usage:
         parts = tuple(parts)
         if len(parts) < 2:
             return parts[0] if parts else NO_USAGE
-        input_tokens, output_tokens, cost = 0, 0, 0.0
+        input_tokens, output_tokens, cost, cached, reasoning = 0, 0, 0.0, 0, 0
         for part in parts:
             input_tokens += part.input_tokens
             output_tokens += part.output_tokens
             cost += part.cost
-        return cls(input_tokens, output_tokens, cost)
+            cached += part.cached_input_tokens
+            reasoning += part.reasoning_tokens
+        return cls(input_tokens, output_tokens, cost, cached, reasoning)
 
     def __radd__(self, other: object) -> "Usage":
         # sum() starts with 0.
         return self if other == 0 else NotImplemented
 
+
+_NAMES = tuple(field.name for field in attrs.fields(Usage))
 
 NO_USAGE = Usage()
 """The usage of a backend that reports none."""
@@ -69,11 +97,19 @@ class Price:
 
     input_per_million: float
     output_per_million: float
+    cached_input_per_million: float | None = None
+    """The price of input tokens that the provider read from its cache. None for no discount."""
 
     def __attrs_post_init__(self) -> None:
         check_number("input_per_million", self.input_per_million, least=0)
         check_number("output_per_million", self.output_per_million, least=0)
+        if self.cached_input_per_million is not None:
+            check_number("cached_input_per_million", self.cached_input_per_million, least=0)
 
     def of(self, usage: Usage) -> float:
         """Return the cost of these tokens."""
-        return (usage.input_tokens * self.input_per_million + usage.output_tokens * self.output_per_million) / 1_000_000
+        cost = usage.input_tokens * self.input_per_million + usage.output_tokens * self.output_per_million
+        if self.cached_input_per_million is not None:
+            cached = min(usage.cached_input_tokens, usage.input_tokens)
+            cost -= cached * (self.input_per_million - self.cached_input_per_million)
+        return cost / 1_000_000

@@ -151,8 +151,8 @@ def settings(strategy: type[BaseSamplingStrategy]) -> list[tuple[Any, ...]]:
         (make(requirements=[5]), TypeError, "an item of requirements must be", "5 (int)", "a callable or a str"),
         (make(requirements=[None]), TypeError, "an item of requirements must be", "None", "a Requirement, a callable"),
         (make(requirements=[" "]), ValueError, "an item of requirements must", "' '", "not be empty"),
-        (make(hooks=[print]), TypeError, "hooks must be", "[<built-in function print>] (list)", "Hooks"),
-        (make(hooks=print), TypeError, "hooks must be", "<built-in function print>", "Hooks"),
+        (make(hooks=[len]), TypeError, "hooks must be", "[<built-in function len>] (list)", "Hooks"),
+        (make(hooks=len), TypeError, "hooks must be", "<built-in function len>", "Hooks"),
         (make(hooks=Hooks), TypeError, "hooks must be", "(type)", "Hooks"),
         (make(deterministic="yes"), TypeError, "deterministic must be", "'yes' (str)", "True or False"),
         (make(deterministic=1), TypeError, "deterministic must be", "1 (int)", "True or False"),
@@ -168,7 +168,7 @@ def settings(strategy: type[BaseSamplingStrategy]) -> list[tuple[Any, ...]]:
 
 
 def subclass(base: type[BaseSamplingStrategy] = BaseSamplingStrategy, **attributes: Any) -> Callable[[], Any]:
-    """Return a function that creates a strategy with these class attributes."""
+    """Create an instance of a strategy class with these class attributes."""
 
     def make() -> BaseSamplingStrategy:
         mine = type("Mine", (base,), attributes)
@@ -370,7 +370,7 @@ CHECKS: list[tuple[Any, ...]] = [
     (making(checks.weighted, [(POLITE, 0)]), ValueError, "a weight must be", "got 0", "> 0"),
     (making(checks.weighted, [(POLITE, "1")]), TypeError, "a weight must be", "'1' (str)", "a number > 0"),
     (making(checks.weighted, [(POLITE, 1)], at_least=2), ValueError, "at_least must be", "got 2", "<= 1"),
-    (making(checks.weighted, [(POLITE, 1)], at_least=0), ValueError, "at_least must be", "got 0", "> 0"),
+    (making(checks.weighted, [(POLITE, 1)], at_least=-1), ValueError, "at_least must be", "got -1", ">= 0"),
 ]
 
 HISTORIES: list[tuple[Any, ...]] = [
@@ -452,8 +452,6 @@ REQUIREMENTS: list[tuple[Any, ...]] = [
     (making(Validation, None), BadVerdict, "passed must be", "None", "True or False"),
     (making(Validation, True, 5), BadVerdict, "reason must be", "got 5", "a str or None"),
     (making(Validation, True, None, "good"), BadVerdict, "score must be", "'good'", "a finite number or None"),
-    (making(Validation, True, None, NAN), BadVerdict, "score must be", "nan", "a finite number or None"),
-    (making(Validation, True, None, True), BadVerdict, "score must be", "True", "a finite number or None"),
     (making(Validation, True, requirement="x"), TypeError, "requirement must be", "'x' (str)", "a Requirement or None"),
     (making(Validation, True, error="x"), TypeError, "error must be", "'x' (str)", "an Exception or None"),
     (
@@ -478,14 +476,14 @@ HOOKS: list[tuple[Any, ...]] = [
         "'LoopStarted' (str)",
         "an event type: LoopStarted",
     ),
-    (making(Hooks().on, print), TypeError, "event must be", "<built-in function print>", "an event type"),
+    (making(Hooks().on, len), TypeError, "event must be", "<built-in function len>", "an event type"),
     (making(Hooks().on, int), TypeError, "event must be", "<class 'int'>", "an event type"),
     (making(Hooks().on, LoopStarted, critical=1), TypeError, "critical must be", "1 (int)", "True or False"),
     (making(Hooks().on, LoopStarted, timeout_s=-1), ValueError, "timeout_s must be", "got -1", "> 0"),
     (making(Hooks().on(LoopStarted), 5), TypeError, "hook must be", "5 (int)", "a callable of one event"),
     (making(Hooks().include, [print]), TypeError, "other must be", "(list)", "Hooks"),
     (making(logging_hooks, level="loud"), ValueError, "level must be", "'loud'", "one of debug, info, warning, error"),
-    (making(logging_hooks, print), TypeError, "logger must be", "<built-in function print>", "a structlog logger"),
+    (making(logging_hooks, len), TypeError, "logger must be", "<built-in function len>", "a structlog logger"),
 ]
 
 TESTING: list[tuple[Any, ...]] = [
@@ -569,7 +567,7 @@ SAMPLE: list[tuple[Any, ...]] = [
     ({"validation_ctx": [HELLO]}, TypeError, "validation_ctx must be", "(list)", "a Context or None"),
     ({"validation_ctx": "x"}, TypeError, "validation_ctx must be", "'x' (str)", "a Context or None"),
     ({"hooks": [print]}, TypeError, "hooks must be", "(list)", "Hooks or None"),
-    ({"hooks": print}, TypeError, "hooks must be", "<built-in function print>", "Hooks or None"),
+    ({"hooks": len}, TypeError, "hooks must be", "<built-in function len>", "Hooks or None"),
 ]
 
 CHANGED_LATER: list[tuple[Any, ...]] = [

@@ -1,6 +1,7 @@
 """Budgets: reserved before a request, settled after it, shared between calls."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from sampling import (
     Budget,
@@ -15,12 +17,15 @@ from sampling import (
     Generation,
     MultiTurnStrategy,
     Options,
+    Price,
     RejectionSamplingStrategy,
     TransientError,
     Usage,
     report_usage,
 )
-from sampling.backends.layers import Retrying
+from sampling.backends.layers import Cached, Fallback, Priced, Retrying
+from sampling.budgets import Reservation
+from sampling.errors import UnknownPrice
 from sampling.testing import After, ScriptedBackend, run_virtual
 
 
@@ -75,6 +80,43 @@ def test_cost_is_limited(run):
     result = run(sample, RejectionSamplingStrategy(loop_budget=50), costing(1, cost=0.3), budget)
     assert 3 == len(result.attempts)
     assert pytest.approx(0.9) == result.usage.cost
+
+
+@pytest.mark.parametrize("answer", ["no", Generation("no", Usage(10, 5))], ids=["no usage", "no cost"])
+def test_a_limit_on_the_cost_needs_a_backend_that_reports_one(run, answer):
+    """Semantics 9: the first answer without a cost ends the call, and the next one is not sent."""
+    budget = Budget(cost=1.0)
+    backend = ScriptedBackend(lambda _: answer)
+    for _ in range(2):
+        with pytest.raises(UnknownPrice, match=r"budget of 1 cost: .*reports? no cost|has no cost") as caught:
+            run(sample, RejectionSamplingStrategy(loop_budget=5), backend, budget)
+    assert "Priced(" in caught.value.hint
+    assert 1 == len(backend.requests)
+
+
+def test_a_backend_that_is_known_to_report_no_cost_is_refused_before_it_is_asked(run):
+    """Semantics 9: also behind layers, and not if it has a price."""
+
+    class Local(ScriptedBackend):
+        reports_cost = False
+
+    backend = Local(["yes"] * 9)
+    for layered in (backend, Retrying(backend), Fallback(Retrying(backend), backend)):
+        with pytest.raises(UnknownPrice):
+            run(sample, RejectionSamplingStrategy(), layered, Budget(cost=1.0))
+    assert [] == backend.requests
+    assert run(sample, RejectionSamplingStrategy(), Priced(backend, Price(0, 0)), Budget(cost=1.0)).slices
+    assert run(sample, RejectionSamplingStrategy(), backend, Budget(tokens=1_000)).slices
+
+
+def test_an_answer_without_cost_is_fine_after_others_with_one(run):
+    """A free answer, such as from a cache, does not make the price unknown."""
+    backend = ScriptedBackend([Generation("no", Usage(1, 1, 0.1)), Generation("no", Usage(1, 1))])
+    result = run(sample, RejectionSamplingStrategy(loop_budget=2), backend, Budget(cost=1.0))
+    assert 2 == len(result.slices)
+    cached = Cached(ScriptedBackend([Generation("no", Usage(1, 1, 0.1))]))
+    run(sample, RejectionSamplingStrategy(), cached, None)
+    assert run(sample, RejectionSamplingStrategy(), cached, Budget(cost=1.0)).slices
 
 
 def test_a_deadline_returns_the_best_so_far(run):
@@ -293,3 +335,196 @@ def test_a_layer_that_may_not_ask_again_ends_with_the_best_so_far(run):
     assert ("budget", "no") == (result.stop_reason, result.text)
     assert ["invalid", "errored"] == [one.outcome for one in result.attempts]
     assert [BudgetExceeded] == [type(error) for error in result.errors]
+
+
+class TestSharedBudgets:
+    """Semantics 9: a call waits for what is only reserved, and only what is spent ends it."""
+
+    @pytest.mark.parametrize("limit", ["tokens", "cost", "requests"])
+    def test_items_wait_for_reservations_that_will_be_released(self, run, limit):
+        """Each answer uses a small part of its estimate, so all items fit, though never all at once."""
+
+        async def backend(request):
+            await anyio.sleep(1)
+            return Generation("yes", Usage(1, 1, 0.01))
+
+        budget = Budget(**{"tokens": {"tokens": 1_000}, "cost": {"cost": 1.0}, "requests": {"requests": 20}}[limit])
+        if limit == "cost":
+            budget.charge(Usage(1, 1, 0.4), requests=1)
+
+        async def main():
+            results = []
+
+            async def one():
+                strategy = RejectionSamplingStrategy()
+                results.append(
+                    await strategy.sample("q", None, backend, budget=budget, options=Options(max_tokens=300))
+                )
+
+            async with anyio.create_task_group() as group:
+                for _ in range(20):
+                    group.start_soon(one)
+            return results
+
+        results = run(main)
+        assert 20 == sum(result.success for result in results)
+        assert Reservation(0, 0, 0, 0.0) == budget.reserved
+
+    def test_what_is_spent_ends_a_call(self, run):
+        """It waits for the request in flight, finds its tokens spent, and stops."""
+
+        async def backend(request):
+            await anyio.sleep(1)
+            return Generation("yes", Usage(50, 50))
+
+        budget = Budget(tokens=100)
+
+        async def main():
+            results = []
+
+            async def one():
+                strategy = RejectionSamplingStrategy()
+                results.append(await strategy.sample("q", None, backend, budget=budget, options=Options(max_tokens=90)))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(one)
+                group.start_soon(one)
+            return results
+
+        assert ["budget", "validated"] == sorted(result.stop_reason for result in run(main))
+
+    def test_a_large_request_is_not_starved_by_small_ones(self, run):
+        """First come, first served: later requests wait, too, although they would fit."""
+
+        async def backend(request):
+            await anyio.sleep(1)
+            return Generation("yes", Usage(1, 1))
+
+        budget = Budget(tokens=200)
+        order = []
+
+        async def main():
+            async def one(name, max_tokens, delay_s):
+                await anyio.sleep(delay_s)
+                options = Options(max_tokens=max_tokens)
+                await RejectionSamplingStrategy().sample("q", None, backend, budget=budget, options=options)
+                order.append(name)
+
+            async with anyio.create_task_group() as group:
+                for number in range(10):
+                    group.start_soon(one, "small", 80, number * 0.4)
+                group.start_soon(one, "large", 190, 0.5)
+
+        run(main)
+        assert 11 == len(order)
+        assert order.index("large") < 5
+
+    @pytest.mark.parametrize("calls", [1, 2])
+    def test_a_call_inside_an_attempt_does_not_wait_for_that_attempt(self, run, calls):
+        """Such a wait would never end, and nor would that of two calls for each other."""
+
+        async def inner(request):
+            return Generation("yes", Usage(1, 1))
+
+        async def outer(request):
+            await anyio.sleep(1)
+            options = Options(max_tokens=60)
+            nested = await RejectionSamplingStrategy().sample("q", None, inner, budget=budget, options=options)
+            return nested.stop_reason
+
+        budget = Budget(tokens=50 * calls + 50)
+        reasons = []
+
+        async def main():
+            async def one():
+                options = Options(max_tokens=50)
+                result = await RejectionSamplingStrategy().sample("q", None, outer, budget=budget, options=options)
+                reasons.append(result.text)
+
+            async with anyio.create_task_group() as group:
+                for _ in range(calls):
+                    group.start_soon(one)
+
+        run(main)
+        assert "budget" in reasons
+        assert calls == len(reasons)
+        assert 0 == budget.reserved.requests
+
+    def test_a_waiting_call_can_be_cancelled(self, run):
+        """It leaves the queue, and those behind it are served."""
+
+        async def backend(request):
+            await anyio.sleep(2)
+            return Generation("yes", Usage(1, 1))
+
+        budget = Budget(tokens=100)
+        ended = []
+
+        async def main():
+            async def one(name, max_tokens, limit_s):
+                with anyio.move_on_after(limit_s):
+                    options = Options(max_tokens=max_tokens)
+                    await RejectionSamplingStrategy().sample("q", None, backend, budget=budget, options=options)
+                    ended.append((name, anyio.current_time()))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(one, "first", 60, 10)
+                await anyio.sleep(0.1)
+                group.start_soon(one, "gives up", 90, 0.5)
+                await anyio.sleep(0.1)
+                group.start_soon(one, "last", 30, 10)
+
+        run(main)
+        assert ["first", "last"] == [name for name, _ in ended]
+        # The last one fits beside the first as soon as the one before it is gone.
+        assert ended[1][1] - ended[0][1] < 1
+        assert Reservation(0, 0, 0, 0.0) == budget.reserved
+
+    def test_calls_in_other_threads_are_woken(self):
+        """A budget may be shared by event loops of several threads."""
+
+        async def backend(request):
+            await anyio.sleep(0.01)
+            return Generation("yes", Usage(1, 1))
+
+        budget = Budget(tokens=1_000)
+
+        def call(number):
+            name = ("asyncio", "trio")[number % 2]
+
+            async def main():
+                options = Options(max_tokens=600)
+                return await RejectionSamplingStrategy().sample("q", None, backend, budget=budget, options=options)
+
+            return anyio.run(main, backend=name)
+
+        with ThreadPoolExecutor(8) as pool:
+            results = list(pool.map(call, range(40), timeout=60))
+        assert all(result.success for result in results)
+
+    def test_the_largest_answer_of_other_processes_counts(self):
+        """An estimate without `max_tokens` is the largest answer so far, wherever it was generated."""
+        budget = Budget(tokens=10_000)
+        budget.charge(Usage(10, 400, 0.8), requests=4)
+        assert Reservation(0, 1, 100, 0.2) == budget.reserve()
+        held = Reservation(1, 2, 10, 0.0)
+        budget.hold(held)
+        budget.settle_held(held, Reservation(1, 2, 610, 0.9), Usage(10, 600, 0.9))
+        assert 300 == budget.reserve().tokens
+
+
+def test_a_budget_of_requests_bounds_retries_times_depth(run):
+    """Retries of a layer multiply with the depth of a call, and a budget of requests bounds both."""
+    backend = ScriptedBackend(lambda request: TransientError("down"))
+    strategy = RejectionSamplingStrategy(loop_budget=3)
+    with pytest.raises(TransientError), capture_logs():
+        run(sample_with, strategy, Retrying(backend, attempts=4, backoff_s=0))
+    assert 12 == len(backend.requests)
+    backend.requests.clear()
+    with capture_logs(), suppress(TransientError, BudgetExceeded):
+        run(sample_with, strategy, Retrying(backend, attempts=4, backoff_s=0), budget=Budget(requests=6))
+    assert 6 == len(backend.requests)
+
+
+async def sample_with(strategy, backend, **arguments):
+    return await strategy.sample("q", None, backend, **arguments)

@@ -228,3 +228,50 @@ def test_hooks_can_be_put_together():
     a.include(b)
     assert [LoopStarted, LoopFinished] == [hook.event for hook in a]
     assert "LoopStarted: builtins.print" in repr(a)
+
+
+def test_hooks_are_called_by_order_then_by_registration(run):
+    """Across the hooks of the strategy and of the call."""
+    called = []
+    on_strategy, on_call = Hooks(), Hooks()
+    on_strategy.on(LoopStarted, order=1)(lambda event: called.append("late"))
+    on_strategy.on(LoopStarted)(lambda event: called.append("first"))
+    on_call.on(Event, order=-1)(lambda event: called.append("early") if isinstance(event, LoopStarted) else None)
+    on_call.on(LoopStarted)(lambda event: called.append("second"))
+    run(sample, RejectionSamplingStrategy(hooks=on_strategy), ScriptedBackend(["yes"]), hooks=on_call)
+    assert ["early", "first", "second", "late"] == called
+
+
+@pytest.mark.parametrize("order", ["first", None, float("nan"), True])
+def test_an_order_is_a_number(order):
+    """Anything else is an error at once."""
+    with pytest.raises((TypeError, ValueError), match="order"):
+        Hooks().on(Event, order=order)
+
+
+def test_a_function_can_be_unregistered(run):
+    """From all of its events, also a bound method."""
+
+    class Counter:
+        calls = 0
+
+        def count(self, event):
+            self.calls += 1
+
+    counter, hooks = Counter(), Hooks()
+    hooks.on(LoopStarted, LoopFinished)(counter.count)
+    kept = hooks.on(LoopStarted)(lambda event: None)
+    hooks.off(counter.count)
+    run(sample, RejectionSamplingStrategy(hooks=hooks), ScriptedBackend(["yes"]))
+    assert 0 == counter.calls
+    assert [kept] == [hook.function for hook in hooks]
+    with pytest.raises(ValueError, match="needs a registered function"):
+        hooks.off(counter.count)
+
+
+def test_every_event_has_the_name_of_its_strategy(run):
+    """So that a hook of several strategies can tell them apart."""
+    captured = CapturedEvents()
+    run(sample, MultiTurnStrategy(loop_budget=3), two_turns(), hooks=captured)
+    assert set(ALL_EVENTS) == {type(event) for event in captured.events}
+    assert {"MultiTurnStrategy"} == {event.strategy for event in captured.events}

@@ -8,7 +8,7 @@ import pytest
 
 # anyio imports its own parts, and what they need, when they are used.
 CORE = "import anyio.lowlevel, anyio.to_thread, attrs, structlog, tenacity; from anyio import CancelScope, run"
-OPTIONAL = ("httpcore2", "httpx2", "matplotlib", "pydantic", "ray", "rich", "trio", "typer", "xllamacpp")
+OPTIONAL = ("httpcore2", "httpx2", "matplotlib", "mellea", "pydantic", "ray", "rich", "trio", "typer", "xllamacpp")
 
 
 def modules_after(statements: str) -> set[str]:

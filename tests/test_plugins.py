@@ -98,7 +98,7 @@ def run(command: list[str], **kwargs) -> str:
 
 @pytest.fixture(scope="module")
 def install(tmp_path_factory):
-    """Return a function that installs a distribution into a folder and returns it."""
+    """`install(distribution, module, code, entry_points)` installs a distribution and returns its folder."""
 
     def install_it(distribution: str, module: str, code: str, **entry_points: str) -> Path:
         folder = tmp_path_factory.mktemp(module)

@@ -1,6 +1,12 @@
 """Requirements: accepted types, descriptions and verdicts."""
 
+import contextlib
 import functools
+import linecache
+import os
+import re
+import subprocess
+import sys
 
 import pytest
 
@@ -38,7 +44,8 @@ class Checker:
         (str.isdigit, "isdigit"),
         (Checker(), "Checker"),
         (Checker().method_of_it, "method of it"),
-        (functools.partial(has_two_lines), "partial"),
+        (functools.partial(has_two_lines), "has two lines"),
+        (functools.partial(lambda limit, text: len(text) < limit, 3), "len(text) < limit"),
         ("is polite", "is polite"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -54,10 +61,91 @@ def test_two_lambdas_on_one_line_are_told_apart():
     assert ["'a' in text", "'b' in text"] == [as_requirement("reqs", check).description for check in (one, two)]
 
 
-def test_a_lambda_without_source_is_named_by_its_place():
-    """A file that can't be read is not an error."""
-    check = eval("lambda text: True")  # noqa: S307 - the way to a lambda without a file
-    assert "the check at <string>:1" == as_requirement("reqs", check).description
+def test_a_lambda_of_several_lines_and_with_a_closure_is_found():
+    """Its whole body is the description, on one line."""
+    limit = 20
+
+    checks = [lambda text: len(text) < limit and any(
+        mark in text for mark in ".!"
+    ), lambda text: len(text) > limit]  # fmt: skip
+    found = [as_requirement("reqs", check).description for check in checks]
+    assert ["len(text) < limit and any((mark in text for mark in '.!'))", "len(text) > limit"] == found
+
+
+@pytest.mark.parametrize(
+    ("source", "description"),
+    [
+        ("lambda text: text.count(',') == 2", "passes a check in Python that uses count, ',', 2"),
+        ("lambda text: len(text) < 20", "passes a check in Python that uses len, 20"),
+        ("lambda text: bool(text)", "passes a check in Python that uses bool"),
+        ("lambda text: not text", "passes a check in Python"),
+    ],
+)
+def test_a_lambda_without_source_is_described_by_what_it_uses(source, description):
+    """A model can't act on a place in a file that it does not see."""
+    check = eval(source)  # noqa: S307 - the way to a lambda without a file
+    assert description == as_requirement("reqs", check).description
+
+
+def test_the_source_of_another_lambda_is_not_taken(monkeypatch):
+    """A file that changed after it was loaded has other code at the same place."""
+    monkeypatch.setitem(linecache.cache, "<changed>", (1, None, ["f = lambda text: len(text) < 3\n"], "<changed>"))
+    names = {}
+    exec(compile("f = lambda text: len(text) < 2\n", "<changed>", "exec"), names)  # noqa: S102 - as a notebook does
+    assert "passes a check in Python that uses len, 2" == as_requirement("reqs", names["f"]).description
+
+
+TYPED = """
+from sampling.requirements import as_requirement
+limit = 20
+print("1:", as_requirement("reqs", lambda text: len(text) < limit).description)
+print("2:", [as_requirement("reqs", check).description for check in (lambda t: "a" in t, lambda t: "b" in t)])
+def make(least):
+    return lambda text: (
+        len(text) > least)
+
+print("3:", as_requirement("reqs", make(3)).description)
+exit()
+"""
+SHOWN = ["1: len(text) < limit", "2: [\"'a' in t\", \"'b' in t\"]", "3: len(text) > least"]
+
+
+def answers(output):
+    return re.findall(r"^(?:\S+ )*?([123]: .*?)\r?$", output, re.MULTILINE)
+
+
+def test_a_lambda_of_a_command_is_described_by_its_source():
+    """`python -c` has the source in its arguments."""
+    command = [sys.executable, "-c", TYPED]
+    assert SHOWN == answers(subprocess.run(command, capture_output=True, text=True, check=True).stdout)  # noqa: S603
+
+
+@pytest.mark.parametrize("module", [[], ["-m", "asyncio"]], ids=["python", "python -m asyncio"])
+def test_a_lambda_that_is_typed_is_described_by_its_source(module):
+    """A terminal, with a plain Python and with `python -m asyncio`."""
+    pytest.importorskip("readline")
+    shown = answers(type_into_terminal([sys.executable, *module], TYPED.strip()))
+    # `python -m asyncio` of Python 3.13.0 does not read a block of several lines in a plain terminal.
+    complete = not module or sys.version_info[:2] != (3, 13)
+    assert SHOWN[: 3 if complete else len(shown)] == shown
+    assert len(shown) >= 2
+
+
+def type_into_terminal(command, text):
+    """Run a command in a pseudo-terminal, type a text, and return what is shown."""
+    ours, theirs = os.openpty()
+    # The dumb terminal and the variable ask for plain lines, without colours and without an editor.
+    env = {**os.environ, "TERM": "dumb", "PYTHON_BASIC_REPL": "1", "PYTHON_COLORS": "0"}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True):  # noqa: S603
+        os.close(theirs)
+        os.write(ours, text.encode() + b"\n")
+        shown = b""
+        # Linux raises an OSError at the end.
+        with contextlib.suppress(OSError):
+            while piece := os.read(ours, 4096):
+                shown += piece
+    os.close(ours)
+    return shown.decode()
 
 
 def takes_text(text): ...
@@ -111,4 +199,4 @@ def test_a_verdict_carries_its_requirement():
     for verdict in (True, (True, "fine"), Validation(True, "fine", 0.5)):
         assert requirement is requirement.read_verdict(verdict).requirement
     assert "is short" == requirement.read_verdict(False).complaint
-    assert "because" == requirement.read_verdict((False, "because")).complaint
+    assert "is short: because" == requirement.read_verdict((False, "because")).complaint

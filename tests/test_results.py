@@ -95,6 +95,47 @@ def test_unwrap_gives_the_value_or_raises(run):
     assert result is caught.value.result
 
 
+def test_no_valid_answer_says_which_requirements_failed_how_often_and_why(run):
+    """The message has the most frequent ones first, each with its last reason."""
+    reqs = [
+        Requirement("is short", check=lambda text: len(text) < 6),
+        Requirement("has a number", check=lambda text: (text.isdigit(), f"there is no digit in {text!r}")),
+        Requirement("is lower case", check=lambda text: (text.islower(), None)),
+    ]
+    result = run(sample, RejectionSamplingStrategy(loop_budget=3), ScriptedBackend(["one", "two", "three\x1b"]), reqs)
+    with pytest.raises(NoValidAnswer) as caught:
+        result.unwrap()
+    why = '"has a number" ×3 ("there is no digit in \'three\\x1b\'"), "is short" ×1'
+    assert why == result.explain_failure()
+    assert f"{result} · failed: {why}" == str(caught.value)
+
+
+def test_a_result_without_failed_requirements_explains_no_failure(run):
+    """A success has none, and neither has a call that produced no answer."""
+    assert "" == run(sample, RejectionSamplingStrategy(), ScriptedBackend(["yes"]), []).explain_failure()
+
+
+def test_explain_calls_no_failure_the_answer(run):
+    """The attempt that `best` is gets another mark if it is invalid."""
+    text = run(sample, RejectionSamplingStrategy(), ScriptedBackend(["no"])).explain()
+    assert "← the best failure" in text
+    assert "← the answer" not in text
+
+
+def test_reprs_are_short(run):
+    """A result, its records, conversations and strategies fit into a line or two of a terminal."""
+    backend = ScriptedBackend(["x" * 10_000])
+    reqs = [Requirement("is short", check=lambda text: len(text) < 20)]
+    result = run(sample, RejectionSamplingStrategy(), backend, reqs)
+    shown = f'<Slice 1: invalid in 0.00 s · 0 of 1 requirements met · "{"x" * 59}…">'
+    assert shown == repr(result.best)
+    validation = "Validation(passed=False, reason=None, score=None, requirement='is short', error=None)"
+    assert validation == repr(result.best.validations[0])
+    for one in (result, result.best.generation, result.best.context, RejectionSamplingStrategy()):
+        assert len(repr(one)) < 300
+        assert "\n" not in repr(one)
+
+
 def test_a_fatal_error_ends_the_call_with_what_there_is(run):
     """Semantics 5: siblings are cancelled, and existing slices are returned with the error."""
 

@@ -180,15 +180,15 @@ class TestSubclassing:
     def test_a_template_can_be_given(self, run):
         """Both strategies with a template accept another one."""
         backend = ScriptedBackend(["no", "no"])
-        reqs = [lambda text: (False, "wrong")]
+        reqs = [Requirement("is right", check=lambda text: (False, "wrong"))]
         run(sample, RepairTemplateStrategy(loop_budget=2, template="{reasons} | {action}"), backend, reqs)
-        assert "- wrong | q" == backend.requests[1].messages[-1].content
+        assert "- is right: wrong | q" == backend.requests[1].messages[-1].content
         backend = ScriptedBackend(["no", "no"])
         run(sample, MultiTurnStrategy(loop_budget=2, template="No: {reasons}!"), backend, reqs)
-        assert "No: - wrong!" == backend.requests[1].messages[-1].content
+        assert "No: - is right: wrong!" == backend.requests[1].messages[-1].content
 
     def test_the_repr_is_worth_reading(self):
-        """The repr shows the class and its settings."""
+        """The repr shows the class and its budgets."""
         strategy = MultiTurnStrategy(loop_budget=3, concurrency_budget=2, deterministic=True)
         assert "MultiTurnStrategy(loop_budget=3, concurrency_budget=2, deterministic=True)" == repr(strategy)
 

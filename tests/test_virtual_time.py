@@ -324,7 +324,7 @@ class TestDeadlock:
                 run_virtual(function, loop=loop)
 
     def test_a_lost_task_adds_nothing_to_it(self, caplog: pytest.LogCaptureFixture) -> None:
-        """Exceptions of tasks that asyncio cancels after a failed run are not logged: they would hide the failure."""
+        """Exceptions of tasks that asyncio cancels after a failed run are not logged."""
         kept: list[object] = []
 
         async def fails_when_cancelled() -> None:

@@ -10,8 +10,9 @@ For each rule, a backend is opened, tried and closed. Then no task, thread or so
 A broken rule raises `RuleBroken`, an AssertionError. Its message has the rule and what happened.
 """
 
+from base64 import b64decode
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Generator
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -19,17 +20,21 @@ import anyio
 import attrs
 
 from sampling._arguments import check_number, short_repr
+from sampling._completeness import incomplete
+from sampling._picklable import Picklable
 from sampling.errors import BackendError
 from sampling.hooks import Hooks, IterationFinished
 from sampling.messages import Generation, Message, Options, Request
+from sampling.parts import Image, Text, ToolCall, ToolResult
 from sampling.protocols import Backend, StreamingBackend
 from sampling.strategies import RejectionSamplingStrategy
 from sampling.testing.leftovers import Leftovers, left_behind
+from sampling.tools import Tool
 from sampling.usage import Usage
 
 __all__ = ["BackendFactory", "Claim", "RuleBroken", "check_backend"]
 
-Claim = Literal["usage", "max_tokens", "stop", "seed"]
+Claim = Literal["usage", "max_tokens", "stop", "seed", "distinct_seeds", "tools", "parts"]
 """An optional ability of a backend. It is checked only if it is claimed."""
 
 BackendFactory: TypeAlias = Callable[[], Backend | AbstractAsyncContextManager[Backend]]
@@ -41,9 +46,18 @@ _CANCELLATIONS = 10
 _LATEST_CANCELLATION_S = 0.2
 # A pool keeps some connections open. One for each cancelled request is a leak.
 _SOCKETS_A_POOL_MAY_KEEP = 3
+_SEEDS = 5
+_TOOL_TOKENS = 256
+_TOOL = Tool(
+    "note_number",
+    "Note a number, and get its place.",
+    {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]},
+)
+# One red pixel, as a PNG that every decoder reads.
+_PIXEL = b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg==")
 
 
-class RuleBroken(AssertionError):
+class RuleBroken(Picklable, AssertionError):
     """A backend broke a rule, which is in `rule`."""
 
     def __init__(self, rule: str, how: str) -> None:
@@ -57,6 +71,7 @@ async def check_backend(
     request: Request | None = None,
     long_request: Request | None = None,
     bad_request: Request | None = None,
+    endings: Mapping[str, Request] | None = None,
     claims: Collection[Claim] = ("usage", "max_tokens", "stop"),
     grace_s: float = 1.0,
 ) -> tuple[str, ...]:
@@ -74,8 +89,12 @@ async def check_backend(
         bad_request: A request that the backend must refuse. By default an empty conversation is sent. The backend may
             answer that one, but if it refuses, it must raise a `BackendError`.
 
+        endings: Requests by the finish_reason that their answers must have, such as "length" or "content_filter".
+
         claims: Optional abilities of this backend. "usage" reports tokens, also of cancelled answers. "max_tokens" and
-            "stop" obey these options. "seed" gives the same answer to the same request with the same seed.
+            "stop" obey these options. "seed" gives the same answer to the same request with the same seed, and
+            "distinct_seeds" another one with another seed. "tools" calls a tool that it must call, and takes its
+            result. "parts" takes images beside text.
 
         grace_s: The time to stop after a cancellation, and for tasks, threads and sockets to end.
     """
@@ -83,10 +102,12 @@ async def check_backend(
         request or _request("Tell me about rain.", max_tokens=16),
         long_request or _request("Tell me all about rain.", max_tokens=4_096),
         bad_request,
+        dict(endings or {}),
         _check_claims(claims),
         check_number("grace_s", grace_s, above=0),
     )
     rules = [rule for rule in _RULES if rule.claim is None or rule.claim in case.claims]
+    rules += [_ENDINGS] if case.endings else []
     for rule in rules:
         await _check(rule, case, factory)
     return tuple(rule.promise for rule in rules)
@@ -110,6 +131,7 @@ class _Case:
     request: Request
     long_request: Request
     bad_request: Request | None
+    endings: Mapping[str, Request]
     claims: frozenset[Claim]
     grace_s: float
 
@@ -249,6 +271,54 @@ async def _obeys_seed(backend: Backend, case: _Case) -> None:
     first, second = await _generate(backend, request), await _generate(backend, request)
     if first.text != second.text:
         raise _Violation("it gave two answers to one request with seed=7")
+
+
+async def _tells_seeds_apart(backend: Backend, case: _Case) -> None:
+    texts = {(await _generate(backend, _with(case.request, seed=seed))).text for seed in range(_SEEDS)}
+    if len(texts) == 1:
+        raise _Violation(f"it gave the same answer with {_SEEDS} different seeds")
+
+
+async def _calls_tools(backend: Backend, case: _Case) -> None:
+    # Room for a whole call: one that is cut off has no JSON.
+    limit = max(case.request.options.max_tokens or 0, _TOOL_TOKENS)
+    request = _with(case.request, tools=(_TOOL,), tool_choice="required", max_tokens=limit)
+    answer = await _generate(backend, request)
+    if not answer.tool_calls:
+        raise _Violation(f"it was told to call a tool, and answered {short_repr(answer.text)}")
+    for call in answer.tool_calls:
+        _check_tool_call(call)
+    if incomplete(answer, request.options) is not None:
+        raise _Violation(f"it called a tool, and its finish_reason is {answer.finish_reason!r}")
+    results = Message("tool", [ToolResult(call.id, "42") for call in answer.tool_calls])
+    with_results = attrs.evolve(request, messages=(*request.messages, answer.message, results))
+    await _generate(backend, _with(with_results, tool_choice=None))
+
+
+def _check_tool_call(call: ToolCall) -> None:
+    if not call.id:
+        raise _Violation(f"a call of {call.name!r} has no id, which its result would refer to")
+    if call.name != _TOOL.name:
+        raise _Violation(f"it called {call.name!r}, and only {_TOOL.name!r} was offered")
+    try:
+        call.parse()
+    except ValueError as error:
+        raise _Violation(f"it called a tool with {short_repr(call.arguments)}: {error}") from None
+
+
+async def _takes_parts(backend: Backend, case: _Case) -> None:
+    question = Message("user", [Text("What is this?"), Image(_PIXEL)])
+    await _generate(backend, attrs.evolve(case.request, messages=(question,)))
+    # A text in parts is a text, also in the middle of a conversation.
+    talk = (question, Message("assistant", [Text("A pixel.")]), Message("user", [Text("Which "), Text("colour?")]))
+    await _generate(backend, attrs.evolve(case.request, messages=talk))
+
+
+async def _says_how_it_ended(backend: Backend, case: _Case) -> None:
+    for reason, request in case.endings.items():
+        ended = (await _generate(backend, request)).finish_reason
+        if ended != reason:
+            raise _Violation(f"an answer that ended with {reason!r} has the finish_reason {ended!r}")
 
 
 async def _streams(backend: Backend, case: _Case) -> None:
@@ -394,9 +464,14 @@ _RULES = (
     _Rule("obeys max_tokens", _obeys_max_tokens, "max_tokens"),
     _Rule("obeys stop words", _obeys_stop, "stop"),
     _Rule("gives the same answer for the same seed", _obeys_seed, "seed"),
+    _Rule("gives other answers for other seeds", _tells_seeds_apart, "distinct_seeds"),
+    _Rule("calls tools, and takes their results", _calls_tools, "tools"),
+    _Rule("takes images beside text", _takes_parts, "parts"),
     _Rule("streams pieces that add up to the text", _streams),
     _Rule("stops when the receiver of its stream raises, and lets that through", _stops_when_the_receiver_raises),
     _Rule("keeps requests apart that run at the same time", _keeps_requests_apart),
     _Rule("refuses what it can't answer with a BackendError", _refuses_with_typed_errors),
     _Rule("stops at once when it is cancelled, and lets the cancellation through", _stops_when_cancelled),
 )
+
+_ENDINGS = _Rule("says how its answers ended", _says_how_it_ended)

@@ -16,8 +16,8 @@ from typing import Any
 
 import anyio
 
+from sampling._engine.decisions import Ends, ended_by
 from sampling.budgets import Budget
-from sampling.errors import FatalError
 from sampling.hooks import (
     Event,
     IterationEvent,
@@ -73,6 +73,9 @@ class Watch:
         self.error: BaseException | None = None
         self.returned: Counter[str] = Counter()
         """The number of answers of the backend, by iteration_id."""
+        self._answered: set[str] = set()
+        """The attempts whose latest request was answered. An attempt may need several, as with budget forcing."""
+
         self._in_flight: Counter[str] = Counter()
         self.most_in_flight: int = 0
         """The most attempts that waited for the backend at once."""
@@ -82,10 +85,12 @@ class Watch:
     async def generate(self, request: Request) -> Generation | str:
         """Forward a request to the backend and count it."""
         self._in_flight[request.iteration_id] += 1
+        self._answered.discard(request.iteration_id)
         self.most_in_flight = max(self.most_in_flight, len(+self._in_flight))
         try:
             answer = await self._generate(request)
             self.returned[request.iteration_id] += 1
+            self._answered.add(request.iteration_id)
             return answer
         finally:
             self._in_flight[request.iteration_id] -= 1
@@ -141,7 +146,7 @@ class Watch:
 
     def _check_answers(self) -> None:
         kept = {event.iteration_id for event in self.events.of(IterationFinished) if event.slice.generation is not None}
-        lost = set(self.returned) - kept
+        lost = self._answered - kept
         errored = {e.iteration_id for e in self.events.of(IterationFinished) if e.slice.outcome == "errored"}
         _must(lost <= errored, "I2", f"the backend answered {sorted(lost)!r}, and no record has the answer")
 
@@ -181,7 +186,8 @@ class Watch:
         starts = {start.sampling_id: start for start in self.events.of(LoopStarted)}
         for event in self.events.of(IterationEvent):
             expected = event.subsample * starts[event.sampling_id].loop_budget + event.attempt + 1
-            _must(event.iteration == expected, "I8", f"iteration {event.iteration} should be {expected}: {event!r}")
+            # Not the repr of the event: it would be built for every event of every schedule.
+            _must(event.iteration == expected, "I8", f"iteration of {event.iteration_id} should be {expected}")
         allowed = max(start.concurrency_budget for start in starts.values())
         _must(self.most_in_flight <= allowed, "I7", f"{self.most_in_flight} at once, {allowed} allowed")
 
@@ -216,7 +222,7 @@ class Watch:
         timed = self._budget is not None and self._budget.deadline_s is not None
         _must(timed or result.stop_reason != "deadline", "I12", "stopped by a deadline, and there is none")
         cut = any(one.outcome == "cancelled" for one in result.attempts)
-        fatal = any(isinstance(error, FatalError) for error in result.errors)
+        fatal = any(ended_by(error) >= Ends.EQUAL_REQUESTS for error in result.errors)
         reason = result.success or fatal or timed
         _must(reason or not cut, "I3", "attempts were cancelled, and nothing had ended the call: one might have won")
 

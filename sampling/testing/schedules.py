@@ -19,6 +19,7 @@ import anyio
 import attrs
 
 from sampling._arguments import check_int, wrong_type
+from sampling._picklable import Picklable
 from sampling._virtual_time import Deadlocked, LoopName, Spinning, run_virtual
 
 __all__ = [
@@ -41,7 +42,7 @@ LATENCIES_S = (0.0, 0.25, 0.5, 1.0)
 T = TypeVar("T")
 
 
-class NeverReached(AssertionError):
+class NeverReached(Picklable, AssertionError):
     """No run of a campaign reached a required state."""
 
     def __init__(self, missing: Sequence[str], exploration: "Exploration") -> None:
@@ -49,7 +50,7 @@ class NeverReached(AssertionError):
         super().__init__(f"{exploration.runs} runs never reached {names}; they reached {dict(exploration.reached)!r}")
 
 
-class Nondeterministic(AssertionError):
+class Nondeterministic(Picklable, AssertionError):
     """The same seed gave two different runs."""
 
     def __init__(self, first: str, second: str) -> None:

@@ -1,7 +1,7 @@
 """
-Loopback servers for tests: `HostileServer` and `OpenAIServer`.
+Loopback servers for tests: `HostileServer`, `OpenAIServer`, `AnthropicServer` and `GeminiServer`.
 
-`HostileServer` sends the bytes of a script. `OpenAIServer` answers like OpenAI's API. Both run on asyncio and trio,
+`HostileServer` sends the bytes of a script. The others answer like the API in their name. All run on asyncio and trio,
 are async context managers, and count connections, requests and clients that disconnect during an answer.
 """
 
@@ -21,8 +21,20 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from sampling._arguments import check_bool, check_instance, check_items, wrong_type
+from sampling.parts import ToolCall
 
-__all__ = ["Drip", "HostileServer", "OpenAIServer", "Pause", "ReceivedRequest", "Reply", "Script", "Step"]
+__all__ = [
+    "AnthropicServer",
+    "Drip",
+    "GeminiServer",
+    "HostileServer",
+    "OpenAIServer",
+    "Pause",
+    "ReceivedRequest",
+    "Reply",
+    "Script",
+    "Step",
+]
 
 _HEAD_END = b"\r\n\r\n"
 # Linger for zero seconds: `close` then sends RST instead of FIN.
@@ -324,6 +336,8 @@ class Reply:
     """The text, one piece for each streamed chunk."""
 
     finish_reason: str | None = "stop"
+    """It is "tool_calls" where there are any, unless another one than "stop" is given."""
+
     interval_s: float = 0.0
     """The delay before each chunk."""
 
@@ -337,6 +351,9 @@ class Reply:
     headers: Mapping[str, str] = attrs.field(factory=dict[str, str])
     error: Any = None
     """The JSON body, if the status is not 200."""
+
+    tool_calls: Sequence[ToolCall] = ()
+    """The tool calls, after the text. A completions request gets none."""
 
 
 ReplyTo: TypeAlias = Reply | Callable[[ReceivedRequest], Reply]
@@ -367,6 +384,8 @@ class OpenAIServer(_LoopbackServer):
             if await self._send_unless_disconnected(connection, reply, request):
                 self.completed += 1
                 self._notify()
+                if request.headers.get("connection", "").lower() == "close":
+                    return
             else:
                 self._count_disconnect()
                 return
@@ -394,23 +413,148 @@ class OpenAIServer(_LoopbackServer):
         if reply.status != 200:
             await connection.send(_plain_response(reply))
             return
-        chat = request.path.endswith("/chat/completions")
         await connection.send(_response_head(200, {**reply.headers, "content-type": "text/event-stream"}, None))
+        await connection.send(b"".join([_http_chunk(part) for part in self._first_events(reply)]))
         sent = 0
         while reply.endless or sent < len(reply.pieces):
             await anyio.sleep(reply.interval_s)
             piece = reply.pieces[min(sent, len(reply.pieces) - 1)]
-            await connection.send(_http_chunk(_event(_choice(piece, None, chat=chat))))
+            await connection.send(_http_chunk(self._event(piece, request)))
             sent += 1
-        await connection.send(b"".join(_http_chunk(part) for part in _last_events(reply, chat=chat)) + b"0\r\n\r\n")
+        last = [_http_chunk(part) for part in self._last_events(reply, request)]
+        await connection.send(b"".join(last) + b"0\r\n\r\n")
+
+    def _first_events(self, reply: Reply) -> list[bytes]:
+        """Return the events before the text."""
+        return []
+
+    def _event(self, piece: str, request: ReceivedRequest) -> bytes:
+        """Return the event for a piece of the text."""
+        return _event(_choice(piece, None, chat=_is_chat(request)))
+
+    def _last_events(self, reply: Reply, request: ReceivedRequest) -> list[bytes]:
+        """Return the events that end an answer."""
+        return [*_tool_call_events(reply), *_last_events(reply, chat=_is_chat(request))]
+
+
+class AnthropicServer(OpenAIServer):
+    """
+    A server that speaks the protocol of Anthropic's Messages API, including streaming and keep-alive.
+
+        async with AnthropicServer(Reply(["Hel", "lo"])) as server:
+            async with AnthropicBackend("any", base_url=server.url) as backend:
+                ...
+
+    The finish_reason of a `Reply` is sent as Anthropic's stop_reason: "stop" as "end_turn", "length" as "max_tokens".
+    """
+
+    def _first_events(self, reply: Reply) -> list[bytes]:
+        usage = {"input_tokens": 10, **(reply.usage or {}), "output_tokens": 1}
+        message: dict[str, Any] = {"id": "msg_loopback", "type": "message", "role": "assistant", "model": "loopback"}
+        return [
+            _named_event("message_start", message={**message, "content": [], "stop_reason": None, "usage": usage}),
+            _named_event("content_block_start", index=0, content_block={"type": "text", "text": ""}),
+            _named_event("ping"),
+        ]
+
+    def _event(self, piece: str, request: ReceivedRequest) -> bytes:
+        return _named_event("content_block_delta", index=0, delta={"type": "text_delta", "text": piece})
+
+    def _last_events(self, reply: Reply, request: ReceivedRequest) -> list[bytes]:
+        usage = {"output_tokens": len(reply.pieces), **(reply.usage or {})}
+        ended = "tool_calls" if reply.tool_calls and reply.finish_reason == "stop" else reply.finish_reason
+        reason = _STOP_REASONS.get(ended or "", ended)
+        return [
+            _named_event("content_block_stop", index=0),
+            *_tool_use_events(reply),
+            _named_event("message_delta", delta={"stop_reason": reason, "stop_sequence": None}, usage=usage),
+            _named_event("message_stop"),
+        ]
+
+
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+def _named_event(kind: str, **fields: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
+
+
+def _tool_use_events(reply: Reply) -> list[bytes]:
+    events: list[bytes] = []
+    for index, call in enumerate(reply.tool_calls, 1):
+        begun: dict[str, Any] = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+        arguments = {"type": "input_json_delta", "partial_json": call.arguments}
+        events += [
+            _named_event("content_block_start", index=index, content_block=begun),
+            _named_event("content_block_delta", index=index, delta=arguments),
+            _named_event("content_block_stop", index=index),
+        ]
+    return events
+
+
+class GeminiServer(OpenAIServer):
+    """
+    A server that speaks Google's Gemini API, including streaming and keep-alive.
+
+        async with GeminiServer(Reply(["Hel", "lo"])) as server, GeminiBackend("any", base_url=server.url) as backend:
+            ...
+
+    A `finish_reason` of "stop", "length" or "content_filter" is sent in Gemini's words.
+    """
+
+    @property
+    def url(self) -> str:
+        """The `base_url` for a backend."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def _event(self, piece: str, request: ReceivedRequest) -> bytes:
+        return _gemini_event({"content": {"parts": [{"text": piece}], "role": "model"}})
+
+    def _last_events(self, reply: Reply, request: ReceivedRequest) -> list[bytes]:
+        usage = reply.usage
+        if usage is None:
+            usage = {"promptTokenCount": 10, "candidatesTokenCount": len(reply.pieces)}
+        reason = _GEMINI_REASONS.get(reply.finish_reason or "", reply.finish_reason)
+        ended = {} if reason is None else {"finishReason": reason}
+        calls = [
+            _gemini_event({"content": {"parts": [_gemini_call(call)], "role": "model"}}) for call in reply.tool_calls
+        ]
+        return [*calls, _gemini_event(ended, usageMetadata=usage)]
+
+
+_GEMINI_REASONS = {"stop": "STOP", "length": "MAX_TOKENS", "content_filter": "SAFETY", "tool_calls": "STOP"}
+
+
+def _gemini_call(call: ToolCall) -> dict[str, Any]:
+    return {"functionCall": {"id": call.id, "name": call.name, "args": json.loads(call.arguments)}}
+
+
+def _gemini_event(candidate: Mapping[str, Any], **fields: Any) -> bytes:
+    chunk = {"candidates": [{**candidate, "index": 0}], **fields, "modelVersion": "loopback", "responseId": "loopback"}
+    return b"data: " + json.dumps(chunk).encode() + b"\r\n\r\n"
+
+
+def _is_chat(request: ReceivedRequest) -> bool:
+    return request.path.endswith("/chat/completions")
+
+
+def _tool_call_events(reply: Reply) -> list[bytes]:
+    """Return each call in two chunks, as OpenAI sends them: its name, and its arguments."""
+    events: list[bytes] = []
+    for index, call in enumerate(reply.tool_calls):
+        begun = {"index": index, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""}}
+        rest = {"index": index, "function": {"arguments": call.arguments}}
+        events += [_event({"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]}) for piece in (begun, rest)]
+    return events
 
 
 def _last_events(reply: Reply, *, chat: bool) -> list[bytes]:
     usage = reply.usage
     if usage is None:
         usage = {"prompt_tokens": 10, "completion_tokens": len(reply.pieces)}
+    ended = "tool_calls" if reply.tool_calls and reply.finish_reason == "stop" else reply.finish_reason
     return [
-        _event(_choice("", reply.finish_reason, chat=chat)),
+        _event(_choice("", ended, chat=chat)),
         _event({"choices": [], "usage": usage}),
         b"data: [DONE]\n\n",
     ]

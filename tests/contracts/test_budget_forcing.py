@@ -36,7 +36,7 @@ def thinking_model(thoughts, answer="42", tokens=5):
 
 class TestS21:
     def test_a_model_that_stops_thinking_early_goes_on_until_its_budget_is_spent(self, run):
-        """S21: the end of its thoughts is replaced by "Wait,", until the tokens are spent; then it answers."""
+        """S21: the end of thinking is replaced by "Wait,", until the tokens are spent, and then the answer follows."""
         backend = thinking_model(["6 times 7", " is 42", " yes"], tokens=5)
         result = run(sample, BudgetForcingStrategy(Thinking(tokens=15)), backend, [], "6 * 7?")
         sent = [request.messages[-1] for request in backend.requests]
@@ -52,8 +52,40 @@ class TestS21:
         assert thoughts == result.best.generation.reasoning
         assert ["6 * 7?", "42"] == [message.content for message in result.best.context]
 
+    @pytest.mark.parametrize("finish_reason", ["length", "stop"])
+    def test_a_server_that_sends_no_thoughts_costs_no_more_requests(self, run, finish_reason):
+        """S21: an attempt sends the thoughts, `most_waits` extensions and the answer, and no more."""
+        backend = ScriptedBackend(lambda request: Generation("", Usage(10, 0), finish_reason=finish_reason))
+        run(sample, BudgetForcingStrategy(Thinking(tokens=1024, most_waits=3)), backend, [])
+        assert 5 == len(backend.requests)
+
+    def test_a_judge_does_not_think(self, run):
+        """S21: only answers are forced to think. A judge sends one request."""
+        backend = thinking_model(["hm"], answer="42", tokens=9)
+        run(sample, BudgetForcingStrategy(9), backend, ["is polite"])
+        assert 3 == len(backend.requests)
+
+    def test_without_thinking_it_answers_at_once(self, run):
+        """S21: with no tokens the thoughts are empty, and there is one request."""
+        backend = thinking_model([])
+        result = run(sample, BudgetForcingStrategy(0), backend, [])
+        assert [f"{THINK}{END}"] == [request.messages[-1].content for request in backend.requests]
+        assert ("42", None) == (result.text, result.best.generation.reasoning)
+
+    def test_the_answer_begins_as_it_should(self, run):
+        """S21: the model continues the suffix, which is part of the answer, in partial checks too."""
+        begun = "The answer is \\boxed{"
+        seen = []
+        backend = ScriptedBackend(lambda request: Generation("42}", Usage(10, 2)))
+        watched = Requirement("is watched", lambda text: True, partial=lambda text: seen.append(text) or True)
+        result = run(sample, BudgetForcingStrategy(Thinking(tokens=2, answer_suffix=begun)), backend, [watched])
+        assert f"{begun}42}}" == result.text
+        assert backend.requests[-1].messages[-1].content.endswith(END + begun)
+        assert seen[0] == begun
+        assert seen[-1] == result.text
+
     def test_a_model_that_would_think_for_ever_is_cut_off(self, run):
-        """S21: when the tokens are spent it answers with what it has; it never thinks for longer."""
+        """S21: when the thinking tokens are spent, the answer follows."""
         backend = ScriptedBackend(
             lambda request: Generation("hm " * 40, Usage(10, request.options.max_tokens or 3), finish_reason="length")
         )
@@ -68,7 +100,7 @@ class TestS21:
         assert 5 == len(backend.requests) == result.best.requests
 
     def test_the_callers_options_are_never_changed(self, run):
-        """S21: the answer is generated with them as they are; only the thoughts have a limit of their own."""
+        """S21: the answer has the caller's options, and only the thinking has its own limit."""
         options = Options(
             model="m",
             temperature=0.3,
@@ -100,7 +132,7 @@ class TestS21:
         assert "let me see\nWait,let me see" == result.best.generation.reasoning
 
     def test_a_server_that_has_to_be_told_to_go_on_is_told(self, run):
-        """S21: vLLM, for one, wants two options for it; the caller's own extra options stay."""
+        """S21: the options for continuing a text are added to the caller's own extra options."""
         told = {"continue_final_message": True, "add_generation_prompt": False}
         backend = thinking_model(["a"])
         strategy = BudgetForcingStrategy(Thinking(tokens=5, continuing=told))
@@ -158,8 +190,8 @@ class TestS21:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"tokens": 0}, "tokens must be >= 1, got 0"),
-            ({"tokens": 1.5}, "tokens must be an int >= 1"),
+            ({"tokens": -1}, "tokens must be >= 0, got -1"),
+            ({"tokens": 1.5}, "tokens must be an int >= 0"),
             ({"most_waits": -1}, "most_waits must be >= 0"),
             ({"closing": " "}, "closing must not be empty"),
             ({"wait": ""}, "wait must not be empty"),

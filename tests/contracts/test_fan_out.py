@@ -11,11 +11,13 @@ import anyio
 import pytest
 import structlog
 from anyio.lowlevel import checkpoint
+from structlog.testing import capture_logs
 
 from sampling import (
     Action,
     Budget,
     Context,
+    Event,
     FanOutResult,
     Generation,
     Hooks,
@@ -55,7 +57,7 @@ def numbers(count):
 
 
 def seen(result):
-    """What must be the same for every schedule."""
+    """Return the parts of a result that must be equal for every schedule."""
     return result.status, result.halted_by, [(one.index, one.key, one.status) for one in result.outcomes]
 
 
@@ -90,7 +92,7 @@ class TestHowMany:
 
     @pytest.mark.parametrize("given", [None, "many", "", math.nan, math.inf, -math.inf, 2.5, "2.5", "nan", True])
     def test_what_is_no_whole_number_runs_one_after_another_and_says_so(self, run, given):
-        """F1: None, other strings, NaN and infinity; the warning names the argument, and the line that passed it."""
+        """F1: None, other strings, NaN and infinity run one by one, with a warning at the caller's line."""
         backend = ScriptedBackend(lambda _: After(1.0, "yes"))
         with pytest.warns(UserWarning, match=r"max_concurrency must be a whole number, got .*one after another"):
             result = run(fan_out, ONCE, numbers(3), None, backend, max_concurrency=given)
@@ -357,7 +359,7 @@ class TestHalting:
         assert 0 == backend.in_flight
 
     def test_an_exception_that_is_none_passes_through_at_once(self, run):
-        """F7: KeyboardInterrupt and its like are never outcomes; items below are cancelled, too."""
+        """F7: KeyboardInterrupt and SystemExit are never outcomes, and cancel all items."""
 
         async def main():
             replies = {"3": After(1.0, KeyboardInterrupt())}
@@ -394,7 +396,7 @@ class TestHalting:
     def test_an_item_of_the_wrong_kind_is_named(self, run):
         """Row 66: it is an error of the source, at its place."""
         backend = answering({})
-        with pytest.raises(TypeError, match=r"item 2 must be an action, a text, or a pair .*got 5"):
+        with pytest.raises(TypeError, match=r"item 2 must be an action, a text, a list of parts, or a pair .*got 5"):
             run(fan_out, ONCE, ["a", "b", 5, "c"], None, backend, on_error="continue")
         assert 2 == len(backend.returned)
 
@@ -557,7 +559,7 @@ class TestStreaming:
         run(main)
 
     def test_an_async_generator_is_closed(self, run):
-        """What was given to read from is not left hanging in the middle of something."""
+        """The item source is closed when the run ends early."""
         closed = []
 
         async def source():
@@ -573,12 +575,13 @@ class TestStreaming:
 
 class TestTogether:
     def test_a_budget_governs_the_whole_run(self, run):
-        """Point 1: ten requests for all items together; what found no room says so."""
+        """A request budget covers all items together, and an item without room says so."""
         budget = Budget(requests=10)
         backend = ScriptedBackend(lambda _: After(1.0, Generation("yes", Usage(3, 2, 0.5))))
         result = run(fan_out, ONCE, numbers(25), None, backend, budget=budget, max_concurrency=4)
         assert 10 == len(backend.requests)
-        assert {"succeeded": 10, "failed": 15, "errored": 0} == result.counts()
+        assert ("halted", "budget") == (result.status, result.stop_reason)
+        assert 10 == result.counts()["succeeded"]
         assert {"budget"} == {one.result.stop_reason for one in result.outcomes if one.status == "failed"}
         assert Usage(30, 20, 5.0) == result.usage
 
@@ -624,7 +627,7 @@ class TestTogether:
         assert ("completed", None) == (events[-1].status, events[-1].error)
 
     def test_a_critical_hook_of_the_run_ends_it(self, run):
-        """As one of a call ends the call; any other's failure is on the result."""
+        """An error of a critical hook leaves `fan_out`."""
         hooks = Hooks()
 
         @hooks.on(ItemFinished, critical=True)
@@ -648,7 +651,7 @@ class TestTogether:
         assert ["FanOutStarted"] == [failure.event for failure in result.hook_failures]
 
     def test_a_result_can_be_read_in_one_line(self, run):
-        """How it ended, how many, and what it took."""
+        """The repr of a result shows status, counts and usage."""
         backend = answering({"1": "no"}, Generation("yes", Usage(3, 2, 0.25)))
         result = run(fan_out, ONCE, numbers(3), None, backend, [YES], on_failure="halt", max_concurrency=1)
         assert "halted by item 1: 2 items (1 succeeded, 1 failed) · 5 tokens · cost 0.25" == str(result)
@@ -681,7 +684,7 @@ class TestBadInput:
         ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
     )
     def test_what_is_wrong_is_refused_where_it_is_passed_in(self, change, error, says):
-        """The argument, the value, and what is allowed; before anything runs."""
+        """An error names the argument, the value and what is allowed, before anything runs."""
         call = {"strategy": ONCE, "items": [], "ctx": None, "backend": answering({}), **change}
         with pytest.raises(error, match=says):
             open_fan_out(**call)
@@ -689,10 +692,10 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("item", "says"),
         [
-            (("a", "b", "c"), "item 0 must be an action, a text, or a pair"),
+            (("a", "b", "c"), "item 0 must be an action, a text, a list of parts, or a pair"),
             ((1.5, "b"), "the key of item 0 must be a str or an int, got 1.5"),
             ((True, "b"), "the key of item 0 must be a str or an int, got True"),
-            (("a", 5), "item 0 must be an action, a text, or a pair .* got 5"),
+            (("a", 5), "item 0 must be an action, a text, a list of parts, or a pair .* got 5"),
             (("\ud800", "b"), "the key of item 0 must be text that can be encoded"),
         ],
     )
@@ -730,7 +733,7 @@ class TestResuming:
         assert result.run_id == same.run_id
 
     def test_a_halted_run_stays_halted_and_can_be_told_to_go_on(self, run, tmp_path):
-        """F11: halting again costs nothing; continuing asks only for the rest."""
+        """F11: resuming a halted run sends nothing, and continuing asks only for the rest."""
         journal = tmp_path / "run.db"
         call = (ONCE, numbers(12))
         first = run(fan_out, *call, None, answering({"4": "no"}), [YES], journal=journal, on_failure="halt")
@@ -761,7 +764,7 @@ class TestResuming:
         ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
     )
     def test_a_changed_call_is_refused_with_the_difference(self, run, tmp_path, change, difference):
-        """F11, row 64: strategy, requirements, options, context and items; and nothing is asked."""
+        """F11, row 64: a changed strategy, requirement, option, context or item is refused before any request."""
         journal = tmp_path / "run.db"
         run(fan_out, ONCE, numbers(5), None, answering({}), [YES], journal=journal)
         backend = answering({})
@@ -771,3 +774,56 @@ class TestResuming:
         assert difference in str(refused.value)
         assert "on_change" in refused.value.hint
         assert not backend.requests
+
+
+class TestHooksOfARun:
+    def test_failures_of_a_hook_do_not_pile_up(self, run):
+        """A hook that fails for every item of a long run keeps only its first failures in memory."""
+        hooks = Hooks()
+
+        @hooks.on(ItemFinished)
+        def fails(event):
+            raise RuntimeError("a hook's own")
+
+        async def backend(request):
+            return "yes"
+
+        with capture_logs() as logs:
+            result = run(fan_out, RejectionSamplingStrategy(), ["q"] * 300, None, backend, hooks=hooks)
+        assert 300 == len(result.outcomes)
+        assert 100 == len(result.hook_failures)
+        assert 300 == sum(line["event"] == "hook_failed" for line in logs)
+
+    def test_slow_observers_do_not_pile_up(self, run):
+        """At most `max_concurrency` hooks on `ItemFinished` run at once, however fast the items are."""
+        hooks = Hooks(timeout_s=100)
+        running = most = 0
+
+        @hooks.on(ItemFinished)
+        async def slow(event):
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await anyio.sleep(1)
+            running -= 1
+
+        async def backend(request):
+            return "yes"
+
+        result = run(fan_out, RejectionSamplingStrategy(), ["q"] * 60, None, backend, hooks=hooks, max_concurrency=4)
+        assert 60 == len(result.outcomes)
+        assert 4 == most
+
+    def test_the_order_of_hooks_is_kept(self, run):
+        """A run splits its hooks between itself and its calls, with all of their settings."""
+        called = []
+        hooks = Hooks()
+        hooks.on(Event, order=1)(lambda event: called.append(("late", type(event).__name__)))
+        hooks.on(Event)(lambda event: called.append(("early", type(event).__name__)))
+
+        async def backend(request):
+            return "yes"
+
+        run(fan_out, RejectionSamplingStrategy(), ["q"], None, backend, hooks=hooks)
+        assert ["early", "late"] * (len(called) // 2) == [when for when, _ in called]
+        assert {"FanOutStarted", "LoopStarted", "ItemFinished"} <= {name for _, name in called}

@@ -91,7 +91,7 @@ def test_horizon_and_requests_whichever_comes_first(run):
 
 
 def test_every_user_ends_in_exactly_one_way(run):
-    """C5: the counts add up to the users; a failed request ends its user where a conversation can't go on."""
+    """C5: the counts add up to the users, and with `on_error="cancel"` a failed request ends its user."""
     crowd = Crowd(fails=frozenset({1, 2}))
     report = run(run_load, crowd, ClosedLoop(users=6, horizon_s=10, on_error="cancel"))
     assert {"completed": 0, "cancelled": 2, "horizon": 4, "budget": 0} == report.user_ends
@@ -140,7 +140,7 @@ def test_no_user_is_abandoned_wherever_it_is_cancelled():
 
 
 def test_a_users_think_time_holds_up_nobody_else(run):
-    """C5: user 0 answers at once and thinks long; user 1 is not slower for it."""
+    """C5: the think time of one user does not delay another."""
     alone, together = Crowd(0.5), Crowd(0.5)
     run(run_load, alone, ClosedLoop(users=1, horizon_s=20, think_time_s=3))
     run(run_load, together, ClosedLoop(users=3, horizon_s=20, think_time_s=3))
@@ -156,7 +156,7 @@ def test_the_same_seed_gives_the_same_everything(loop):
 
 
 def test_a_users_stream_is_independent_of_the_other_users(run):
-    """C6: users who never start, or come on top, change no draw of the others; no two users share one."""
+    """C6: users that never start or are added change no draw of the others."""
     few, many, other_seed = Crowd(), Crowd(), Crowd()
     run(run_load, few, ClosedLoop(users=2, requests=10), seed=4)
     run(run_load, many, ClosedLoop(users=50, requests=12), seed=4)
@@ -170,7 +170,7 @@ def test_a_users_stream_is_independent_of_the_other_users(run):
 
 
 def test_each_request_of_a_user_gets_fresh_input(run):
-    """C7: the id stays, the input does not; users begin at places of their own."""
+    """C7: a user keeps its id, gets fresh input, and users begin at different inputs."""
     asked: list[tuple[int, tuple[str, ...]]] = []
 
     async def ask(request: Request) -> str:
@@ -200,6 +200,21 @@ def test_a_conversation_accumulates(run):
     workload = strategy_workload(RejectionSamplingStrategy(), ["hi"], Context(), ask, conversation=True)
     run(run_load, workload, ClosedLoop(users=2, requests=6, think_time_s=1))
     assert {0: [1, 3, 5], 1: [1, 3, 5]} == lengths
+
+
+def test_a_conversation_of_several_turns_begins_anew(run):
+    """C7, C8: after three requests of a user."""
+    lengths: list[int] = []
+
+    async def ask(request: Request) -> Generation:
+        lengths.append(len(request.messages))
+        return Generation("yes")
+
+    workload = strategy_workload(RejectionSamplingStrategy(), ["hi"], None, ask, conversation=True, turns=3)
+    run(run_load, workload, ClosedLoop(users=1, requests=7))
+    assert [1, 3, 5, 1, 3, 5, 1] == lengths
+    with pytest.raises(ValueError, match="turns needs conversation=True"):
+        strategy_workload(RejectionSamplingStrategy(), ["hi"], None, ask, turns=3)
 
 
 @pytest.mark.parametrize(
@@ -251,3 +266,53 @@ def test_users_are_activated_at_a_bounded_pace(run):
     report = run(run_load, crowd, ClosedLoop(users=6, horizon_s=10, activate_per_s=2, warmup_s=1.0, drain_s=1))
     assert [0.0, 0.5, 1.0, 1.5, 2.0, 2.5] == [asked[0] for asked in crowd.asked.values()]
     assert 3 == report.active_users
+
+
+def test_a_closed_loop_that_its_budget_ends_has_the_rate_of_its_traffic(run):
+    """O11: 100 requests of 10 users in about a second, with a horizon of a minute."""
+
+    async def tenth(arrival: Arrival) -> None:
+        await anyio.sleep(0.1)
+
+    report = run(run_load, tenth, ClosedLoop(users=10, requests=100, horizon_s=60))
+    assert 100 == pytest.approx(report.achieved_rate, rel=0.15)
+    at_once = run(run_load, tenth, ClosedLoop(users=50, requests=50, horizon_s=60))
+    assert 500 == pytest.approx(at_once.achieved_rate, rel=0.05)
+
+
+def test_a_closed_loop_in_which_all_hang_lasts_until_its_horizon(run):
+    """O11: the users would have sent until then."""
+
+    async def hangs(arrival: Arrival) -> None:
+        await anyio.sleep_forever()
+
+    report = run(run_load, hangs, ClosedLoop(users=10, horizon_s=30, drain_s=5))
+    assert (30.0, 10, 10) == (report.duration_s, report.admitted, report.cancelled)
+
+
+def test_a_user_has_a_timeout_too(run):
+    """O12: and goes on after it."""
+
+    async def hangs(arrival: Arrival) -> None:
+        await anyio.sleep_forever()
+
+    report = run(run_load, hangs, ClosedLoop(users=1, horizon_s=10, timeout_s=1.0))
+    assert {"Timeout": report.failed} == report.errors
+    assert 10 <= report.failed <= 11
+
+
+def test_users_of_a_server_that_refuses_at_once_back_off(run):
+    """C5: they do not spin, they say so, and they go on as before when it is back."""
+    sent: list[float] = []
+
+    async def down_until_five(arrival: Arrival) -> None:
+        sent.append(anyio.current_time())
+        if anyio.current_time() < 5:
+            raise ConnectionRefusedError("nobody listens")
+        await anyio.sleep(0.1)
+
+    report = run(run_load, down_until_five, ClosedLoop(users=2, horizon_s=10))
+    assert sum(at < 5 for at in sent) < 100
+    assert report.succeeded > 90
+    assert report.backoffs > 10
+    assert any("backed off" in note for note in report.notes)

@@ -2,12 +2,24 @@
 
 import math
 import random
-from itertools import pairwise
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
-from sampling.load import Answered, Arrival, LoadReport, LoadRun, OpenLoop, Slo, Summary, run_load
+from sampling import RejectionSamplingStrategy
+from sampling.load import (
+    Answered,
+    Arrival,
+    LoadReport,
+    LoadRun,
+    OpenLoop,
+    Slo,
+    Summary,
+    read_trace,
+    run_load,
+    strategy_workload,
+)
 from sampling.load.traffic._arrivals import instants
 from sampling.testing import BOTH_LOOPS, cancel_at_every_step, run_virtual
 from tests.load.clocks import jump_clock
@@ -53,17 +65,183 @@ def test_the_schedule_has_as_many_arrivals_as_fit_into_the_duration():
     ]
 
 
-def test_under_a_ramp_the_rate_is_read_at_every_step_and_the_gaps_add_up():
-    """O1: from 10 to 30 per second in 10 s, about 200 arrivals, each gap the rate at the arrival before it."""
-    profile = OpenLoop(rate=10, to_rate=30, duration_s=10)
-    ramp = list(instants(profile, seed=0))
-    assert 200 == pytest.approx(len(ramp), rel=0.02)
-    gaps = [later - earlier for earlier, later in pairwise(ramp)]
-    assert gaps == pytest.approx([1 / (10 + 2 * instant) for instant in ramp[:-1]])
+def test_under_a_ramp_arrival_i_is_where_the_integral_of_the_rate_reaches_i():
+    """O1: 0.1 to 50 per second in 10 s are arrivals 0 to 250, and not one; the warm-up has the initial rate."""
+    ramp = list(instants(OpenLoop(rate=0.1, to_rate=50, duration_s=10), seed=0))
+    assert 251 == len(ramp)
+    assert list(range(251)) == pytest.approx([0.1 * at + 49.9 * at**2 / 20 for at in ramp], abs=1e-6)
+    down = list(instants(OpenLoop(rate=50, to_rate=0.1, duration_s=10, warmup_s=2), seed=0))
+    assert (100, 351) == (sum(at < 2 for at in down), len(down))
+
+
+def test_under_a_shape_arrival_i_is_where_the_integral_of_the_rate_reaches_i():
+    """O1: a tenth of the rate in the first half, and 1.9 times in the second, are rate × duration."""
+    shape = OpenLoop(rate=20, duration_s=100, shape=lambda fraction: 0.1 if fraction < 0.5 else 1.9)
+    found = list(instants(shape, seed=0))
+    assert (2000, 100) == (len(found), sum(at < 50 - 1e-6 for at in found))
+    assert found == sorted(found)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_poisson_step_sends_what_was_asked_for(seed):
+    """O1: rate × duration arrivals in the measurement, whatever the seed, also under a ramp and with a warm-up."""
+    steady = OpenLoop(rate=3, duration_s=10, warmup_s=5, arrivals="poisson")
+    found = list(instants(steady, seed))
+    assert (15, 30) == (sum(at < 5 for at in found), sum(5 <= at < 15 for at in found))
+    ramp = OpenLoop(rate=0.1, to_rate=50, duration_s=10, arrivals="poisson")
+    found = list(instants(ramp, seed))
+    assert 250 == len(found)
+    assert found == sorted(found)
+    assert 62.6 == pytest.approx(sum(at < 5 for at in found), abs=35)
+
+
+def test_a_shape_that_raises_is_refused_before_anything_is_sent(run):
+    """O13: with what it raised, and where."""
+
+    def shape(fraction: float) -> float:
+        return 1 / (0.5 - fraction) if fraction < 0.5 else 1 / 0
+
+    seen = Seen()
+    with pytest.raises(ValueError, match=r"shape raised ZeroDivisionError at 0.5 of the duration"):
+        run(run_load, seen, OpenLoop(rate=10, duration_s=10, shape=shape))
+    assert [] == seen.arrivals
+
+
+def test_a_short_run_at_a_high_rate_keeps_few_levels(run):
+    """O1: ten requests at a million per second, answered after ten seconds."""
+    report = run(run_load, Seen(10.0), OpenLoop(rate=1e6, requests=10))
+    assert 10 == report.succeeded
+    assert len(report.samples.levels.values) <= 100
+
+
+def test_requests_and_duration_end_the_run_at_the_first_of_them(run):
+    """O11: it does not idle to the end, and the rate is over the time in which traffic was sent."""
+
+    async def timed(profile: OpenLoop) -> tuple[LoadReport, float]:
+        report = await run_load(Seen(0.1), profile)
+        return report, anyio.current_time()
+
+    report, ended_at = run(timed, OpenLoop(rate=10, duration_s=60, requests=20, warmup_s=1))
+    assert (20, 2.0, 10.0) == (report.admitted, report.duration_s, pytest.approx(report.achieved_rate))
+    assert 3.0 == pytest.approx(ended_at, abs=0.2)
+    report, _ = run(timed, OpenLoop(rate=10, duration_s=1, requests=20))
+    assert (10, 1.0) == (report.admitted, report.duration_s)
+    for profile in (
+        OpenLoop(rate=10, duration_s=60, requests=200, arrivals="poisson"),
+        OpenLoop(trace=tuple(number / 10 for number in range(600)), requests=200),
+    ):
+        report, _ = run(timed, profile)
+        assert (200, 10.0) == (report.admitted, pytest.approx(report.achieved_rate, rel=0.2))
+
+
+def test_a_request_that_reaches_its_timeout_is_failed(run):
+    """O12: its latency is at least the timeout, its permit is free again, and quick ones are not touched."""
+    report = run(run_load, Seen(0.1, 30.0, 1.9999), OpenLoop(rate=3, duration_s=10, timeout_s=2.0, max_in_flight=20))
+    assert (30, 20, 10, 0) == (report.admitted, report.succeeded, report.failed, report.dropped)
+    assert {"Timeout": 10} == report.errors
+    assert all(took >= 2.0 for took in report.samples.times("intended_s", "done_s", outcomes=("failed",)))
+    with pytest.raises(ValueError, match="timeout_s must be > 0"):
+        OpenLoop(rate=1, requests=1, timeout_s=0)
+
+
+def test_a_cancellation_that_nobody_asked_for_is_a_failed_request(run):
+    """O10: the run goes on."""
+
+    async def stray(arrival: Arrival) -> None:
+        await anyio.sleep(0.1)
+        if arrival.index == 3:
+            kind = anyio.get_cancelled_exc_class()
+            raise kind._create() if hasattr(kind, "_create") else kind()
+
+    report = run(run_load, stray, OpenLoop(rate=10, duration_s=10))
+    assert (100, 99, {"UnexpectedCancellation": 1}) == (report.admitted, report.succeeded, report.errors)
+    assert not report.interrupted
+
+
+def test_a_workload_that_raises_when_drawn_is_a_failed_request(run):
+    """O13: counted with its error, and what was measured is kept."""
+
+    def source():
+        yield from ("one", "two")
+        raise LookupError("the database is gone")
+
+    async def ask(request):
+        return "yes"
+
+    workload = strategy_workload(RejectionSamplingStrategy(), source(), None, ask)
+    report = run(run_load, workload, OpenLoop(rate=10, duration_s=10))
+    assert (2, {"LookupError": 1}, True) == (report.succeeded, report.errors, report.exhausted)
+
+
+@pytest.mark.parametrize(
+    ("answer", "ignored"),
+    [
+        (Answered(requests=2**40), {"requests": 1}),
+        (Answered(output_tokens=-1, cost=NAN), {"output_tokens": 1, "cost": 1}),
+        (Answered(input_tokens=NAN, cost=INF), {"input_tokens": 1, "cost": 1}),
+        (Answered(input_tokens="many", cost="free"), {"input_tokens": 1, "cost": 1}),
+        (Answered(input_tokens=1.5, cost=-1.0), {"input_tokens": 1, "cost": 1}),
+        (Answered(input_tokens=None, output_tokens=None, cost=None, requests=None), {}),
+        (Answered(input_tokens=7.0, output_tokens=2, cost=1), {}),
+    ],
+)
+def test_figures_of_an_answer_that_are_nonsense_are_left_out_and_counted(run, answer, ignored):
+    """O13: the request keeps its outcome, and the report can be written."""
+
+    async def answers(arrival: Arrival) -> Answered:
+        return answer
+
+    report = run(run_load, answers, OpenLoop(rate=1, requests=1))
+    assert (1, ignored) == (report.succeeded, report.ignored)
+    assert report == LoadReport.from_json(report.to_json())
+    assert bool(ignored) == any("nonsense" in note for note in report.notes)
+
+
+def test_any_number_of_operations_is_reported(run):
+    """O13: beyond a thousand, together; no column overflows."""
+
+    async def names(arrival: Arrival) -> None:
+        arrival.operation = f"user {arrival.index}"
+
+    report = run(run_load, names, OpenLoop(rate=4000, duration_s=10))
+    assert (40_000, 1001) == (report.succeeded, len(report.operations))
+    assert 39_000 == report.operations["(other operations)"].sent
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("\ufeff0.5\n1.0\n", (0.0, 0.5)),
+        ("time\n2026-03-01T10:00:00Z\n2026-03-01T12:00:01+02:00\n", (0.0, 1.0)),
+        ("2026-03-01 10:00:00\n2026-03-01 09:59:59\n", (0.0, 1.0)),
+    ],
+)
+def test_traces_have_marks_and_iso_times_and_may_be_unsorted(text, found):
+    """O13: a BOM is skipped, ISO timestamps are read, and unsorted ones are sorted with a note."""
+    with capture_logs() as logs:
+        assert found == read_trace(text)
+    assert ("09:59" in text) == any(entry["event"] == "trace_sorted" for entry in logs)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "the trace is empty"),
+        ("time\n\n", "the trace is empty"),
+        ("1\nnan\n", "line 2 of the trace must begin with a number of seconds or an ISO time, got 'nan'"),
+        ("1700000000000\n", "line 1 of the trace must begin with a number of seconds"),
+        ("1\n1e400\n", "line 2 of the trace"),
+        ("1\n2026-13-01\n", "line 2 of the trace"),
+    ],
+)
+def test_a_trace_without_instants_is_an_error_with_its_line(text, says):
+    """O13."""
+    with pytest.raises(ValueError, match=says):
+        read_trace(text)
 
 
 def test_poisson_arrivals_have_seeded_exponential_gaps_with_the_mean_of_the_rate():
-    """O1: the mean is 1 / rate and so is the spread; the same seed gives the same gaps, another one gives others."""
+    """O1: Poisson gaps have mean and deviation 1 / rate, and a seed repeats them."""
     profile = OpenLoop(rate=50, duration_s=1000, arrivals="poisson")
     one, again, other = (list(instants(profile, seed)) for seed in (1, 1, 2))
     gaps = [later - earlier for earlier, later in zip([0.0, *one], one, strict=False)]
@@ -99,7 +277,7 @@ def test_a_stalled_backend_changes_no_intended_time(run, arrivals):
 
 
 def test_a_permit_is_held_until_the_real_completion(run):
-    """O3: with 5 permits, and answers after a second, 5 are in flight at most; all others are dropped and counted."""
+    """O3: with 5 permits at most 5 are in flight, and all other arrivals are dropped and counted."""
     in_flight, most = 0, 0
 
     async def slow(arrival: Arrival) -> None:
@@ -115,7 +293,7 @@ def test_a_permit_is_held_until_the_real_completion(run):
 
 
 def test_what_is_dropped_draws_nothing(run):
-    """O4: the admitted arrivals are a gapless beginning of the seeded sequence; the index has gaps instead."""
+    """O4: admitted arrivals are a gapless prefix of the seeded sequence, and the index has the gaps."""
 
     async def drawn(takes_s: float) -> tuple[list[float], list[int], list[int]]:
         draws: list[float] = []
@@ -223,7 +401,7 @@ def test_a_stopped_run_returns_what_was_gathered(run):
 
 
 def test_latency_counts_from_the_intended_instant_and_service_time_from_the_send(run):
-    """O6: a loop that is blocked for 3 s sends late; the latency shows it, the service time does not, the lag is it."""
+    """O6: a loop blocked for 3 s shows in latency and lag, and not in the service time."""
 
     async def blocked() -> LoadReport:
         async def workload(arrival: Arrival) -> None:
@@ -264,7 +442,7 @@ def test_an_unknown_arrival_model_is_an_error():
 
 
 def test_goodput_and_success_are_over_what_was_sent(run):
-    """O8: half of the arrivals are dropped; of those sent, one in four is invalid, one fails, one is too slow."""
+    """O8: goodput and success rates are over what was sent, without dropped arrivals."""
     count = 0
 
     async def workload(arrival: Arrival) -> Answered:

@@ -93,7 +93,7 @@ def test_a_bad_step_is_named(steps, says):
 
 
 def test_only_the_hold_counts(run):
-    """R2: a server that is slow at first; warm-up, hold and cool-down follow each other, and the hold is judged."""
+    """R2: only the hold is judged, so a server that is slow at first passes."""
     queue = Queue(0.0)
 
     async def cold(arrival: Arrival) -> None:
@@ -158,7 +158,7 @@ def test_a_trip_comes_before_the_shortfall(run):
 
 
 def test_a_full_pool_with_a_healthy_service_is_inconclusive_and_names_the_knob(run):
-    """R3: three permits are not enough for 20 per second that take half a second each; about ten are."""
+    """R3: too few permits for the rate make a step INCONCLUSIVE, naming `max_in_flight`."""
 
     async def healthy(arrival: Arrival) -> None:
         await anyio.sleep(0.5)
@@ -180,7 +180,7 @@ def test_a_generator_that_runs_late_is_inconclusive_even_at_full_rate(run):
 
 
 def test_lateness_of_the_generator_is_not_blamed_on_the_server(run):
-    """R3, row 69: the latency breaks the limit, but only by the generator's own lag; or the service time does, too."""
+    """R3, row 69: a limit broken only by the generator's own lag is INCONCLUSIVE, and by the service is a TRIP."""
     lag = Summary(200, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5)
     latency = Summary(200, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6)
     report = build_report(run, schedule_lag=lag, latency=latency)
@@ -205,13 +205,13 @@ def test_a_limit_on_what_nobody_told_is_inconclusive(run):
 
 
 def test_the_ramp_stops_at_the_first_trip_if_told_so(run):
-    """R4, R5: 10 per second are held; the reasons of the first trip are the next limit."""
+    """R4, R5: the answer is the highest rate that passed, with the reasons of the first trip as next limit."""
     answer = run(find_capacity, Queue(0.1), "4,8,16,32", Slo(p95_s=1.0), **QUICK)
-    assert ["PASS", "PASS", "TRIP"] == [step.verdict for step in answer.steps]
+    assert ["PASS", "PASS", "TRIP", "TRIP"] == [step.verdict for step in answer.steps]
     assert (8.0, 16.0, 0) == (answer.max_rate, answer.first_trip, answer.exit_code)
     assert "p95=" in answer.next_limit
     should_continue = run(find_capacity, Queue(0.1), "4,8,16,32", Slo(p95_s=1.0), stop_on_trip=False, **QUICK)
-    assert 4 == len(should_continue.steps)
+    assert [4, 8, 16, 16, 32, 32] == [step.target_rate for step in should_continue.steps]
 
 
 def test_an_inconclusive_step_neither_stops_the_ramp_nor_passes(run):
@@ -273,7 +273,7 @@ def test_a_stopped_search_returns_what_was_gathered(run):
 
 
 def test_percentiles_are_nearest_rank_by_ceiling():
-    """R6: p99 of 100 samples is the 99th, not the 98th; an empty series has none."""
+    """R6: p99 of 100 samples is the 99th, and an empty series has none."""
     hundred = Summary.of(random.Random(0).sample(range(1, 101), 100))
     assert (100, 50.5, 50, 90, 95, 99, 100) == attrs.astuple(hundred)
     assert (1, 7, 7, 7, 7, 7, 7) == attrs.astuple(Summary.of([7]))
@@ -286,7 +286,7 @@ def test_percentiles_are_nearest_rank_by_ceiling():
 def test_a_backlog_that_grows_over_its_limit_trips(run):
     """R7: at 12 per second, a server that does 10 falls behind by 2 every second."""
     held = run(find_capacity, Queue(0.1), [9, 12], Slo(backlog=5, backlog_slope=0.5), **QUICK)
-    assert ["PASS", "TRIP"] == [step.verdict for step in held.steps]
+    assert ["PASS", "TRIP", "TRIP"] == [step.verdict for step in held.steps]
     assert held.next_limit.startswith("backlog=+")
     assert "backlog_slope=+2.04/s > 0.5/s" in held.next_limit
 
@@ -315,7 +315,7 @@ def test_a_queue_that_disappears_trips(run):
 
 
 def test_a_probe_that_fails_is_retried_and_then_only_that_signal_is_dropped(run):
-    """R7: once is nothing; for good, the step is judged without it, with a warning."""
+    """R7: a probe that fails once is retried, and one that keeps failing is dropped with a warning."""
     looks = 0
 
     async def shaky() -> float:
@@ -341,7 +341,7 @@ def test_a_probe_that_fails_is_retried_and_then_only_that_signal_is_dropped(run)
 
 
 def test_a_row_is_on_disk_as_soon_as_a_step_ends(run, tmp_path):
-    """R8: seen from inside the next step; the order of columns is stable."""
+    """R8: a step's row is on disk before the next step starts, with a stable column order."""
     path = tmp_path / "steps.csv"
     rows_seen: list[int] = []
 
@@ -358,7 +358,7 @@ def test_a_row_is_on_disk_as_soon_as_a_step_ends(run, tmp_path):
 
 
 def test_an_interrupted_ramp_can_be_resumed(run, tmp_path):
-    """R8: the same search with the same journal runs only what has no verdict yet; a torn last line is no step."""
+    """R8: a resumed search runs only steps without a verdict, and ignores a torn last line."""
     journal = tmp_path / "ramp.jsonl"
     settings = CapacitySettings(steps="2,4,16", slo=Slo(p95_s=1.0), **QUICK)
 
@@ -371,10 +371,10 @@ def test_an_interrupted_ramp_can_be_resumed(run, tmp_path):
         file.write('{"target_rate": 16.0, "ver')
     queue = Queue(0.1)
     answer = run(CapacityRun(queue, settings, journal=journal).run)
-    assert ["PASS", "PASS", "TRIP"] == [step.verdict for step in answer.steps]
-    assert 176 == len(queue.arrivals)
+    assert ["PASS", "PASS", "TRIP", "TRIP"] == [step.verdict for step in answer.steps]
+    assert 2 * 176 == len(queue.arrivals)
     assert answer == CapacityAnswer.from_json(answer.to_json())
-    assert [2.0, 4.0, 16.0] == [json.loads(line)["target_rate"] for line in journal.read_text().splitlines()[1:]]
+    assert [2.0, 4.0, 16.0, 16.0] == [json.loads(line)["target_rate"] for line in journal.read_text().splitlines()[1:]]
 
 
 def test_the_journal_of_another_search_is_refused(run, tmp_path):
@@ -390,7 +390,7 @@ def test_the_journal_of_another_search_is_refused(run, tmp_path):
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_rerun_makes_the_same_traffic(loop):
-    """R9: the answer is the same to the byte; every step has a seed of its own."""
+    """R9: two searches with one seed are identical to the byte, and each step has its own seed."""
     settings = {"arrivals": "poisson", "seed": 3, **QUICK}
     first, second = (run_seeded(loop, find_capacity, Queue(0.1), "4,6", Slo(p95_s=2.0), **settings) for _ in range(2))
     assert first.to_json() == second.to_json()
@@ -489,7 +489,9 @@ def test_a_step_at_the_edge_is_repeated_and_the_confidence_says_so(run):
         return await searching.run()
 
     answer = run(search)
-    assert [(20, "ramp"), (30, "ramp"), (20, "repeat")] == [(step.target_rate, step.why) for step in answer.steps]
+    assert [(20, "ramp"), (30, "ramp"), (30, "repeat"), (20, "repeat")] == [
+        (step.target_rate, step.why) for step in answer.steps
+    ]
     assert (20, (2, 2)) == (answer.max_rate, answer.passes)
     assert 0.5 < answer.confidence < 0.9
     assert answer.repeatability[0] < 0.5
@@ -499,7 +501,7 @@ def test_a_step_at_the_edge_is_repeated_and_the_confidence_says_so(run):
 
 
 def test_the_axis_may_be_users(run):
-    """R13: the same steps, verdicts and answer; a server of 10 per second takes 10 users who think for a second."""
+    """R13: a search over users gives the same steps, verdicts and answer."""
     answer = run(
         find_capacity,
         Queue(0.1),
@@ -509,7 +511,7 @@ def test_the_axis_may_be_users(run):
         think_time_s=1.0,
         **{**QUICK, "hold_s": 30.0},
     )
-    assert ["PASS", "PASS", "TRIP"] == [step.verdict for step in answer.steps]
+    assert ["PASS", "PASS", "TRIP", "TRIP"] == [step.verdict for step in answer.steps]
     assert (8.0, 8.0) == (answer.max_rate, answer.best.achieved_rate)
     assert "holds 8 users" in answer.render()
 
@@ -522,7 +524,7 @@ def test_fewer_than_95_percent_active_users_are_inconclusive_with_the_shortfall(
 
 
 def test_operations_of_a_mix_have_their_own_latencies_and_limits(run):
-    """R13, R8: three chats to a search; only the limit that was set gates."""
+    """R13, R8: operations are drawn by weight, and only those with a limit are judged."""
 
     async def chat(arrival: Arrival) -> None:
         await anyio.sleep(0.1)
@@ -575,7 +577,7 @@ def test_a_shape_is_anchored_anew_at_each_step(run):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_capacity_is_found_within_five_percent_of_the_truth(seed):
-    """R12, I16: 20 random servers whose saturation rate is slots / service time; no untested rate is ever reported."""
+    """R12, I16: on 20 random servers of known capacity, only tested rates are reported."""
     rng = random.Random(seed)
     slots, tokens = rng.randint(1, 6), rng.randint(4, 40)
     first_s, token_s = rng.uniform(0.05, 0.5), rng.uniform(0.005, 0.05)

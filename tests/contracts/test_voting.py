@@ -10,13 +10,19 @@ import pytest
 from sampling import (
     Action,
     Context,
+    EscalationStrategy,
     Generation,
     Hooks,
     LoopStarted,
     MajorityVotingStrategy,
     MBRStrategy,
     RateLimited,
+    RejectionSamplingStrategy,
+    Requirement,
+    SelectionFailed,
     Slice,
+    Tier,
+    Validation,
 )
 from sampling._similarity import rouge_l
 from sampling.protocols import Progress
@@ -39,7 +45,7 @@ def drawn(subsample, text, outcome="valid"):
 
 
 def progress_of(slices, of, ended=()):
-    """How far a call is after these slices, of so many draws in all."""
+    """Return the progress of a call after these slices."""
     return Progress(
         slices=slices,
         attempts=slices,
@@ -187,7 +193,7 @@ class TestTheVote:
                 assert full_vote(answers) == result.text
 
     def test_first_as_many_start_as_can_decide(self, run):
-        """S19: of 9, first 5 at once; what they leave open says how many more."""
+        """S19: of 9 draws, 5 start at once, and the open outcome decides how many follow."""
         backend = answering(list("aaaaaaaaa"))
         result = run(sample, MajorityVotingStrategy(), backend, [])
         assert (5, 5, 1.0) == (len(backend.requests), backend.max_in_flight, result.elapsed_s)
@@ -249,8 +255,91 @@ class TestTheVote:
             outcomes.add((result.text, result.best.iteration))
         assert 1 == len(outcomes)
 
+    def test_the_result_says_how_clear_the_vote_was(self, run):
+        """S19: agreement is the share of the winner among the counted draws, and margin its lead."""
+        strategy = MajorityVotingStrategy(concurrency_budget=5, early_stop=False)
+        result = run(sample, strategy, answering(["a", "b", "a", RuntimeError("broken"), "a"]), [])
+        assert (0.75, 0.5) == (result.agreement, result.margin)
+
+    def test_invalid_answers_are_counted_if_there_are_no_others(self, run):
+        """S19: the answers with the most merit voted, so they are counted."""
+        strategy = MajorityVotingStrategy(concurrency_budget=3, early_stop=False)
+        result = run(sample, strategy, answering(list("aab")), [Requirement("never", check=lambda _: False)])
+        assert (False, 2 / 3, 1 / 3) == (result.success, result.agreement, result.margin)
+
+    def test_without_a_vote_there_is_no_agreement(self, run):
+        """S19: other strategies leave both None."""
+        result = run(sample, RejectionSamplingStrategy(), answering(["a"]), [])
+        assert (None, None) == (result.agreement, result.margin)
+
+    def test_the_agreement_of_a_tier_is_on_the_result(self, run):
+        """S19, S20: an escalation has the agreement of the tier that won."""
+        strategy = EscalationStrategy([Tier(strategy=MajorityVotingStrategy(concurrency_budget=3, early_stop=False))])
+        result = run(sample, strategy, answering(list("aab")), [])
+        assert (2 / 3, 1 / 3) == (result.agreement, result.margin)
+
+    def test_objects_without_a_hash_can_vote(self, run):
+        """S19: answers that were parsed into a pydantic, attrs or dataclass object are compared by their fields."""
+
+        @attrs.define
+        class River:
+            name: str
+
+        async def call():
+            answers = answering(["Rhine", "Elbe", "Rhine"])
+            action = Action("?", lambda text: River(text.strip()))
+            return await MajorityVotingStrategy(concurrency_budget=3).sample(action, None, answers)
+
+        assert River("Rhine") == run(call).value
+
+    def test_votes_count_by_their_score(self, run):
+        """S19: one answer with a high score outweighs two with a low one."""
+        scores = {"a": 0.2, "b": 0.9}
+        scored = Requirement("has a score", check=lambda text: Validation(True, score=scores[text]))
+        strategy = MajorityVotingStrategy(concurrency_budget=3, weight="score")
+        result = run(sample, strategy, answering(list("aab")), [scored])
+        assert ("b", pytest.approx(0.9 / 1.3)) == (result.text, result.agreement)
+
+    def test_votes_count_by_their_probability(self, run):
+        """S19: the geometric mean of the tokens counts, in every form that servers use, and decides early."""
+        sure = [{"token": "b", "logprob": -0.01}, {"token": "!", "logprob": -0.01}]
+
+        async def backend(request):
+            if request.subsample < 2:
+                return attrs.evolve(_WITH_LOGPROBS, text="a", logprobs=(-2.0, -2.0))
+            return attrs.evolve(_WITH_LOGPROBS, text="b", logprobs=tuple(sure))
+
+        strategy = MajorityVotingStrategy(concurrency_budget=3, weight="logprobs")
+        assert "b" == run(sample, strategy, backend, []).text
+        poll = strategy._poll([drawn(0, "a"), drawn(1, "a"), drawn(2, "a")])
+        assert poll.is_over(2, 9, 1.0)
+        assert not poll.is_over(3, 9, 1.0)
+
+    @pytest.mark.parametrize("weight", [lambda _: -1.0, lambda _: float("nan"), lambda _: float("inf")])
+    def test_a_weight_is_a_number(self, run, weight):
+        """S19: a weight that can't be added up is an error that says so."""
+        strategy = MajorityVotingStrategy(concurrency_budget=2, weight=weight)
+        with pytest.raises(SelectionFailed) as raised:
+            run(sample, strategy, answering(list("ab")), [])
+        assert "weight must return a finite number" in str(raised.value.__cause__)
+
+    def test_an_open_vote_may_have_any_weight(self):
+        """S19: so a certainty below 1 is refused, and so is an unknown weight."""
+        with pytest.raises(ValueError, match=r"certainty must be 1 for votes with a weight, got 0\.9"):
+            MajorityVotingStrategy(weight="score", certainty=0.9)
+        with pytest.raises(TypeError, match="weight must be"):
+            MajorityVotingStrategy(weight="length")
+
+
+_WITH_LOGPROBS = Generation("")
+
 
 class TestMinimumBayesRisk:
+    def test_punctuation_and_endings_do_not_decide(self, run):
+        """S19: the same word with other punctuation is the same word."""
+        answers = answering(["London", "Paris.", "Paris!", "London", "Paris"])
+        assert "Paris" in run(sample, MBRStrategy(), answers, []).text
+
     def test_stopping_early_never_changes_the_outcome(self):
         """S19: where so many are the same that it stops, no answers to come bring another to the front."""
         rng = random.Random(5)
@@ -269,7 +358,7 @@ class TestMinimumBayesRisk:
         assert 75 < stopped_early
 
     def test_the_bound_of_rouge_l_holds(self):
-        """S19: (1 - F(a, c)) - (1 - F(b, c)) <= 4 (1 - F(a, b)), for any three texts; and no factor below 4 will do."""
+        """S19: (1 - F(a, c)) - (1 - F(b, c)) <= 4 (1 - F(a, b)) for any three texts, and 4 is the smallest factor."""
         rng = random.Random(6)
         worst = 0.0
         for _ in range(2_000):

@@ -8,11 +8,16 @@ import math
 
 import anyio
 import attrs
+from anyio.lowlevel import checkpoint
 
 from sampling import (
+    BestOfNStrategy,
     Budget,
+    BudgetForcingStrategy,
     Context,
+    Diverse,
     EscalationStrategy,
+    FatalError,
     Generation,
     HedgedSamplingStrategy,
     Hooks,
@@ -20,6 +25,8 @@ from sampling import (
     IterationStarted,
     LoopFinished,
     LoopStarted,
+    MajorityVotingStrategy,
+    MBRStrategy,
     MultiTurnStrategy,
     Options,
     RejectionSamplingStrategy,
@@ -29,8 +36,10 @@ from sampling import (
     Tier,
     TransientError,
     Usage,
+    report_usage,
 )
-from sampling.errors import AuthenticationFailed
+from sampling.errors import AuthenticationFailed, BadRequest
+from sampling.strategies import Thinking
 from sampling.testing import After, ScriptedBackend, Watch
 
 DEPTH, BREADTH = 2, 4
@@ -388,6 +397,257 @@ async def escalation_given_up(world):
     return summary(world, watch, watch.result.stop_reason)
 
 
+def strategies(**settings):
+    """Return every strategy, with settings under which it stops early, repairs, votes or escalates."""
+    return [
+        RejectionSamplingStrategy(**settings),
+        RejectionSamplingStrategy(variation=Diverse(models=("a", "b"), seeds=range(9)), **settings),
+        RepairTemplateStrategy(**settings),
+        MultiTurnStrategy(**settings),
+        MajorityVotingStrategy(**settings),
+        MajorityVotingStrategy(certainty=0.8, all_at_once=True, **settings),
+        MBRStrategy(**settings),
+        BestOfNStrategy(len, enough=2, **settings),
+        BestOfNStrategy(len, **settings),
+        BudgetForcingStrategy(Thinking(tokens=4, most_waits=1), **settings),
+        HedgedOnTheGrid(**settings),
+        EscalationStrategy([Tier(), Tier(options=Options(model="strong"))], patience=1, **settings),
+    ]
+
+
+ERRORS = [
+    TransientError,
+    RuntimeError,
+    BadRequest,
+    lambda message: ExceptionGroup("several", [TransientError(message), BadRequest(message)]),
+    AuthenticationFailed,
+]
+"""One error of each kind that ends something else."""
+
+
+class Script:
+    """What a backend does in each attempt: drawn once, and replayed with any latencies."""
+
+    def __init__(self, world, *, errors=0.25):
+        self._world = world
+        self._replies = {}
+        for subsample in range(BREADTH):
+            for attempt in range(DEPTH):
+                text = world.rng.choice(["no", "no", "a", "a", "bb", "ccc"])
+                error = world.rng.choice(ERRORS) if world.rng.random() < errors else None
+                usage = Usage(world.rng.randint(1, 9), world.rng.randint(1, 9), world.rng.choice([0.0, 0.25]))
+                judged = world.rng.choice(["yes", "yes", "no"])
+                self._replies[subsample, attempt] = text, error, usage, judged
+
+    def backend(self):
+        """Return a backend with these replies and new latencies."""
+
+        def reply(request):
+            text, error, usage, judged = self._replies[request.subsample, request.attempt]
+            if request.messages[0].role == "system":
+                return After(self._world.latency(), Generation(judged, usage))
+            return After(
+                self._world.latency(), Generation(text, usage) if error is None else error(request.iteration_id[-7:])
+            )
+
+        return ScriptedBackend(reply)
+
+
+def is_not_no(text):
+    return text != "no"
+
+
+async def every_strategy(world):
+    """I1 to I12: every strategy, with all kinds of errors, judges and budgets."""
+    strategy = world.rng.choice(
+        strategies(loop_budget=DEPTH, concurrency_budget=BREADTH, deterministic=world.rng.random() < 0.3)
+    )
+    reqs = [is_not_no, "is polite"][: world.rng.randint(1, 2)]
+    budget = world.rng.choice([None, Budget(attempts=5), Budget(requests=7), Budget(tokens=60), Budget(deadline_s=1.0)])
+    world.reached(type(strategy).__name__)
+    return await watched(world, strategy, Script(world).backend(), reqs, budget=budget)
+
+
+async def same_outcome_in_any_timing(world):
+    """Semantics 8: two runs of a deterministic call differ in their latencies, and in nothing that its caller sees."""
+    settings = {"loop_budget": DEPTH, "concurrency_budget": BREADTH, "deterministic": True}
+    number = world.rng.randrange(len(strategies(**settings)))
+    script = Script(world, errors=world.rng.choice([0.0, 0.1, 0.3]))
+    reqs = [is_not_no, "is polite"][: world.rng.randint(1, 2)]
+    limits = world.rng.choice(
+        [
+            {},
+            {},
+            {"attempts": world.rng.randint(0, 8)},
+            {"requests": world.rng.randint(0, 12)},
+            {"tokens": world.rng.randint(0, 100)},
+            {"cost": world.rng.choice([0.0, 0.25, 0.5, 1.0])},
+        ]
+    )
+    # New objects each time: a strategy may learn, and a budget is used up.
+    outcomes = [
+        await outcome_of(strategies(**settings)[number], script.backend(), reqs, limits) for _ in ("one", "another")
+    ]
+    assert outcomes[0] == outcomes[1], f"semantics 8: {outcomes[0]} and {outcomes[1]} with {limits}"
+    world.reached(f"strategy {number}")
+    world.reached(outcomes[0][0])
+    return outcomes[0]
+
+
+async def outcome_of(strategy, backend, reqs, limits):
+    """Return what the caller of a call learns: what was raised, or the answer and why it ended."""
+    try:
+        result = await strategy.sample("q", None, backend, reqs, budget=Budget(**limits) if limits else None)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    best = result.best
+    return result.stop_reason, result.success, best and (best.subsample, best.attempt, best.text, best.outcome)
+
+
+async def budget_that_is_only_reserved(world):
+    """Semantics 9: calls wait for reservations, and all of them end. None is refused while there is room."""
+    breadth = world.rng.choice([1, 2])
+    calls = world.rng.randint(2, 5)
+    nests = world.rng.random() < 0.3
+    # Every attempt uses 2 tokens of up to 41 that it reserves: there is room for all, but not at once.
+    budget = Budget(tokens=41 + 2 * calls * 2 * breadth + world.rng.choice([0, 20]))
+    endings = []
+
+    async def backend(request):
+        if nests and request.messages[-1].content == "outer" and world.rng.random() < 0.3:
+            world.reached("nested")
+            await one_call("inner", 20)
+        report_usage(Usage(1, 1))
+        await anyio.sleep(world.latency())
+        return Generation(world.rng.choice(["yes", "no"]), Usage(1, 1))
+
+    async def one_call(question, max_tokens):
+        strategy = RejectionSamplingStrategy(loop_budget=2, concurrency_budget=breadth)
+        patience_s = world.rng.choice([0.25, 500.0, 500.0, 500.0])
+        with anyio.move_on_after(patience_s) as scope:
+            result = await strategy.sample(
+                question, None, backend, [is_yes], budget=budget, options=Options(max_tokens=max_tokens)
+            )
+            endings.append((question, result.stop_reason))
+        if scope.cancelled_caught:
+            endings.append((question, "cancelled" if patience_s < 1 else "waited for ever"))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(calls):
+            group.start_soon(one_call, "outer", world.rng.choice([10, 30, 40]))
+    assert attrs.astuple(budget.reserved) == (0, 0, 0, 0.0), "I10: something is still reserved"
+    assert not [ending for ending in endings if ending[1] == "waited for ever"], "semantics 9: a call waited for ever"
+    refused = [ending for ending in endings if ending[1] == "budget"]
+    if "nested" not in world.states:
+        assert not refused, f"semantics 9: refused with {budget.tokens_charged} of {budget.tokens} tokens spent"
+        assert calls == len(endings)
+    for ending in endings:
+        world.reached(ending[1])
+    return sorted(endings)
+
+
+class Leaks(Exception):
+    """Raised by cleanups."""
+
+
+async def work(fate, delay_s):
+    """Wait, and clean up as this fate says if cancelled."""
+    try:
+        await anyio.sleep(delay_s)
+    except BaseException:
+        if fate == "raises":
+            raise Leaks("in the cleanup") from None
+        if fate == "waits":
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.25)
+            raise FatalError("in the cleanup") from None
+        raise
+
+
+def hostile_backend(world):
+    fates = table(world, yes=0.3)
+
+    async def backend(request):
+        delay_s, text = fates[request.subsample, request.attempt]
+        fate = world.rng.choice(["raises", "waits", "group", "leaks", "fine", "fine", "fine"])
+        if fate == "leaks":
+            world.reached("a cancellation that nobody requested")
+            await raise_cancellation()
+        if fate == "group":
+            async with anyio.create_task_group() as group:
+                group.start_soon(work, "raises", delay_s + 0.25)
+                await anyio.sleep(delay_s)
+                group.cancel_scope.cancel()
+        else:
+            await work(fate, delay_s)
+        return Generation(text, Usage(3, 2))
+
+    return backend
+
+
+async def hostile_cleanups(world):
+    """Semantics 3 and 10: cleanups that raise, wait and raise groups, and cancellations that nobody requested."""
+    strategy = Rejection(loop_budget=DEPTH, concurrency_budget=world.rng.choice([1, BREADTH]))
+    watch = Watch(hostile_backend(world))
+    ending = None
+    patience_s = world.rng.choice([0.25, 0.5, 50.0, 50.0])
+    with anyio.move_on_after(patience_s) as scope:
+        try:
+            ending = (await watch.sample(strategy, "q", None, [is_yes])).stop_reason
+        except Exception as error:
+            ending = type(error).__name__
+    watch.check()
+    if scope.cancelled_caught:
+        world.reached("the caller's cancellation came through")
+        return "cancelled"
+    assert not scope.cancel_called or watch.result is not None, "I11: the caller's cancellation became an error"
+    assert watch.events.of(LoopFinished)[0].elapsed_s <= patience_s + 0.25, "I11: the caller's cancellation was lost"
+    assert ending != "deadline", "I12: a cancellation was taken for a deadline"
+    outcomes = {event.slice.outcome for event in watch.events.of(IterationFinished)}
+    assert "valid" not in outcomes or watch.result is not None, f"semantics 3: a loser undid the winner: {ending}"
+    if {"valid", "errored"} <= outcomes:
+        world.reached("a cleanup raised beside a winner")
+    return summary(world, watch, ending)
+
+
+async def raise_cancellation():
+    """Raise the cancellation of a scope that has ended, as leaking code does."""
+    kept = None
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        try:
+            await checkpoint()
+        except anyio.get_cancelled_exc_class() as error:
+            kept = error
+    raise kept
+
+
+async def errors_about_requests(world):
+    """Semantics 5: a refused request ends its subsample, a refused key the call, a group what its leaves end."""
+    refused = world.rng.randrange(BREADTH)
+    error = world.rng.choice(ERRORS)
+    latencies = [world.latency() for _ in range(BREADTH)]
+
+    def reply(request):
+        if request.subsample == refused:
+            return After(latencies[request.subsample], error("refused"))
+        return After(1.25 + latencies[request.subsample], "yes")
+
+    strategy = Rejection(concurrency_budget=BREADTH, variation=Diverse(models=("a", "b", "c", "d")))
+    watch = Watch(ScriptedBackend(reply))
+    try:
+        result = await watch.sample(strategy, "q", None, [is_yes])
+    except AuthenticationFailed:
+        watch.check()
+        return summary(world, watch, "AuthenticationFailed")
+    except Exception as other:
+        raise AssertionError("semantics 5: an error ended siblings that would have won") from other
+    watch.check()
+    assert result.success
+    assert error is not ERRORS[-1], "semantics 5: a refused key did not end the call"
+    return summary(world, watch, result.stop_reason)
+
+
 CAMPAIGN = {
     plain_race: ["losers were cancelled", "validated", "exhausted"],
     errors_and_answers: ["an error beside a winner", "failed", "AuthenticationFailed", "RuntimeError"],
@@ -411,6 +671,38 @@ CAMPAIGN = {
     ],
     started_whenever: ["all started", "some never started", "validated", "exhausted"],
     escalated: ["1 tiers", "2 tiers", "3 tiers", "validated", "exhausted", "budget", "deadline", "failed"],
+    every_strategy: [
+        "BestOfNStrategy",
+        "BudgetForcingStrategy",
+        "EscalationStrategy",
+        "HedgedOnTheGrid",
+        "MBRStrategy",
+        "MajorityVotingStrategy",
+        "MultiTurnStrategy",
+        "RejectionSamplingStrategy",
+        "RepairTemplateStrategy",
+        "validated",
+        "budget",
+        "deadline",
+        "AuthenticationFailed",
+    ],
+    same_outcome_in_any_timing: [
+        *(f"strategy {number}" for number in range(12)),
+        "validated",
+        "budget",
+        "exhausted",
+        "failed",
+        "AuthenticationFailed",
+        "BadRequest",
+    ],
+    budget_that_is_only_reserved: ["validated", "exhausted", "cancelled", "nested", "budget"],
+    hostile_cleanups: [
+        "a cleanup raised beside a winner",
+        "a cancellation that nobody requested",
+        "the caller's cancellation came through",
+        "validated",
+    ],
+    errors_about_requests: ["validated", "AuthenticationFailed"],
     escalation_given_up: ["cancelled in 2 calls", "cancelled in 4 calls", "cancelled in 5 calls", "validated"],
 }
 """All scenarios, with the states that at least one run must reach (I19)."""

@@ -8,6 +8,7 @@ from tests.faults.scenarios import CAMPAIGN
 SEEDS = 2_000
 
 
+@pytest.mark.usefixtures("no_logs")
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 @pytest.mark.parametrize("scenario", CAMPAIGN, ids=lambda scenario: scenario.__name__)
 def test_the_invariants_hold_in_every_schedule(scenario, loop):

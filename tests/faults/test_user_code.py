@@ -143,10 +143,10 @@ class TestChecks:
         assert isinstance(caught.value, BadVerdict)
         gc.collect()
 
-    @pytest.mark.parametrize("score", [float("nan"), float("inf"), "high", True], ids=repr)
+    @pytest.mark.parametrize("score", ["high", [1], object], ids=repr)
     @pytest.mark.parametrize("is_async", [False, True])
     def test_a_score_that_is_no_number_is_a_type_error_too(self, run, score, is_async):
-        """Row 53: NaN score."""
+        """Row 53: a score that `float()` does not take."""
 
         async def later(text):
             return Validation(True, score=score)

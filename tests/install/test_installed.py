@@ -17,7 +17,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBE = Path(__file__).with_name("probe.py")
+NOISY = Path(__file__).with_name("noisy.py")
 UV = Path(sys.executable).with_name("uv")
+PYRIGHT = Path(sys.executable).with_name("pyright")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 INSTALL_LINE = re.compile(r"pip install \"?(?:sampling|\.)(?:\[(?P<extras>[a-z0-9,]+)\])?\"?(?![\w\[])")
 CORE = {"anyio", "attrs", "structlog", "tenacity"}
@@ -125,11 +127,13 @@ def test_an_install_line_brings_what_it_promises(tmp_path, wheel, bare, extras):
 
 
 def test_the_lowest_versions_that_are_allowed_work(tmp_path, wheel):
-    """What pyproject.toml allows is what works: the oldest versions of the direct dependencies."""
-    installed = Installed(tmp_path, wheel, "cli,openai,pydantic", "--resolution", "lowest-direct")
+    """The package works with the oldest versions that pyproject.toml allows."""
+    installed = Installed(tmp_path, wheel, "cli,gemini,openai,pydantic", "--resolution", "lowest-direct")
     broken = {name: what for name, what in installed.probe().items() if what != "ok" and not what.startswith("extra ")}
     assert {} == broken
     assert installed.run("sampling", "--help").returncode == 0
+    done = installed.run("python", "-W", "error", str(NOISY))
+    assert (0, "") == (done.returncode, done.stdout)
 
 
 def test_the_command_line_alone_starts(tmp_path, wheel):
@@ -150,13 +154,13 @@ def test_without_the_command_line_the_command_says_what_to_install(bare):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(not PYRIGHT.exists(), reason="pyright is only in .venv")
 def test_every_public_name_has_a_type(tmp_path, wheel):
     """`pyright --verifytypes` finds no symbol whose type another type checker could infer differently."""
-    installed = Installed(tmp_path, wheel, "cli,openai,otel,prometheus,pydantic,trio")
+    installed = Installed(tmp_path, wheel, "cli,gemini,mellea,openai,otel,prometheus,pydantic,trio")
     env = {**clean_environment(), "VIRTUAL_ENV": str(installed.bin.parent)}
     env["PATH"] = f"{installed.bin}{os.pathsep}{env['PATH']}"
-    pyright = Path(sys.executable).with_name("pyright")
-    command = [pyright, "--ignoreexternal", "--verifytypes", "sampling"]
+    command = [PYRIGHT, "--ignoreexternal", "--verifytypes", "sampling"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, check=False)  # noqa: S603
     assert "Type completeness score: 100%" in done.stdout, done.stdout
 

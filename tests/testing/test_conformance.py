@@ -9,11 +9,12 @@ from contextlib import asynccontextmanager, suppress
 
 import anyio
 import anyio.to_thread
+import attrs
 import pytest
 import trio
 from anyio.lowlevel import checkpoint
 
-from sampling import Generation, Message, Options, Request, Usage, report_usage
+from sampling import Generation, Image, Message, Options, Request, ToolCall, Usage, report_usage
 from sampling.errors import BadRequest
 from sampling.testing.conformance import RuleBroken, check_backend
 
@@ -122,7 +123,7 @@ def test_a_factory_may_return_a_context_manager_that_opens_a_backend(run):
 
 def test_an_unknown_claim_is_refused(run):
     """A misspelt claim would silently not be checked."""
-    with pytest.raises(ValueError, match="claims must be some of max_tokens, seed, stop, usage, got 'tokens'"):
+    with pytest.raises(ValueError, match=r"claims must be some of .*, stop, tools, usage, got 'tokens'"):
         run(check, Honest, claims=["tokens"])
 
 
@@ -431,3 +432,94 @@ async def test_a_socket_for_every_cancelled_request_breaks_a_rule():
     said = await broken_rule(Pools, **QUICKLY)
     assert "stops at once when it is cancelled" in said
     assert "10 more sockets were open after 10 requests were cancelled" in said
+
+
+# Abilities that are checked only if they are claimed.
+
+FULL = {
+    "claims": ["usage", "max_tokens", "stop", "seed", "distinct_seeds", "tools", "parts"],
+    "endings": {"length": Request((Message("user", "rain"),), Options(max_tokens=1))},
+}
+
+
+class Able(Honest):
+    """A backend with tools, parts and seeds. Each subclass below lacks one."""
+
+    call = ToolCall("1", "note_number", '{"number": 1}')
+
+    async def stream(self, request, receive):
+        self.refuse(request)
+        if request.options.tool_choice == "required":
+            return Generation("", Usage(1, 1), "tool_calls", tool_calls=[self.call] if self.call else ())
+        return await super().stream(request, receive)
+
+    def refuse(self, request):
+        pass
+
+    def input_tokens(self, request):
+        return sum(1 + len(message.text.split()) for message in request.messages)
+
+    def piece(self, request, number):
+        return "so " if number == 1 + (request.options.seed or 0) % 3 else "rain "
+
+
+class IgnoresSeeds(Able):
+    def piece(self, request, number):
+        return "rain "
+
+
+class CallsNothing(Able):
+    call = None
+
+
+class CallsWithoutId(Able):
+    call = ToolCall("", "note_number", "{}")
+
+
+class CallsAnother(Able):
+    call = ToolCall("1", "other", "{}")
+
+
+class CallsWithoutJson(Able):
+    call = ToolCall("1", "note_number", "{number")
+
+
+class RefusesResults(Able):
+    def refuse(self, request):
+        if request.messages and request.messages[-1].role == "tool":
+            raise BadRequest("what is this?")
+
+
+class RefusesImages(Able):
+    def refuse(self, request):
+        if any(isinstance(part, Image) for message in request.messages for part in message.content):
+            raise BadRequest("what is this?")
+
+
+class EndsAsUsual(Able):
+    async def stream(self, request, receive):
+        answer = await super().stream(request, receive)
+        return attrs.evolve(answer, finish_reason="stop")
+
+
+def test_an_able_backend_passes_every_rule(run):
+    """A correct backend is checked for all of its abilities."""
+    assert 15 == len(run(check, Able, **FULL))
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (IgnoresSeeds, "the same answer with 5 different seeds"),
+        (CallsNothing, "told to call a tool, and answered ''"),
+        (CallsWithoutId, "has no id"),
+        (CallsAnother, "it called 'other'"),
+        (CallsWithoutJson, "not JSON"),
+        (RefusesResults, "what is this?"),
+        (RefusesImages, "takes images beside text"),
+        (EndsAsUsual, "an answer that ended with 'length' has the finish_reason 'stop'"),
+    ],
+)
+def test_an_ability_that_is_claimed_and_not_there_is_found(run, kind, says):
+    """And the message says what happened."""
+    assert says in run(broken_rule, kind, **FULL)

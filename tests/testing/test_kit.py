@@ -90,7 +90,7 @@ class TestWatch:
 
     def test_an_answer_that_no_record_has(self, watch):
         """I2."""
-        watch.returned["somewhere else"] = 1
+        watch._answered.add("somewhere else")
         self.damaged(watch, "I2", "somewhere else")
 
     def test_a_winner_that_was_lost(self, watch):

@@ -1,4 +1,4 @@
-"""What a type checker must be able to tell: mypy and pyright run over this file, nobody executes it."""
+"""Types that mypy and pyright must infer. This file is checked and never executed."""
 
 import dataclasses
 from typing import Any, assert_type
@@ -30,7 +30,7 @@ from sampling.strategies import History
 
 
 async def answers_text(request: Request) -> str:
-    return request.messages[-1].content
+    return request.messages[-1].text
 
 
 class Answers:

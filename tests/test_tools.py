@@ -1,0 +1,92 @@
+"""Tools made by hand, and of functions."""
+
+from typing import Literal
+
+import pytest
+
+from sampling import Options, Tool, ToolCall, tool
+
+SCHEMA = {"type": "object", "properties": {}}
+
+
+def search(query: str, where: Literal["web", "mail"] = "web", *, limit: int = 3) -> list[str]:
+    """
+    Search for words.
+
+    Args:
+        query: The words,
+            all of them.
+        limit: The number of results.
+    """
+    return [query, where] * limit
+
+
+def test_a_function_becomes_a_tool():
+    """Its name, docstring and parameters say all that a model needs."""
+    made = tool(search)
+    assert ("search", "Search for words.") == (made.name, made.description)
+    assert {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["query"],
+        "properties": {
+            "query": {"type": "string", "description": "The words, all of them."},
+            "where": {"type": "string", "enum": ["web", "mail"]},
+            "limit": {"type": "integer", "description": "The number of results."},
+        },
+    } == made.schema
+    assert ["a", "web"] == made("a", limit=1)
+
+
+def test_arguments_are_validated_by_the_annotations():
+    """The reason is one that a model can act on."""
+    made = tool(search)
+    assert {"query": "a", "limit": 2} == made.arguments_of(ToolCall("1", "search", '{"query": "a", "limit": 2}'))
+    with pytest.raises(ValueError, match="at /limit: input should be a valid integer"):
+        made.arguments_of(ToolCall("1", "search", '{"query": "a", "limit": "many"}'))
+
+
+def untyped(query):
+    """Search."""
+
+
+def greedy(*words: str) -> None:
+    """Search."""
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda: tool(untyped), TypeError, "an annotation for every parameter, and untyped has none for 'query'"),
+        (lambda: tool(greedy), TypeError, "named parameters only"),
+        (lambda: tool(lambda: 3), ValueError, "got a lambda"),
+        (lambda: tool(3), TypeError, "a function"),
+        (lambda: Tool("a b", "", SCHEMA), ValueError, "ASCII letters"),
+        (lambda: Tool("a", "", None), TypeError, "schema must be"),
+        (lambda: Tool("a", "", {"type": "string"}), ValueError, "that of an object"),
+        (lambda: Tool("a", "", {**SCHEMA, "x": {1}}), ValueError, "JSON values"),
+        (lambda: Options(tools=[Tool("a", "", SCHEMA), Tool("a", "", SCHEMA)]), ValueError, "'a' twice"),
+        (lambda: Options(tools=[Tool("a", "", SCHEMA)], tool_choice="b"), ValueError, "'required', 'a', got 'b'"),
+        (lambda: Options(tools=[3]), TypeError, "a Tool or a function"),
+        (lambda: Options(top_p=1.5), ValueError, "top_p must be <= 1"),
+        (lambda: Options(top_k=-1), ValueError, "top_k must be >= 0"),
+        (lambda: Options(frequency_penalty=3), ValueError, "frequency_penalty must be <= 2"),
+        (lambda: Options(logit_bias={"x": 1}), TypeError, "a token id in logit_bias"),
+        (lambda: Options(reasoning_effort="much"), ValueError, "reasoning_effort must be one of 'none'"),
+        (lambda: Options(extra={"max_completion_tokens": 9}), ValueError, "Use Options\\(max_tokens"),
+        (lambda: Options(extra={"extra_body": {"n": 9}}), ValueError, "extra must not set 'n'"),
+    ],
+)
+def test_what_no_model_could_use_is_refused(make, error, says):
+    """At construction, before anything is paid."""
+    with pytest.raises(error, match=says):
+        make()
+
+
+def test_options_are_overlaid_one_by_one():
+    """Those that the other sets win, extra ones are merged, and all others stay."""
+    below = Options(top_p=0.5, logprobs=True, tools=[search], extra={"a": 1, "b": 1})
+    above = Options(top_p=0.0, logprobs=False, reasoning_effort="low", extra={"b": 2})
+    both = below.overlaid(above)
+    assert (0.0, False, "low", {"a": 1, "b": 2}) == (both.top_p, both.logprobs, both.reasoning_effort, both.extra)
+    assert below.tools == both.tools
