@@ -23,7 +23,16 @@ from sampling.errors import (
     Timeout,
     TransientError,
 )
-from sampling.hooks import Event, Hooks, IterationFinished, IterationStarted, LoopFinished, LoopStarted, Repaired
+from sampling.hooks import (
+    Event,
+    Hooks,
+    IterationFinished,
+    IterationStarted,
+    LoopFinished,
+    LoopStarted,
+    Repaired,
+    TextGrown,
+)
 from sampling.messages import Action, Attempt, Context, Generation, Message, Options, Request
 from sampling.parts import Audio, File, Image, Reasoning, Text, ToolCall, ToolResult
 from sampling.protocols import Backend, StreamingBackend
@@ -129,6 +138,7 @@ __all__ = [  # noqa: RUF022 - in groups, for those who read it
     "LoopFinished",
     "LoopStarted",
     "Repaired",
+    "TextGrown",
     "current",
     "report_usage",
     # Errors

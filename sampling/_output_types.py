@@ -34,6 +34,7 @@ import attrs
 from sampling._arguments import short_repr
 from sampling._json.extraction import join_problems, json_pointer, read_json
 from sampling._json.lenient import find_json
+from sampling._json.partial import read_partial_json
 from sampling._json.schemas import close_objects, has_finite_value
 from sampling._json.time_limit import TooComplex, count_step, time_limit
 from sampling._text import unfenced
@@ -79,6 +80,15 @@ class TypedReader(Generic[T]):
             return self.read(find_json(text, openings) if self._lenient else unfenced(text))
         except TooComplex as error:
             raise ValueError(str(error)) from None
+
+    def read_partial(self, text: str) -> Any:
+        """Return the JSON of an answer that is still growing, or None if none of it is there. It is not validated."""
+        if self._root == "scalar":
+            return None
+        data = read_partial_json(text, "[{" if self._root == "array" else "{")
+        if self._root != "object" and isinstance(data, dict) and data.keys() <= {VALUE}:
+            return cast("dict[str, Any]", data).get(VALUE)
+        return data
 
     @property
     def name(self) -> str:

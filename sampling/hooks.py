@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from inspect import isawaitable
+from functools import cached_property
+from inspect import isawaitable, iscoroutinefunction
 from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -28,6 +29,7 @@ __all__ = [
     "LoopFinished",
     "LoopStarted",
     "Repaired",
+    "TextGrown",
 ]
 
 _log = Logger()
@@ -86,6 +88,41 @@ class IterationStarted(IterationEvent):
     action: Action[Any]
     context: Context
     options: Options
+
+
+@attrs.frozen(kw_only=True)
+class TextGrown(IterationEvent):
+    """
+    The text of an attempt has grown.
+
+    If the text starts over, as it does when a layer retries, the whole of it is in `piece`. So `piece == text` says:
+    forget what came before. The last `text` of an attempt that came to an answer is the text of the answer.
+    """
+
+    piece: str
+    """The text that was added, or all of it if the text starts over."""
+
+    text: str
+    """All of the text so far."""
+
+    action: Action[Any]
+
+    @cached_property
+    def partial(self) -> Any:
+        """
+        The JSON so far, if the action has a type to read from JSON. None if there is none yet.
+
+        It is plain data, such as a dict with the fields that have arrived. The last string and the last number in it
+        may still grow, and nothing is validated. It is read when you ask for it.
+        """
+        read = getattr(self.action.parser, "read_partial", None)
+        return None if read is None else read(self.text)
+
+    def joined_to(self, earlier: "TextGrown") -> "TextGrown":
+        """Return one event in place of an earlier one of this attempt and this one."""
+        if self.piece == self.text:
+            return self
+        return attrs.evolve(self, piece=earlier.piece + self.piece)
 
 
 @attrs.frozen(kw_only=True)
@@ -152,6 +189,9 @@ class Hook:
     order: float = 0
     """Hooks with a lower order are called first."""
 
+    without: tuple[type[Event], ...] = ()
+    """Events that the hook is not called on, although they are of its type."""
+
     @property
     def name(self) -> str:
         """The qualified name of the function, for messages."""
@@ -160,6 +200,12 @@ class Hook:
         module = getattr(function, "__module__", None)
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
         return f"{module}.{name}" if module else str(name)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the function is declared with `async def`."""
+        function: Any = self.function
+        return iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 class Hooks:
@@ -170,6 +216,10 @@ class Hooks:
     and the call continues. If the hook is critical, its exception ends the call.
     Hooks are shielded from cancellation up to their timeout, so that every started attempt is also seen to finish.
     A cancelled call waits at most that long for them. A sync hook can't be interrupted, so it must not block.
+
+    A hook on `TextGrown` makes the call stream. Sync ones are called for every piece, before the async ones. Those
+    declared with `async def` are awaited while the text goes on growing, and get all that was added since their last
+    call as one piece.
     """
 
     def __init__(self, *, timeout_s: float = 5.0) -> None:
@@ -282,20 +332,22 @@ class Emitter:
         """
         found = self._by_event.get(event)
         if found is None:
-            found = tuple(hook for hook in self._hooks if issubclass(event, hook.event))
+            found = tuple(
+                hook for hook in self._hooks if issubclass(event, hook.event) and not issubclass(event, hook.without)
+            )
             self._by_event[event] = found
         return found
 
-    async def emit(self, event: E) -> E:
+    async def emit(self, event: E, hooks: Sequence[Hook] | None = None) -> E:
         """
-        Call every hook for this event, and return the event with their changes.
+        Call every hook for this event, or only those given, and return the event with their changes.
 
         Only a `LoopStarted` can be changed. All hooks are called even if one raises,
         so that a hook which sees an attempt finish has also seen it start.
         Afterwards, the exception of a critical hook is raised as `CriticalHookError`.
         """
         interruption: BaseException | None = None
-        for hook in self.hooks_for(type(event)):
+        for hook in self.hooks_for(type(event)) if hooks is None else hooks:
             try:
                 event = self._apply_changes(await self._call(hook, event), event, hook)
             except BaseException as error:  # noqa: BLE001, ASYNC103 - raised again after the other hooks
@@ -303,6 +355,34 @@ class Emitter:
         if interruption is not None:
             raise interruption
         return event
+
+    def emit_now(self, event: Event, hooks: Sequence[Hook], begun: list[tuple[Hook, Awaitable[Any]]]) -> None:
+        """
+        Call these hooks where nothing can be awaited, and add the awaitables that they return to `begun`.
+
+        Pass those to `finish`. Exceptions are as those of `emit`.
+        """
+        veto: CriticalHookError | None = None
+        for hook in hooks:
+            started_s = time.perf_counter()
+            try:
+                answer = hook.function(event)
+                warn_if_blocked(started_s, hook.name)
+                if isawaitable(answer):
+                    begun.append((hook, answer))
+            except (MemoryError, RecursionError):
+                raise
+            except Exception as error:  # noqa: BLE001 - user code, which must not end the call
+                try:
+                    self._record_failure(hook, event, error)
+                except CriticalHookError as critical:
+                    veto = veto or critical
+        if veto is not None:
+            raise veto
+
+    async def finish(self, hook: Hook, event: Event, begun: Awaitable[Any]) -> None:
+        """Await what a hook returned. Exceptions are as those of `emit`."""
+        await self._call(hook, event, begun)
 
     def _apply_changes(self, answer: object, event: E, hook: Hook) -> E:
         if not isinstance(event, LoopStarted) or answer is None:
@@ -314,10 +394,10 @@ class Emitter:
         )
         return event
 
-    async def _call(self, hook: Hook, event: Event) -> Any:
+    async def _call(self, hook: Hook, event: Event, begun: Awaitable[Any] | None = None) -> Any:
         started_s = time.perf_counter()
         try:
-            answer = hook.function(event)
+            answer = hook.function(event) if begun is None else begun
             warn_if_blocked(started_s, hook.name)
             if isawaitable(answer):
                 answer = await _await_with_timeout(hook, event, answer)

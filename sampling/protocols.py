@@ -20,6 +20,7 @@ __all__ = [
     "StreamingBackend",
     "Variation",
     "as_generation",
+    "can_stream",
     "generate_of",
 ]
 
@@ -75,6 +76,11 @@ def generate_of(backend: object) -> Callable[[Request], Awaitable[Generation | s
         allowed = "a Backend with `async def generate(request)`, or an async function of one request"
         raise wrong_type("backend", backend, allowed)
     return cast("Callable[[Request], Awaitable[Generation | str]]", generate)
+
+
+def can_stream(backend: object) -> bool:
+    """Return whether a backend can stream its text."""
+    return callable(getattr(backend, "stream", None))
 
 
 def as_generation(answer: object) -> Generation:

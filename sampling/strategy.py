@@ -27,12 +27,13 @@ from sampling._event_loop import running_loop
 from sampling._plugins import installed_hooks
 from sampling.budgets import Budget
 from sampling.errors import InsideEventLoop
-from sampling.hooks import SILENT, Emitter, Hooks
+from sampling.hooks import SILENT, Emitter, Hooks, TextGrown
 from sampling.messages import Action, Attempt, Context, Options, as_action
 from sampling.parts import Part
-from sampling.protocols import BackendLike, Progress, Stage, Variation, generate_of
+from sampling.protocols import BackendLike, Progress, Stage, Variation, can_stream, generate_of
 from sampling.requirements import Requirement, RequirementLike, as_requirements
 from sampling.results import SamplingResult, Slice, by_merit, first_tried
+from sampling.streaming import Events, open_events
 
 __all__ = ["BaseSamplingStrategy", "StrategySettings", "keep_open"]
 
@@ -178,7 +179,7 @@ class BaseSamplingStrategy:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in ("sample", "sample_sync"):
+        for name in ("sample", "sample_sync", "stream"):
             if name in cls.__dict__:
                 raise TypeError(
                     f"{cls.__name__} overrides {name}(), which is final: it carries the hooks, ids, budgets and "
@@ -408,6 +409,64 @@ class BaseSamplingStrategy:
             # After an interrupt of this thread, such as Ctrl-C, the call must not go on in the other one.
             running.cancel()
 
+    @overload
+    def stream(
+        self,
+        action: str | Sequence[Part],
+        ctx: Context | None,
+        backend: BackendLike,
+        reqs: Iterable[RequirementLike] | None = None,
+        *,
+        options: Options | None = None,
+        budget: Budget | None = None,
+        validation_ctx: Context | None = None,
+        hooks: Hooks | None = None,
+    ) -> AbstractAsyncContextManager[Events[str]]: ...
+    @overload
+    def stream(
+        self,
+        action: Action[T],
+        ctx: Context | None,
+        backend: BackendLike,
+        reqs: Iterable[RequirementLike] | None = None,
+        *,
+        options: Options | None = None,
+        budget: Budget | None = None,
+        validation_ctx: Context | None = None,
+        hooks: Hooks | None = None,
+    ) -> AbstractAsyncContextManager[Events[T]]: ...
+    @final
+    def stream(
+        self,
+        action: Action[Any] | str | Sequence[Part],
+        ctx: Context | None,
+        backend: BackendLike,
+        reqs: Iterable[RequirementLike] | None = None,
+        *,
+        options: Options | None = None,
+        budget: Budget | None = None,
+        validation_ctx: Context | None = None,
+        hooks: Hooks | None = None,
+    ) -> AbstractAsyncContextManager[Events[Any]]:
+        """
+        Run `sample()`, and iterate over its events while it runs.
+
+            async with strategy.stream("…", None, backend) as events:
+                async for event in events:
+                    ...
+            events.result
+
+        The events are those that hooks get, `TextGrown` included, in the same order. Leaving the block before they
+        end cancels the call and all of its requests. See `Events` for slow readers and errors.
+        """
+
+        def start(with_events: Hooks) -> Run[Any]:
+            call = self._call(action, ctx, backend, reqs, options, budget, validation_ctx, with_events)
+            return self._run(call)
+
+        _check_arguments(ctx, options, budget, validation_ctx, hooks)
+        return open_events(hooks, start)
+
     def _call(
         self,
         action: object,
@@ -432,7 +491,10 @@ class BaseSamplingStrategy:
         if budget is not None:
             budget.check_prices(backend)
         requirements = _deduplicated(self.requirements, as_requirements("reqs", reqs))
-        streamed, needs_view = _needs_of(requirements)
+        growing, needs_view = _needs_of(requirements)
+        if growing and not can_stream(backend):
+            growing = ()
+        emitter = self._emitter(hooks)
         first = Attempt(asked, ctx or NO_CONTEXT)
         if self.state_requirements:
             first = _with_requirements(first, requirements)
@@ -452,7 +514,8 @@ class BaseSamplingStrategy:
             generate=generate,
             ask=ask,
             requirements=requirements,
-            partial=streamed if callable(getattr(backend, "stream", None)) else (),
+            partial=growing,
+            streamed=bool(growing or (emitter is not SILENT and emitter.hooks_for(TextGrown))),
             needs_view=needs_view,
             options=options or NO_OPTIONS,
             loop_budget=self.loop_budget,
@@ -461,7 +524,7 @@ class BaseSamplingStrategy:
             budget=budget,
             holding=() if budget is None else reservations_around(),
             validation_ctx=validation_ctx,
-            emitter=self._emitter(hooks),
+            emitter=emitter,
             hooks=hooks,
             accept_incomplete=self.accept_incomplete,
             check_timeout_s=self.check_timeout_s,
@@ -546,14 +609,14 @@ def _check_arguments(ctx: object, options: object, budget: object, validation_ct
 
 def _needs_of(requirements: Iterable[Requirement]) -> tuple[tuple[Requirement, ...], bool]:
     """Return the requirements with a partial check, and whether any one looks at more than the text."""
-    streamed: list[Requirement] = []
+    growing: list[Requirement] = []
     needs_view = False
     for requirement in requirements:
         if requirement.partial is not None:
-            streamed.append(requirement)
+            growing.append(requirement)
         if requirement.takes_view or requirement.judged:
             needs_view = True
-    return tuple(streamed), needs_view
+    return tuple(growing), needs_view
 
 
 def _both(

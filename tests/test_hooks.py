@@ -17,13 +17,14 @@ from sampling import (
     MultiTurnStrategy,
     RejectionSamplingStrategy,
     Repaired,
+    TextGrown,
     Usage,
 )
 from sampling.errors import HookTimeout
 from sampling.messages import Generation
 from sampling.testing import After, CapturedEvents, ScriptedBackend
 
-ALL_EVENTS = [LoopStarted, IterationStarted, IterationFinished, Repaired, LoopFinished]
+ALL_EVENTS = [LoopStarted, IterationStarted, TextGrown, IterationFinished, Repaired, LoopFinished]
 
 
 def two_turns():
@@ -34,16 +35,18 @@ async def sample(strategy, backend, **arguments):
     return await strategy.sample("q", None, backend, [lambda text: text == "yes"], **arguments)
 
 
-def test_all_five_events_come_in_order(run):
-    """I9: loop_start < iteration(i) < repair(i) < iteration(i+1) < loop_end."""
-    captured = CapturedEvents()
+def test_all_six_events_come_in_order(run):
+    """I9: loop_start < iteration(i) < text(i) < repair(i) < iteration(i+1) < loop_end."""
+    captured = CapturedEvents(text=True)
     result = run(sample, MultiTurnStrategy(loop_budget=3), two_turns(), hooks=captured)
     assert [
         "LoopStarted",
         "IterationStarted",
+        "TextGrown",
         "IterationFinished",
         "Repaired",
         "IterationStarted",
+        "TextGrown",
         "IterationFinished",
         "LoopFinished",
     ] == captured.names
@@ -70,7 +73,7 @@ def test_hooks_of_the_strategy_come_before_those_of_the_call(run):
 
 
 def test_a_hook_on_event_gets_them_all(run):
-    """Event is the base class of all five events."""
+    """Event is the base class of all six events."""
     seen = []
     hooks = Hooks()
     hooks.on(Event)(lambda event: seen.append(type(event)))
@@ -271,7 +274,7 @@ def test_a_function_can_be_unregistered(run):
 
 def test_every_event_has_the_name_of_its_strategy(run):
     """So that a hook of several strategies can tell them apart."""
-    captured = CapturedEvents()
+    captured = CapturedEvents(text=True)
     run(sample, MultiTurnStrategy(loop_budget=3), two_turns(), hooks=captured)
     assert set(ALL_EVENTS) == {type(event) for event in captured.events}
     assert {"MultiTurnStrategy"} == {event.strategy for event in captured.events}

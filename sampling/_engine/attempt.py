@@ -11,9 +11,11 @@ from sampling._completeness import incomplete
 from sampling._engine.call import Call
 from sampling._engine.scope import Scope, enter_part, iteration_id, leave_part
 from sampling._engine.validation import Checking, CutShort, PartialText, check, first_error, parse
+from sampling._growing_text import GrowingText
 from sampling.budgets import Budget, Reservation
+from sampling.hooks import TextGrown
 from sampling.messages import Attempt, Context, Generation, Message, Options, Request
-from sampling.protocols import StreamingBackend, as_generation, generate_of
+from sampling.protocols import StreamingBackend, as_generation, can_stream, generate_of
 from sampling.requirements import Validation, View
 from sampling.results import Outcome, Slice
 from sampling.usage import Usage
@@ -48,7 +50,7 @@ def prepare(call: Call[T], plan: Attempt[T], subsample: int, attempt: int) -> "R
 
 @attrs.define
 class RunningAttempt(Generic[T]):
-    """The state of one attempt while it runs. It knows nothing of siblings, repairs or hooks."""
+    """The state of one attempt while it runs. It knows nothing of siblings, repairs or events but `TextGrown`."""
 
     call: Call[T]
     plan: Attempt[T]
@@ -82,7 +84,7 @@ class RunningAttempt(Generic[T]):
         used: Usage | None = None
         try:
             self.reservation = None
-            generate = self._stream if call.partial else call.generate
+            generate = self._stream if call.streamed else call.generate
             generation = as_generation(await self._send(scope, self.request, generate))
             used = generation.usage
         finally:
@@ -147,8 +149,24 @@ class RunningAttempt(Generic[T]):
         return used
 
     async def _stream(self, request: Request) -> Generation | str:
-        """Generate with partial checks on the growing text."""
-        text = PartialText(self.call.partial)
+        """Generate with hooks and partial checks on the growing text."""
+        call = self.call
+        checks = PartialText(call.partial) if call.partial else None
+        if checks is not None and not call.emitter.hooks_for(TextGrown):
+            return await self._receive(request, checks)
+        text = GrowingText(call.emitter, self._grown, checks)
+        return await text.while_telling(partial(self._receive_watched, request, text))
+
+    async def _receive_watched(self, request: Request, text: GrowingText) -> Generation:
+        call = self.call
+        answer = await (self._receive(request, text) if can_stream(call.backend) else call.generate(request))
+        generation = as_generation(answer)
+        # It is spent even if a hook ends the call.
+        self.scope.reported = generation.usage
+        text.complete(generation.text)
+        return generation
+
+    async def _receive(self, request: Request, text: GrowingText | PartialText) -> Generation | str:
         try:
             return await cast("StreamingBackend", self.call.backend).stream(request, text)
         except Exception:
@@ -156,6 +174,10 @@ class RunningAttempt(Generic[T]):
             if text.raised is not None:
                 raise text.raised from None
             raise
+
+    def _grown(self, piece: str, text: str) -> TextGrown:
+        ids = self.call.ids_of(self.request)
+        return TextGrown(**ids, piece=piece, text=text, action=self.plan.action)
 
     async def _ask_for_check(
         self, messages: Sequence[Message], *, backend: object = None, options: Options | None = None

@@ -1,7 +1,7 @@
 """The call: everything that is fixed when `sample()` starts."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import attrs
 
@@ -53,6 +53,9 @@ class Call(Generic[T]):
     partial: tuple[Requirement, ...]
     """The requirements that check a text while it streams in. Empty if the backend cannot stream."""
 
+    streamed: bool
+    """Whether the text is looked at while it grows, by a requirement or by a hook."""
+
     needs_view: bool
     """Whether a requirement looks at more than the text of the answer."""
 
@@ -82,6 +85,18 @@ class Call(Generic[T]):
     repair: Callable[[Sequence[Slice[T]]], Attempt[T]] | None = None
     vary: Variation | None = None
     should_continue: Callable[[Sequence[Slice[T]]], bool] | None = None
+
+    def ids_of(self, source: Request | Slice[T]) -> dict[str, Any]:
+        """Return the ids of an attempt, for its events."""
+        return {
+            "sampling_id": self.sampling_id,
+            "parent_id": self.parent_id,
+            "strategy": type(self.strategy).__name__,
+            "iteration": source.iteration,
+            "iteration_id": source.iteration_id,
+            "subsample": source.subsample,
+            "attempt": source.attempt,
+        }
 
     def elapsed_s(self) -> float:
         """Return the seconds since the start of the call."""

@@ -10,7 +10,7 @@ Failures are records, too: only a cancellation leaves a subsample as an exceptio
 import math
 from collections.abc import Iterable, Sequence
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Generic, TypeVar, overload
 
 import anyio
 import attrs
@@ -381,7 +381,7 @@ class Run(Generic[T]):
 
     async def _announce_repair(self, failed: Slice[T], plan: Attempt[T]) -> None:
         if failed.outcome == "invalid" and failed.attempt + 1 < self.call.loop_budget:
-            await self._announce(Repaired(**self._ids(failed), failed=failed, next=plan))
+            await self._announce(Repaired(**self.call.ids_of(failed), failed=failed, next=plan))
             await checkpoint_if_cancelled()
 
     # One attempt, with its events around it.
@@ -411,7 +411,7 @@ class Run(Generic[T]):
         return record
 
     async def _announce_record(self, record: Slice[T]) -> None:
-        await self._announce(IterationFinished(**self._ids(record), slice=record))
+        await self._announce(IterationFinished(**self.call.ids_of(record), slice=record))
 
     async def _announce(self, event: Event) -> None:
         try:
@@ -421,18 +421,9 @@ class Run(Generic[T]):
 
     def _started(self, attempt: RunningAttempt[T]) -> IterationStarted:
         plan, request = attempt.plan, attempt.request
-        return IterationStarted(**self._ids(request), action=plan.action, context=plan.context, options=request.options)
-
-    def _ids(self, source: Request | Slice[T]) -> dict[str, Any]:
-        return {
-            "sampling_id": self.call.sampling_id,
-            "parent_id": self.call.parent_id,
-            "strategy": type(self.call.strategy).__name__,
-            "iteration": source.iteration,
-            "iteration_id": source.iteration_id,
-            "subsample": source.subsample,
-            "attempt": source.attempt,
-        }
+        return IterationStarted(
+            **self.call.ids_of(request), action=plan.action, context=plan.context, options=request.options
+        )
 
     def _record_exception(self, attempt: RunningAttempt[T], error: BaseException) -> Slice[T]:
         """Make a record of an exception, and end the call if that is due to it."""

@@ -88,6 +88,9 @@ class CheckDefect(Picklable, Exception):
 class PartialText:
     """The text of an answer while it streams in. Adding a piece raises `CutShort` if the text can no longer pass."""
 
+    restartable = True
+    """Layers may send the text once more: `restart` takes back what they sent."""
+
     def __init__(self, requirements: Sequence[Requirement]) -> None:
         self._requirements = requirements
         self._pieces: list[str] = []

@@ -6,7 +6,7 @@ from sampling._json.bounded import MAX_DEPTH, loads
 from sampling._json.extraction import MAX_CHARS
 from sampling._text import unfenced
 
-__all__ = ["find_json"]
+__all__ = ["answer_without_thoughts", "find_json", "mend"]
 
 # Each attempt may read the whole text, so their number bounds the time.
 _MAX_VALUES = 8
@@ -30,9 +30,8 @@ def find_json(text: str, openings: str = "{[") -> str:
     text = text.strip()
     if len(text) > MAX_CHARS or _is_json(text):
         return text
-    *_, text = _THOUGHTS.split(text)
-    body = unfenced(text)
-    mended = _MENDABLE.sub(_mend, body)
+    body = unfenced(answer_without_thoughts(text))
+    mended = mend(body)
     for candidate in (body, mended):
         if _is_json(candidate):
             return candidate
@@ -41,6 +40,16 @@ def find_json(text: str, openings: str = "{[") -> str:
         if values:
             return values[0] if len(values) == 1 else body
     return body
+
+
+def answer_without_thoughts(text: str) -> str:
+    """Return what follows the last `</think>`."""
+    return _THOUGHTS.split(text)[-1]
+
+
+def mend(text: str) -> str:
+    """Return JSON without trailing commas, line breaks in strings, and Python's constants."""
+    return _MENDABLE.sub(_mend, text)
 
 
 def _is_json(text: str) -> bool:

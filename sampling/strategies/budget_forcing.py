@@ -8,7 +8,7 @@ import attrs
 from sampling._arguments import check_instance, check_int, check_str
 from sampling._engine.scope import count_request
 from sampling._text import estimate_tokens
-from sampling.backends.layers._layer import Layer, Receive, UsageMeter, call_backend
+from sampling.backends.layers._layer import Layer, Receive, UsageMeter, call_backend, forget_text, is_restartable
 from sampling.messages import Generation, Message, Options, Request
 from sampling.protocols import BackendLike
 from sampling.strategy import BaseSamplingStrategy, StrategySettings
@@ -114,6 +114,7 @@ class _ForcedThinking(Layer):
         begun = self._thinking.answer_suffix
         if begun and receive is not None:
             receive(begun)
+            receive = _AfterPrefix(receive, begun)
         answer = await self._continue(thoughts.answering_request(), thoughts, receive)
         usage, reasoning = thoughts.used + answer.usage, thoughts.text or answer.reasoning
         return attrs.evolve(answer, text=begun + answer.text, usage=usage, reasoning=reasoning)
@@ -125,6 +126,25 @@ class _ForcedThinking(Layer):
         thoughts.requests += 1
         with UsageMeter(thoughts.used):
             return await call_backend(self.inner[0], request, receive)
+
+
+@attrs.define
+class _AfterPrefix:
+    """A receiver of what follows a prefix. A layer that starts over takes back only what it sent itself."""
+
+    _receive: Receive
+    _prefix: str
+
+    @property
+    def restartable(self) -> bool:
+        return is_restartable(self._receive)
+
+    def __call__(self, piece: str) -> None:
+        self._receive(piece)
+
+    def restart(self) -> None:
+        forget_text(self._receive)
+        self._receive(self._prefix)
 
 
 class _Thoughts:

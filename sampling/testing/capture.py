@@ -2,7 +2,7 @@
 
 from typing import TypeVar
 
-from sampling.hooks import Event, Hooks
+from sampling.hooks import Event, Hook, Hooks, TextGrown
 
 __all__ = ["CapturedEvents"]
 
@@ -16,12 +16,15 @@ class CapturedEvents(Hooks):
         captured = CapturedEvents()
         await strategy.sample("…", None, backend, hooks=captured)
         captured.of(IterationFinished)
+
+    With `text=True`, `TextGrown` is among them, and the call streams.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, text: bool = False) -> None:
         super().__init__()
         self.events: list[Event] = []
-        self.on(Event)(self.events.append)
+        without = () if text else (TextGrown,)
+        self.add(Hook(Event, self.events.append, critical=False, timeout_s=self.timeout_s, without=without))
 
     def of(self, kind: type[E]) -> list[E]:
         """Return the events of one type."""

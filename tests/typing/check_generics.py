@@ -10,6 +10,7 @@ from sampling import (
     Attempt,
     BaseSamplingStrategy,
     Context,
+    Event,
     Generation,
     Hooks,
     IterationFinished,
@@ -137,3 +138,14 @@ class Own(MultiTurnStrategy):
 def decisions_are_generic(strategy: BaseSamplingStrategy, history: list[Slice[int]]) -> None:
     assert_type(strategy.repair(history), Attempt[int])
     assert_type(strategy.select(history), Slice[int])
+
+
+async def a_stream_has_the_type_of_its_action() -> None:
+    strategy = RejectionSamplingStrategy()
+    async with strategy.stream("q", None, answers_text) as texts:
+        async for event in texts:
+            assert_type(event, Event)
+    assert_type(texts.result, SamplingResult[str])
+    async with strategy.stream(Action("n", int), None, Answers(), [plain]) as numbers:
+        pass
+    assert_type(numbers.result, SamplingResult[int])

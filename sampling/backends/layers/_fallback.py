@@ -61,8 +61,10 @@ class Fallback(Layer):
                     generation = await call_backend(backend, request, receiver)
             except self.on as error:
                 failures.append(error)
-                if receiver is not None and receiver.started:
+                if receiver is not None and receiver.committed:
                     break  # the caller has seen text that can't be taken back
+                if receiver is not None:
+                    receiver.restart()
                 spent = meter.used or NO_USAGE
             else:
                 return attrs.evolve(

@@ -19,6 +19,7 @@ __all__ = [
     "UsageMeter",
     "call_backend",
     "forget_text",
+    "is_restartable",
     "iter_backends",
     "pass_on_text",
 ]
@@ -93,7 +94,7 @@ class TrackedReceiver:
     """
     A receiver that remembers the pieces it passed on.
 
-    Text that the caller has seen can't be taken back, so a layer must not start over after the first piece.
+    A layer must not start over after the first piece, unless the receiver can take back what it has seen.
     """
 
     _receive: Receive
@@ -105,15 +106,21 @@ class TrackedReceiver:
     """True if text was passed on that was not the answer."""
 
     @property
-    def started(self) -> bool:
-        """True once any text was passed on."""
-        return self.passed_on or bool(self.pieces)
+    def restartable(self) -> bool:
+        """True if the receiver can take text back."""
+        return is_restartable(self._receive)
+
+    @property
+    def committed(self) -> bool:
+        """True once the caller stopped the stream, or any text was passed on that can't be taken back."""
+        return self.cut or ((self.passed_on or bool(self.pieces)) and not self.restartable)
 
     def restart(self) -> None:
-        """Forget the pieces so far, and tell the receiver. Layers still must not start over."""
-        self.pieces = []
-        self.passed_on = True
-        forget_text(self._receive)
+        """Forget the pieces so far, if there are any, and tell the receiver."""
+        if self.pieces:
+            self.pieces = []
+            self.passed_on = True
+            forget_text(self._receive)
 
     def __call__(self, piece: str) -> None:
         """Pass a piece on."""
@@ -123,6 +130,11 @@ class TrackedReceiver:
         except BaseException:
             self.cut = True
             raise
+
+
+def is_restartable(receive: Receive) -> bool:
+    """Return whether a receiver can take back text that it has seen, as those of the engine can."""
+    return bool(getattr(receive, "restartable", False))
 
 
 def forget_text(receive: Receive) -> None:

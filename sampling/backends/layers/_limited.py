@@ -12,7 +12,7 @@ from anyio.lowlevel import checkpoint
 from sampling._arguments import check_bool, check_int, check_number, short_repr
 from sampling._text import estimate_tokens
 from sampling.backends._limits import AdaptiveLimit, SharedClock, SlotPool, TokenBucket
-from sampling.backends.layers._layer import Layer, Receive, call_backend
+from sampling.backends.layers._layer import Layer, Receive, call_backend, forget_text, is_restartable
 from sampling.errors import RateLimited, ServerError, Timeout
 from sampling.messages import Generation, Request
 from sampling.protocols import BackendLike
@@ -145,6 +145,14 @@ class _TrackedRequest:
     receive: Receive | None
     first_at: float | None = None
     pieces: int = 0
+
+    @property
+    def restartable(self) -> bool:
+        return self.receive is None or is_restartable(self.receive)
+
+    def restart(self) -> None:
+        if self.receive is not None:
+            forget_text(self.receive)
 
     def __call__(self, piece: str) -> None:
         self.pieces += 1

@@ -49,7 +49,8 @@ class Retrying(Layer):
 
     Put it around `Limited`, not inside, so that a request that waits for its next try holds no slot.
 
-    A stream that breaks after its first piece is not retried, because text that was passed on can't be taken back.
+    A stream that breaks after its first piece is retried if its receiver can take text back, as in calls of a strategy:
+    there, the text starts over. A receiver of your own has no such way, so it gets the error.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class _Tries:
     @property
     def delivered(self) -> bool:
         """True once text was passed on that can't be taken back."""
-        return self._receiver is not None and self._receiver.started
+        return self._receiver is not None and self._receiver.committed
 
     async def next(self) -> Generation:
         """Try once more."""
@@ -169,6 +170,8 @@ class _Tries:
             raise failure
         if self.count:
             count_request()
+            if self._receiver is not None:
+                self._receiver.restart()
         self.count += 1
         meter = UsageMeter(self._spent)
         try:

@@ -133,7 +133,7 @@ class _Rounds:
         return attrs.evolve(answer, usage=self._spent, turns=(*self._turns, *answer.turns))
 
     async def _run_tools(self, answer: Generation) -> None:
-        if self._receiver is not None and self._receiver.pieces:
+        if self._receiver is not None:
             # Words before a call are not the answer.
             self._receiver.restart()
         results = await _Calls(self._loop, answer.tool_calls, self).run()
