@@ -1,14 +1,15 @@
 """
-Import names of a package on first use (PEP 562).
+Import names of a package on first use (PEP 562), and whole modules.
 
 The package then works without the extras of these names.
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any
 
-__all__ = ["lazy_attributes"]
+__all__ = ["lazy_attributes", "on_first_use"]
 
 
 def lazy_attributes(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
@@ -25,3 +26,13 @@ def lazy_attributes(package: str, homes: Mapping[str, str]) -> Callable[[str], A
         return getattr(import_module(home), name)
 
     return __getattr__
+
+
+def on_first_use(module: str) -> Callable[[], Any]:
+    """Return a function that imports a module and returns it."""
+
+    @cache
+    def load() -> Any:
+        return import_module(module)
+
+    return load

@@ -470,10 +470,10 @@ class Generation:
     reasoning: str | None = attrs.field(default=None, kw_only=True, repr=short_repr)
     """The reasoning that came before the answer, if the backend returns it. Not part of `text`."""
 
-    tool_calls: Sequence[ToolCall] = attrs.field(default=_NOTHING, kw_only=True)
+    tool_calls: Sequence[ToolCall] = attrs.field(default=_NOTHING, kw_only=True, repr=short_repr)
     """The tools that the model calls."""
 
-    refusal: str | None = attrs.field(default=None, kw_only=True)
+    refusal: str | None = attrs.field(default=None, kw_only=True, repr=short_repr)
     """The refusal of the model, where the server separates it from the answer."""
 
     logprobs: Sequence[Any] = attrs.field(default=_NOTHING, kw_only=True, hash=False, repr=short_repr)

@@ -26,7 +26,7 @@ class Validation:
     """The result of one requirement for one answer."""
 
     passed: bool
-    reason: str | None = None
+    reason: str | None = attrs.field(default=None, repr=short_repr)
     """The reason, in words that a model can act on. Repairs send it to the model if the check failed."""
 
     score: float | None = None

@@ -1,11 +1,13 @@
 """Results: one `Slice` per attempt, one `SamplingResult` per call."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 import attrs
 
+from sampling._arguments import check_bool
+from sampling._lazy import on_first_use
 from sampling._text import quoted
 from sampling.errors import NoValidAnswer
 from sampling.messages import Action, Attempt, Context, Generation
@@ -15,6 +17,10 @@ from sampling.usage import NO_USAGE, Usage
 __all__ = ["HookFailure", "Outcome", "SamplingResult", "Slice", "StopReason"]
 
 T = TypeVar("T")
+
+# Few programs need them, and they import this module.
+_json = on_first_use("sampling._result_json")
+_page = on_first_use("sampling._result_page")
 
 _MAX_NAMED_FAILURES = 3
 
@@ -184,6 +190,9 @@ class SamplingResult(Generic[T]):
     margin: float | None = None
     """The lead of the answer over the next one, as a share of the votes, or None if there was no vote."""
 
+    notes: tuple[str, ...] = attrs.field(default=(), eq=False)
+    """What is not as it was, in a result that `from_dict` restored."""
+
     @property
     def value(self) -> T | None:
         """
@@ -237,8 +246,15 @@ class SamplingResult(Generic[T]):
             f" ({', '.join(f'{outcomes[o]} {o}' for o in ('valid', 'invalid', 'errored', 'cancelled') if outcomes[o])})"
         )
 
-    def explain(self) -> str:
-        """Describe every attempt: its prompt, answer and failed requirements."""
+    def explain(self, *, html: bool = False) -> str:
+        """
+        Describe every attempt: its prompt, answer and failed requirements.
+
+        Args:
+            html: Return a fragment of HTML with the lanes of the call, as notebooks show it.
+        """
+        if check_bool("html", html):
+            return cast("str", _page().explain_in_html(self))
         lines = [str(self)]
         if self.stop_detail is not None:
             lines.append(f"stopped by the {self.stop_detail}")
@@ -249,6 +265,53 @@ class SamplingResult(Generic[T]):
             f"hook {failure.hook} on {failure.event}: {_explain_error(failure.error)}" for failure in self.hook_failures
         )
         return "\n".join(lines)
+
+    def to_svg(self) -> str:
+        """
+        Draw the lanes of the call: a row for each subsample, a bar for each attempt, coloured by its outcome.
+
+        The picture has no text of a prompt or an answer.
+        """
+        return cast("str", _page().draw_lanes(self))
+
+    def _repr_html_(self) -> str:
+        return self.explain(html=True)
+
+    def to_dict(self, *, content: bool = True) -> dict[str, Any]:
+        """
+        Return the result as JSON values, in a versioned format.
+
+        Anything that looks like a key is masked in errors and options. `from_dict` restores the result.
+
+        Args:
+            content: If False, leave out prompts, answers, values, reasons and messages of errors.
+        """
+        return cast("dict[str, Any]", _json().dump_result(self, content=check_bool("content", content)))
+
+    def to_json(self, *, content: bool = True, indent: int | None = None) -> str:
+        """Return what `to_dict` returns, as JSON text."""
+        return cast("str", _json().result_to_json(self, content=check_bool("content", content), indent=indent))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], action: Action[T] | None = None) -> "SamplingResult[T]":
+        """
+        Restore a result from the return value of `to_dict`.
+
+        Errors get their types back if these are types of this library or built-in ones. Checks are functions and do
+        not travel: a restored requirement has only its description. `notes` says what else is not as it was.
+        Raise a ValueError for anything that `to_dict` did not return.
+
+        Args:
+            data: The JSON values. Nothing that they name is imported or run.
+
+            action: Parses the values from the texts of the answers. Without one, values are plain JSON.
+        """
+        return cast("SamplingResult[T]", _json().load_result(data, action))
+
+    @classmethod
+    def from_json(cls, text: str, action: Action[T] | None = None) -> "SamplingResult[T]":
+        """Restore a result from the return value of `to_json`. See `from_dict`."""
+        return cast("SamplingResult[T]", _json().result_from_json(text, action))
 
     def explain_failure(self) -> str:
         """

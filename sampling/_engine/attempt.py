@@ -12,6 +12,7 @@ from sampling._engine.call import Call
 from sampling._engine.scope import Scope, enter_part, iteration_id, leave_part
 from sampling._engine.validation import Checking, CutShort, PartialText, check, first_error, parse
 from sampling._growing_text import GrowingText
+from sampling._requests import is_observed_inside, observers, send
 from sampling.budgets import Budget, Reservation
 from sampling.hooks import TextGrown
 from sampling.messages import Attempt, Context, Generation, Message, Options, Request
@@ -85,7 +86,7 @@ class RunningAttempt(Generic[T]):
         try:
             self.reservation = None
             generate = self._stream if call.streamed else call.generate
-            generation = as_generation(await self._send(scope, self.request, generate))
+            generation = as_generation(await self._send(scope, self.request, call.backend, generate))
             used = generation.usage
         finally:
             used = self._settle(scope, reservation, used)
@@ -121,15 +122,18 @@ class RunningAttempt(Generic[T]):
         return text if self.plan.action.parser is None else None
 
     def _send(
-        self, scope: Scope, request: Request, generate: Callable[[Request], Awaitable[Generation | str]]
+        self,
+        scope: Scope,
+        request: Request,
+        backend: object,
+        generate: Callable[[Request], Awaitable[Generation | str]],
     ) -> Awaitable[Generation | str]:
         """Send one request, and return its awaitable. `_settle` must follow, however it ends."""
         # Not async: one coroutine less for each attempt.
         scope.requests += 1
-        answer = generate(request)
-        if not hasattr(answer, "__await__"):
-            raise wrong_type("backend", generate, "async: it answered without being awaited")
-        return answer
+        if observers() and not is_observed_inside(backend):
+            return send(backend, request, partial(_awaitable, generate))
+        return _awaitable(generate, request)
 
     def _settle(self, scope: Scope, reservation: Reservation | None, used: Usage | None) -> Usage | None:
         """Account for a request that has ended, and return its usage if that is known."""
@@ -199,7 +203,8 @@ class RunningAttempt(Generic[T]):
         entered = enter_part(part)
         used: Usage | None = None
         try:
-            generation = as_generation(await self._send(part, request, generate))
+            asked: object = getattr(generate, "__self__", generate)
+            generation = as_generation(await self._send(part, request, asked, generate))
             used = generation.usage
             return generation
         finally:
@@ -250,3 +255,13 @@ class RunningAttempt(Generic[T]):
         context = Context.sent(self.plan.messages, self.plan.chars, cut.text)
         record = self.record("invalid", context, None, (cut.validation,), cut.validation.error)
         return attrs.evolve(record, tokens_saved=max(0, could_have_been - spent.output_tokens))
+
+
+def _awaitable(
+    generate: Callable[[Request], Awaitable[Generation | str]], request: Request
+) -> Awaitable[Generation | str]:
+    """Call a backend, and return its awaitable."""
+    answer = generate(request)
+    if not hasattr(answer, "__await__"):
+        raise wrong_type("backend", generate, "async: it answered without being awaited")
+    return answer

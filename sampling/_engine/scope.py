@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from structlog.contextvars import bind_contextvars
 
 from sampling._arguments import wrong_type
+from sampling._requests import report_to_observers
 from sampling.budgets import Budget, Reservation
 from sampling.messages import Identity, Request
 from sampling.usage import NO_USAGE, Usage
@@ -165,6 +166,7 @@ def report_usage(usage: Usage) -> None:
     scope = _scope.get()
     if scope is not None:
         scope.reported = usage
+    report_to_observers(usage)
 
 
 def count_request() -> None:

@@ -18,7 +18,7 @@ _MAX_INT_DIGITS = 300
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 
 
-def loads(text: str) -> Any:
+def loads(text: str, *, max_brackets: int = MAX_BRACKETS) -> Any:
     """
     Parse JSON.
 
@@ -26,20 +26,20 @@ def loads(text: str) -> Any:
     nesting that would overflow the stack, numbers that take minutes to convert, and duplicate keys.
     NaN and Infinity are invalid. The error never quotes the text.
     """
-    _check_depth(text)
+    _check_depth(text, max_brackets)
     try:
         return _decoder.decode(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at character {error.pos}") from None
 
 
-def _check_depth(text: str) -> None:
+def _check_depth(text: str, max_brackets: int) -> None:
     # Counting is a hundred times faster than walking, and enough for ordinary input.
     brackets = text.count("[") + text.count("{")
     if brackets <= MAX_DEPTH:
         return
-    if brackets > MAX_BRACKETS:
-        raise ValueError(f"more than {MAX_BRACKETS:,} brackets")
+    if brackets > max_brackets:
+        raise ValueError(f"more than {max_brackets:,} brackets")
     depth = 0
     for match in _STRING_OR_BRACKET.finditer(text):
         if match[0] in "[{":

@@ -1,132 +1,258 @@
 """
-Trace calls with OpenTelemetry.
-
-Each call has a span, with a child span for each attempt:
+Trace and measure calls with OpenTelemetry, by its conventions for generative AI.
 
     result = await strategy.sample("…", None, backend, reqs, hooks=otel_hooks())
 
-While an attempt runs, its span is the current one. So spans of an instrumented HTTP client and of nested calls
-become children of the attempt that made them.
+Each call has a span, with a span for each subsample, each attempt, and each request to the model inside. While they
+run, spans of attempts and requests are the current ones. So spans of nested calls and of an instrumented HTTP client
+become their children.
 """
 
-import json
-from collections.abc import Iterable
-from typing import Any, TypeAlias
+import time
+from contextvars import Token
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+import attrs
 
 from sampling._arguments import check_bool
-from sampling._message_json import plain_content
+from sampling._requests import Observers, SentRequest, observe, stop_observing
 from sampling.errors import MissingExtra
+from sampling.fanout.items import ItemFinished
 from sampling.hooks import Hooks, IterationEvent, IterationFinished, IterationStarted, LoopFinished, LoopStarted
-from sampling.messages import Attempt, Message, Options
-from sampling.parts import Content
+from sampling.requirements import Validation
 from sampling.results import Slice
-from sampling.usage import Usage
+from sampling.telemetry._otel_content import input_messages, output_messages
+from sampling.telemetry._request_figures import (
+    Attributes,
+    describe_request,
+    error_of,
+    how_it_ended,
+    request_options,
+    response_id,
+    spent_tokens,
+    without_none,
+)
 
 try:
     from opentelemetry import context, trace
-    from opentelemetry.trace import Span, Status, StatusCode, TracerProvider
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
+
+    from sampling.telemetry._otel_metrics import OtelMetrics
 except ImportError as _error:
     raise MissingExtra("tracing", "opentelemetry-api", "otel") from _error
 
-__all__ = ["otel_hooks"]
+__all__ = ["SCHEMA_URL", "otel_hooks"]
 
-Attributes: TypeAlias = dict[str, Any]
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.41.0"
+"""The version of the conventions that spans and metrics follow."""
 
 
-def otel_hooks(tracer_provider: TracerProvider | None = None, *, content: bool = False) -> Hooks:
+def otel_hooks(
+    tracer_provider: TracerProvider | None = None,
+    *,
+    meter_provider: MeterProvider | None = None,
+    content: bool = False,
+) -> Hooks:
     """
-    Return hooks that trace calls.
+    Return hooks that trace and measure calls, also those of a fan-out.
 
-    Attributes have the names of OpenTelemetry's conventions for generative AI where those exist
-    (`gen_ai.request.model`, `gen_ai.usage.output_tokens`, …). All others begin with `sampling.`.
+    Spans, metrics and their attributes have the names of OpenTelemetry's conventions for generative AI where those
+    exist (`gen_ai.request.model`, `gen_ai.client.token.usage`, …). All others begin with `sampling.`.
+    Tokens are on the spans of requests only, so that viewers count them once.
 
     Args:
         tracer_provider: The provider of the tracer. None means the global one of the application.
 
-        content: Also record prompts and answers on the spans. They may contain private data.
+        meter_provider: The provider of the meter. None means the global one of the application.
+
+        content: Also record prompts, answers and the reasons of checks. They may contain private data.
     """
-    spans = _Spans(
-        trace.get_tracer("sampling", tracer_provider=tracer_provider), content=check_bool("content", content)
-    )
+    installed = _version()
+    tracer = trace.get_tracer("sampling", installed, tracer_provider=tracer_provider, schema_url=SCHEMA_URL)
+    metrics = OtelMetrics(meter_provider, installed, SCHEMA_URL)
+    spans = _Spans(tracer, metrics, content=check_bool("content", content))
     hooks = Hooks()
     hooks.on(LoopStarted)(spans.loop_started)
     hooks.on(IterationStarted)(spans.iteration_started)
     hooks.on(IterationFinished)(spans.iteration_finished)
     hooks.on(LoopFinished)(spans.loop_finished)
+    hooks.on(ItemFinished)(metrics.item_finished)
     return hooks
 
 
+def _version() -> str | None:
+    try:
+        return version("sampling")
+    except PackageNotFoundError:
+        return None
+
+
+@attrs.define
+class _OpenSpan:
+    """A span that has not ended, and what its end restores."""
+
+    span: Span
+    attached: "Token[context.Context] | None" = None
+    observed: Token[Observers] | None = None
+    ended_ns: int | None = None
+
+
 class _Spans:
-    """The open spans, by call or attempt."""
+    """The open spans, by call, subsample, attempt or request."""
 
-    def __init__(self, tracer: trace.Tracer, *, content: bool) -> None:
+    def __init__(self, tracer: trace.Tracer, metrics: OtelMetrics, *, content: bool) -> None:
         self._tracer = tracer
+        self._metrics = metrics
         self._content = content
-        self._open: dict[str, tuple[Span, Any]] = {}
+        self._open: dict[object, _OpenSpan] = {}
+        self._subsamples: dict[str, list[int]] = {}
+        """The subsamples of each running call that have begun."""
 
-    def _start(self, key: str, name: str, attributes: Attributes) -> None:
-        span = self._tracer.start_span(name, attributes=_without_none(attributes))
-        # An attempt starts and ends in one task, so `_end` can detach this token.
-        self._open[key] = span, context.attach(trace.set_span_in_context(span))
-
-    def _end(self, key: str, attributes: Attributes, error: BaseException | None) -> None:
-        opened = self._open.pop(key, None)
-        if opened is None:
-            return
-        span, attached = opened
-        context.detach(attached)
-        span.set_attributes(_without_none(attributes))
-        if error is not None:
-            # Only the type: the message may contain the prompt, the answer or a key.
-            span.set_attribute("error.type", type(error).__name__)
-            span.set_status(Status(StatusCode.ERROR))
-        span.end()
+    # Calls, subsamples and attempts.
 
     def loop_started(self, event: LoopStarted) -> None:
-        self._start(
-            event.sampling_id,
-            f"sample {event.strategy}",
-            {
-                "sampling.id": event.sampling_id,
-                "sampling.parent_id": event.parent_id,
-                "sampling.strategy": event.strategy,
-                "sampling.loop_budget": event.loop_budget,
-                "sampling.concurrency_budget": event.concurrency_budget,
-            },
-        )
+        attributes = {
+            "sampling.id": event.sampling_id,
+            "sampling.parent_id": event.parent_id,
+            "sampling.strategy": event.strategy,
+            "sampling.loop_budget": event.loop_budget,
+            "sampling.concurrency_budget": event.concurrency_budget,
+        }
+        opened = self._start(event.sampling_id, f"sample {event.strategy}", attributes)
+        opened.observed = observe(self)
+        self._metrics.call_started(event)
+        self._subsamples[event.sampling_id] = []
 
     def iteration_started(self, event: IterationStarted) -> None:
-        attributes = {"gen_ai.operation.name": "chat", **_ids(event), **_request_attributes(event.options)}
-        if self._content:
-            asked = Attempt(event.action, event.context).messages
-            attributes["gen_ai.input.messages"] = _as_json(asked)
-        self._start(event.iteration_id, "attempt", attributes)
+        lane = event.sampling_id, event.subsample
+        if lane not in self._open:
+            span = self._tracer.start_span(
+                f"subsample {event.subsample}",
+                attributes={"sampling.id": event.sampling_id, "sampling.subsample": event.subsample},
+            )
+            self._open[lane] = _OpenSpan(span)
+            self._subsamples.setdefault(event.sampling_id, []).append(event.subsample)
+        parent = trace.set_span_in_context(self._open[lane].span)
+        self._start(event.iteration_id, "attempt", _ids(event), parent)
 
     def iteration_finished(self, event: IterationFinished) -> None:
         attempt = event.slice
-        attributes = {
-            "sampling.outcome": attempt.outcome,
-            **_usage_attributes(attempt.usage),
-            **_response_attributes(attempt),
-        }
-        if self._content and attempt.generation is not None:
-            attributes["gen_ai.output.messages"] = _as_json([*attempt.generation.turns, attempt.generation.message])
+        self._metrics.attempt_finished(event)
+        opened = self._open.get(event.iteration_id)
+        if opened is not None:
+            for validation in attempt.validations:
+                opened.span.add_event("gen_ai.evaluation.result", self._evaluation(validation, attempt))
         # Invalid and cancelled attempts are normal, not errors.
-        self._end(event.iteration_id, attributes, attempt.error if attempt.outcome == "errored" else None)
+        error = attempt.error if attempt.outcome == "errored" else None
+        self._end(event.iteration_id, {"sampling.outcome": attempt.outcome}, error)
+        lane = self._open.get((event.sampling_id, event.subsample))
+        if lane is not None:
+            lane.ended_ns = time.time_ns()
 
     def loop_finished(self, event: LoopFinished) -> None:
+        if event.sampling_id not in self._open:
+            # An earlier critical hook failed on `LoopStarted`, so this call was never seen to start.
+            return
+        self._metrics.call_finished(event)
+        for subsample in self._subsamples.pop(event.sampling_id, ()):
+            lane = self._open.pop((event.sampling_id, subsample))
+            lane.span.end(lane.ended_ns)
         attributes: Attributes = {
             "sampling.success": event.success,
             "sampling.stop_reason": event.stop_reason,
             "sampling.attempts": event.attempts,
             "sampling.slices": event.iterations,
-            **_usage_attributes(event.usage),
         }
+        if event.result is not None:
+            attributes |= {"sampling.agreement": event.result.agreement, "sampling.margin": event.result.margin}
         self._end(event.sampling_id, attributes, event.error)
 
+    # Requests.
 
-def _without_none(attributes: Attributes) -> Attributes:
-    return {name: value for name, value in attributes.items() if value is not None}
+    def request_started(self, sent: SentRequest) -> None:
+        span = self._request_span(sent)
+        sent.marks[self] = _OpenSpan(span, context.attach(trace.set_span_in_context(span)))
+
+    def request_ended(self, sent: SentRequest) -> None:
+        self._metrics.request_ended(sent)
+        opened = sent.marks.pop(self, None) or _OpenSpan(self._request_span(sent))
+        attributes = {
+            **spent_tokens(sent),
+            "sampling.request.ended": how_it_ended(sent),
+            "sampling.cost": None if sent.usage is None else sent.usage.cost or None,
+            "gen_ai.request.stream": True if sent.first_chunk_s is not None else None,
+            "gen_ai.response.time_to_first_chunk": sent.first_chunk_s,
+        }
+        generation = sent.generation
+        if generation is not None:
+            attributes["gen_ai.response.id"] = response_id(generation)
+            attributes["gen_ai.response.model"] = generation.model
+            attributes["gen_ai.response.finish_reasons"] = (generation.finish_reason,)
+            if self._content:
+                attributes["gen_ai.output.messages"] = output_messages(generation)
+        _finish(opened, attributes, error_of(sent))
+
+    def _request_span(self, sent: SentRequest) -> Span:
+        request = sent.request
+        attributes = {
+            **describe_request(sent),
+            **request_options(request.options),
+            "sampling.id": request.sampling_id or None,
+            "sampling.iteration_id": request.iteration_id or None,
+            # A check asks a model about an answer. Everything else asks for one.
+            "sampling.request.purpose": "check" if request.action is None else "answer",
+        }
+        if self._content:
+            attributes["gen_ai.input.messages"] = input_messages(request.messages)
+        model = attributes.get("gen_ai.request.model")
+        name = f"chat {model}" if model else "chat"
+        return self._tracer.start_span(
+            name, kind=SpanKind.CLIENT, attributes=without_none(attributes), start_time=sent.started_ns
+        )
+
+    def _evaluation(self, validation: Validation, attempt: Slice[Any]) -> Attributes:
+        requirement = validation.requirement
+        return without_none(
+            {
+                "gen_ai.evaluation.name": "a requirement" if requirement is None else requirement.description,
+                "gen_ai.evaluation.score.label": "pass" if validation.passed else "fail",
+                "gen_ai.evaluation.score.value": validation.score,
+                # The reason may quote the answer.
+                "gen_ai.evaluation.explanation": validation.reason if self._content else None,
+                "gen_ai.response.id": response_id(attempt.generation),
+                "error.type": None if validation.error is None else type(validation.error).__name__,
+            }
+        )
+
+    # Opening and closing.
+
+    def _start(
+        self, key: object, name: str, attributes: Attributes, parent: context.Context | None = None
+    ) -> _OpenSpan:
+        span = self._tracer.start_span(name, parent, attributes=without_none(attributes))
+        # A call or an attempt starts and ends in one task, so `_finish` can detach this token.
+        self._open[key] = _OpenSpan(span, context.attach(trace.set_span_in_context(span)))
+        return self._open[key]
+
+    def _end(self, key: object, attributes: Attributes, error: BaseException | None) -> None:
+        opened = self._open.pop(key, None)
+        if opened is not None:
+            _finish(opened, attributes, None if error is None else type(error).__name__)
+
+
+def _finish(opened: _OpenSpan, attributes: Attributes, error_type: str | None) -> None:
+    if opened.attached is not None:
+        context.detach(opened.attached)
+    if opened.observed is not None:
+        stop_observing(opened.observed)
+    opened.span.set_attributes(without_none(attributes))
+    if error_type is not None:
+        # Only the type: the message may contain the prompt, the answer or a key.
+        opened.span.set_attribute("error.type", error_type)
+        opened.span.set_status(Status(StatusCode.ERROR))
+    opened.span.end(opened.ended_ns)
 
 
 def _ids(event: IterationEvent) -> Attributes:
@@ -137,48 +263,3 @@ def _ids(event: IterationEvent) -> Attributes:
         "sampling.subsample": event.subsample,
         "sampling.attempt": event.attempt,
     }
-
-
-def _request_attributes(options: Options) -> Attributes:
-    return {
-        "gen_ai.request.model": options.model,
-        "gen_ai.request.temperature": options.temperature,
-        "gen_ai.request.max_tokens": options.max_tokens,
-        "gen_ai.request.seed": options.seed,
-        "gen_ai.request.stop_sequences": tuple(options.stop) or None,
-        "gen_ai.request.top_p": options.top_p,
-        "gen_ai.request.top_k": options.top_k,
-        "gen_ai.request.frequency_penalty": options.frequency_penalty,
-        "gen_ai.request.presence_penalty": options.presence_penalty,
-    }
-
-
-def _response_attributes(attempt: Slice[Any]) -> Attributes:
-    if attempt.generation is None:
-        return {}
-    return {
-        "gen_ai.response.model": attempt.generation.model,
-        "gen_ai.response.finish_reasons": (attempt.generation.finish_reason,),
-    }
-
-
-def _usage_attributes(usage: Usage) -> Attributes:
-    return {
-        "gen_ai.usage.input_tokens": usage.input_tokens,
-        "gen_ai.usage.output_tokens": usage.output_tokens,
-        "gen_ai.usage.cache_read.input_tokens": usage.cached_input_tokens or None,
-        "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens or None,
-        "sampling.cost": usage.cost or None,
-    }
-
-
-def _as_json(messages: Iterable[Message]) -> str:
-    return json.dumps([{"role": one.role, "parts": _parts(one.content)} for one in messages])
-
-
-def _parts(content: Content) -> list[Attributes]:
-    if isinstance(content, str):
-        return [{"type": "text", "content": content}]
-    # Large media by their digests: a span has no room for them.
-    plain: list[Attributes] = plain_content(content)
-    return [{"type": "text", "content": part["text"]} if part["type"] == "text" else part for part in plain]

@@ -1,5 +1,5 @@
 """
-Count calls, attempts, tokens, cost and durations for Prometheus.
+Count calls, attempts, requests, tokens, cost and durations for Prometheus.
 
     strategy = MultiTurnStrategy(loop_budget=3, hooks=prometheus_hooks())
 
@@ -14,12 +14,23 @@ import threading
 from bisect import bisect_left
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import Token
 
 from sampling._arguments import check_str
+from sampling._requests import Observers, SentRequest, observe, stop_observing
 from sampling.errors import MissingExtra
+from sampling.fanout.items import ItemFinished
 from sampling.hooks import Hooks, IterationFinished, LoopFinished, LoopStarted
 from sampling.load import LoadRun, PopulationsRun
 from sampling.telemetry._load_figures import BUCKETS_S, COUNTS, LoadFigures, PopulationFigures
+from sampling.telemetry._request_figures import (
+    DURATION_BUCKETS_S,
+    TOKEN_BUCKETS,
+    describe_request,
+    error_of,
+    tokens_by_type,
+    wasted_tokens,
+)
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -34,13 +45,16 @@ __all__ = ["prometheus_hooks", "prometheus_load"]
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 """Histogram buckets, from a cached answer to a long chain of repairs."""
 
+_REQUEST = ("provider", "model")
+"""The labels of requests."""
+
 
 def prometheus_hooks(registry: CollectorRegistry = REGISTRY, *, prefix: str = "sampling") -> Hooks:
     """
     Return hooks that update metrics.
 
     Create them once per registry, and share them between strategies.
-    Labels have few values: the name of the strategy, the outcome, the stop reason. Ids and texts are never labels.
+    Labels have few values: the name of the strategy, the outcome, the model. Ids and texts are never labels.
 
     Args:
         registry: The registry of the metrics.
@@ -52,13 +66,14 @@ def prometheus_hooks(registry: CollectorRegistry = REGISTRY, *, prefix: str = "s
     hooks.on(LoopStarted)(metrics.loop_started)
     hooks.on(IterationFinished)(metrics.iteration_finished)
     hooks.on(LoopFinished)(metrics.loop_finished)
+    hooks.on(ItemFinished)(metrics.item_finished)
     return hooks
 
 
 class _Metrics:
     def __init__(self, registry: CollectorRegistry, prefix: str) -> None:
-        self._strategies: dict[str, str] = {}
-        """The strategy of each running call, by the id of the call."""
+        self._observed: dict[str, Token[Observers] | None] = {}
+        """What the end of each running call restores, by the id of the call."""
 
         self._running = Gauge(f"{prefix}_calls_running", "Calls under way.", ["strategy"], registry=registry)
         self._calls = Counter(
@@ -81,27 +96,91 @@ class _Metrics:
             registry=registry,
             buckets=_SECONDS,
         )
+        self._time_to_valid = Histogram(
+            f"{prefix}_time_to_valid_seconds",
+            "Time from the start of a call to its valid answer.",
+            ["strategy"],
+            registry=registry,
+            buckets=_SECONDS,
+        )
+        self._wasted = Counter(
+            f"{prefix}_wasted_tokens",
+            "Tokens of attempts other than the valid answer.",
+            ["strategy", "kind"],
+            registry=registry,
+        )
+        self._items = Counter(
+            f"{prefix}_fan_out_items",
+            "Items of fan-outs that ended, by how.",
+            ["strategy", "status"],
+            registry=registry,
+        )
+        self._request_seconds = Histogram(
+            f"{prefix}_request_seconds",
+            "How long requests took. The type of the error is empty if there was none.",
+            [*_REQUEST, "error_type"],
+            registry=registry,
+            buckets=DURATION_BUCKETS_S,
+        )
+        self._first_chunk_seconds = Histogram(
+            f"{prefix}_request_first_chunk_seconds",
+            "Time from a request to the first chunk of its response.",
+            _REQUEST,
+            registry=registry,
+            buckets=DURATION_BUCKETS_S,
+        )
+        self._request_tokens = Histogram(
+            f"{prefix}_request_tokens",
+            "Tokens of requests, where they are known.",
+            [*_REQUEST, "kind"],
+            registry=registry,
+            buckets=TOKEN_BUCKETS,
+        )
 
     def loop_started(self, event: LoopStarted) -> None:
-        self._strategies[event.sampling_id] = event.strategy
+        self._observed[event.sampling_id] = observe(self)
         self._running.labels(event.strategy).inc()
 
     def iteration_finished(self, event: IterationFinished) -> None:
-        labels = self._strategies.get(event.sampling_id, "unknown"), event.slice.outcome
+        labels = event.strategy, event.slice.outcome
         self._attempts.labels(*labels).inc()
         self._attempt_seconds.labels(*labels).observe(event.slice.elapsed_s)
 
     def loop_finished(self, event: LoopFinished) -> None:
-        strategy = self._strategies.pop(event.sampling_id, None)
-        if strategy is None:
+        if event.sampling_id not in self._observed:
             # An earlier critical hook failed on `LoopStarted`, so this call was never counted as running.
             return
+        observed = self._observed.pop(event.sampling_id)
+        if observed is not None:
+            stop_observing(observed)
+        strategy = event.strategy
         self._running.labels(strategy).dec()
         self._calls.labels(strategy, event.stop_reason or "raised").inc()
         self._call_seconds.labels(strategy).observe(event.elapsed_s)
         self._tokens.labels(strategy, "input").inc(event.usage.input_tokens)
         self._tokens.labels(strategy, "output").inc(event.usage.output_tokens)
         self._cost.labels(strategy).inc(event.usage.cost)
+        if event.success:
+            self._time_to_valid.labels(strategy).observe(event.elapsed_s)
+        for kind, tokens in wasted_tokens(event):
+            self._wasted.labels(strategy, kind).inc(tokens)
+
+    def item_finished(self, event: ItemFinished) -> None:
+        # One from the journal of an earlier run was counted then.
+        if not event.recorded:
+            self._items.labels(event.strategy, event.outcome.status).inc()
+
+    def request_started(self, sent: SentRequest) -> None:
+        """Do nothing: requests are counted when they have ended."""
+
+    def request_ended(self, sent: SentRequest) -> None:
+        about = describe_request(sent)
+        labels = about["gen_ai.provider.name"], about.get("gen_ai.request.model", "")
+        self._request_seconds.labels(*labels, error_of(sent) or "").observe(sent.elapsed_s)
+        if sent.first_chunk_s is not None:
+            self._first_chunk_seconds.labels(*labels).observe(sent.first_chunk_s)
+        for kind, tokens in tokens_by_type(sent.usage):
+            self._request_tokens.labels(*labels, kind).observe(tokens)
 
 
 @contextmanager

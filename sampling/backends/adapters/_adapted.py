@@ -26,6 +26,9 @@ class AdaptedBackend:
         self, library: str, ask: Callable[[Request, Receive], Awaitable[Generation]], timeout_s: float
     ) -> None:
         self.library = library
+        self.provider_name: str = library
+        """The provider in traces: the library, because only it knows which server it asks."""
+
         self.timeout_s: float = check_number("timeout_s", timeout_s, above=0)
         self._ask = ask
 

@@ -24,6 +24,9 @@ class Provider:
     """The variables of the environment that hold the address, the key and the model of a provider."""
 
     name: str
+    telemetry_name: str
+    """The value of `gen_ai.provider.name` in OpenTelemetry's conventions."""
+
     url_variable: str
     key_variable: str
     model_variable: str
@@ -37,13 +40,21 @@ class Provider:
         return (self.key_variable, *([self.other_key_variable] if self.other_key_variable else []))
 
 
-OPENAI = Provider("OpenAI's API", "OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL", "https://api.openai.com/v1")
-ANTHROPIC = Provider(
-    "Anthropic's API", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_MODEL", "https://api.anthropic.com"
+OPENAI = Provider(
+    "OpenAI's API", "openai", "OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL", "https://api.openai.com/v1"
 )
-AZURE = Provider("Azure", "AZURE_OPENAI_ENDPOINT", "AZURE_OPENAI_API_KEY", "OPENAI_MODEL")
+ANTHROPIC = Provider(
+    "Anthropic's API",
+    "anthropic",
+    "ANTHROPIC_BASE_URL",
+    "ANTHROPIC_API_KEY",
+    "ANTHROPIC_MODEL",
+    "https://api.anthropic.com",
+)
+AZURE = Provider("Azure", "azure.ai.openai", "AZURE_OPENAI_ENDPOINT", "AZURE_OPENAI_API_KEY", "OPENAI_MODEL")
 GEMINI = Provider(
     "the Gemini API",
+    "gcp.gemini",
     "GOOGLE_GEMINI_BASE_URL",
     "GEMINI_API_KEY",
     "GEMINI_MODEL",

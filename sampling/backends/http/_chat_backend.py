@@ -6,8 +6,9 @@ import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn, Self, cast
+from typing import Any, Literal, NoReturn, Self, cast
 
 import anyio
 from anyio.lowlevel import checkpoint, current_token
@@ -17,6 +18,7 @@ from sampling._engine.scope import report_usage
 from sampling._json.bounded import loads
 from sampling._log import Logger
 from sampling._redaction import Redactor, Secret, clears_locals
+from sampling._requests import observers, report_first_chunk, send
 from sampling._text import estimate_tokens
 from sampling.backends._structured import Structured, answer_from_tool, answer_schema, check_structured
 from sampling.backends._support import Support
@@ -105,6 +107,9 @@ class ChatBackend(ABC):
         for name, flag in flags.items():
             check_bool(name, flag)
         self._provider = provider
+        self.provider_name: str = provider.telemetry_name
+        """The provider, by its name in OpenTelemetry's conventions."""
+
         self._address = resolve_address(
             base_url,
             api_key,
@@ -134,6 +139,9 @@ class ChatBackend(ABC):
         self._transport: Transport | None = None
         self._loop: object = None
         self._warned = False
+
+    observed_inside: Literal[True] = True
+    """Telemetry sees each request where it is sent, also if a backend or a check of your own asks for it."""
 
     @property
     def base_url(self) -> str:
@@ -241,6 +249,11 @@ class ChatBackend(ABC):
     async def _answer(self, request: Request, receive: Receiver) -> Generation:
         check_instance("request", request, Request, "a Request")
         request = self._supported(request)
+        if observers():
+            return await send(self, request, partial(self._answer_supported, receive=receive), real=True)
+        return await self._answer_supported(request, receive)
+
+    async def _answer_supported(self, request: Request, receive: Receiver) -> Generation:
         transport = self._transport
         if transport is not None and self._loop == current_token():
             return await self._send(transport, request, receive)
@@ -352,6 +365,7 @@ class ChatBackend(ABC):
             if size > self.max_response_bytes:
                 raise ResponseTooLarge(f"the response has more than {self.max_response_bytes:,} bytes")
             if not answer.started:
+                report_first_chunk()
                 without_event += data
             for event in parser.feed(data) if data else parser.close():
                 _pass_on(answer.add(event), receive)

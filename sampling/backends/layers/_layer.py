@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, Literal, Self, TypeAlias, cast
 
 import attrs
 
 from sampling._engine import scope as identity
+from sampling._requests import is_observed_inside, observers, send
 from sampling.messages import Generation, Request
-from sampling.protocols import BackendLike, as_generation, generate_of
+from sampling.protocols import BackendFunction, BackendLike, as_generation, generate_of
 from sampling.usage import NO_USAGE, Usage
 
 __all__ = [
@@ -36,6 +37,9 @@ class Layer:
     and `async with layer` opens and closes the inner backends that are async context managers.
     If an inner backend can't stream, its text is passed on as one piece.
     """
+
+    observed_inside: Literal[True] = True
+    """Its requests are observed where they are sent. It may send none, or several."""
 
     def __init__(self, *inner: BackendLike) -> None:
         for backend in inner:
@@ -187,11 +191,18 @@ async def call_backend(backend: BackendLike, request: Request, receive: Receive 
     """
     stream = None if receive is None else getattr(backend, "stream", None)
     if receive is not None and stream is not None:
-        return as_generation(await stream(request, receive))
-    generation = as_generation(await generate_of(backend)(request))
+        return await _observed(backend, request, lambda request: stream(request, receive))
+    generation = await _observed(backend, request, generate_of(backend))
     if receive is not None:
         pass_on_text(generation, receive)
     return generation
+
+
+async def _observed(backend: BackendLike, request: Request, answer: BackendFunction) -> Generation:
+    """Send a request, under the eyes of telemetry if there is any."""
+    if observers() and not is_observed_inside(backend):
+        return await send(backend, request, answer)
+    return as_generation(await answer(request))
 
 
 def pass_on_text(generation: Generation, receive: Receive, pieces: Iterable[str] | None = None) -> None:

@@ -166,7 +166,7 @@ class LlamaBackend:
         return f"<LlamaBackend {self.model!r}, {self._settings.slots} slots, {state}>"
 
     def _new_client(self) -> OpenAIBackend:
-        return OpenAIBackend(
+        client = OpenAIBackend(
             self._host.base_url,
             self._settings.api_key.reveal(),
             self.model,
@@ -177,6 +177,8 @@ class LlamaBackend:
             transport=self._host.transport,
             structured=self._structured,
         )
+        client.provider_name = "llama_cpp"
+        return client
 
     # Requests.
 

@@ -14,13 +14,13 @@ import attrs
 
 from sampling._arguments import short_repr, wrong_type
 from sampling._log import Logger
+from sampling._storable import storable_number
 from sampling.budgets import Budget
 from sampling.errors import JournalDamaged, JournalMismatch
 from sampling.fanout.items import Item, ItemOutcome, ItemStatus, as_item
 from sampling.fanout.journal._fingerprint import fingerprint_of, item_digest, legacy_item_digest
 from sampling.fanout.journal._matching import RecordedItems
 from sampling.fanout.journal._records import Recorder
-from sampling.fanout.journal._storable import storable_number
 from sampling.fanout.journal._store import (
     ALL_OUTCOMES,
     Intent,

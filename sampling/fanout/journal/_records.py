@@ -6,36 +6,30 @@ are not stored, because every item has them anyway.
 Reading a record runs and imports nothing: errors are created from a fixed list of types.
 """
 
-import builtins
-import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import attrs
 
-from sampling import errors
 from sampling._arguments import short_repr
 from sampling._completeness import COMPLETE
 from sampling._engine.scope import iteration_id
 from sampling._engine.validation import PARSES
+from sampling._error_json import dump_error, load_error, message_of, redact
 from sampling._json import bounded as bounded_json
 from sampling._message_json import dump_content, dump_generation, load_content, load_generation
-from sampling._redaction import Redactor
-from sampling.errors import ErrorFromJournal
+from sampling._result_json import MessageTable, index_of, parse_again, place_of, restore_attempt
+from sampling._storable import dump_value, encode, readable
 from sampling.fanout.items import Item, ItemOutcome, Restored
-from sampling.fanout.journal._storable import encode, readable, storable
-from sampling.messages import Action, Attempt, Context, Generation, Message
+from sampling.messages import Action, Context, Generation, Message
 from sampling.parts import media_of
 from sampling.requirements import Requirement, Validation
 from sampling.results import HookFailure, SamplingResult, Slice
 from sampling.usage import NO_USAGE, Usage
 
-__all__ = ["Recorder", "dump_error", "dump_value", "load_error", "own_requirement"]
+__all__ = ["Recorder", "own_requirement"]
 
 T = TypeVar("T")
-
-_redactor = Redactor()
 
 _DEFAULTS = {"subsample": 0, "attempt": 0, "requests": 1, "tokens_saved": 0}
 """Fields of an attempt that are stored only if they differ from these defaults."""
@@ -76,8 +70,8 @@ class Recorder:
                 return text, notes
             problem = "it is too large or too deeply nested"
         except Exception as error:  # noqa: BLE001 - values and errors are the user's, and may raise anything
-            problem = f"{type(error).__name__}: {_message_of(error)}"
-        notes = [*known, f"only a summary is stored: {short_repr(_redactor.redact(problem))}"]
+            problem = f"{type(error).__name__}: {message_of(error)}"
+        notes = [*known, f"only a summary is stored: {short_repr(redact(problem))}"]
         return encode(_summary_of(outcome), notes), notes
 
     def _dump(self, outcome: ItemOutcome[Any], action: Action[Any], notes: list[str]) -> dict[str, Any]:
@@ -103,6 +97,7 @@ class Recorder:
             "best": None if result.best is None else result.best.iteration,
             "attempts": [self._dump_attempt(attempt, messages, problems) for attempt in result.attempts],
         }
+        _add_ids(record, result)
         if result.stop_detail is not None:
             record["stop_detail"] = result.stop_detail
         if result.agreement is not None:
@@ -142,13 +137,13 @@ class Recorder:
         if numbers is not None:
             record["asked"] = numbers
         if isinstance(attempt.error, Exception):
-            record["error"] = _index_of(attempt.error, problems)
+            record["error"] = index_of(attempt.error, problems)
         return record
 
     def _dump_validation(self, validation: Validation, problems: list[Exception]) -> list[Any]:
         about = validation.requirement
         position = None if about is None else self._position(about)
-        error = None if validation.error is None else _index_of(validation.error, problems)
+        error = None if validation.error is None else index_of(validation.error, problems)
         # A requirement that is not one of the run's, such as that of a stage, is named.
         name = about.description if about is not None and position is None else None
         record: list[Any] = [position, validation.passed, validation.reason, validation.score, error, name]
@@ -195,7 +190,7 @@ class Recorder:
             self._load_attempt(attempt, record["sampling_id"], item, messages, problems)
             for attempt in record["attempts"]
         )
-        best = next((one for one in attempts if one.iteration == record["best"]), None)
+        best = _best(record, attempts)
         if best is not None:
             parsed = attrs.evolve(best, value=_value(record, item.action, best, notes))
             attempts = tuple(parsed if one is best else one for one in attempts)
@@ -231,19 +226,17 @@ class Recorder:
         problems: Sequence[Exception],
     ) -> Slice[T]:
         numbers: Sequence[int] = record.get("asked", range(len(self._context) + 1))
-        sent = tuple([messages[number] for number in numbers])
-        action = item.action.with_content(sent[-1].content)
-        before = Context(sent[:-1])
         generation = load_generation(record["generation"]) if "generation" in record else None
+        tried, after = restore_attempt(item.action, [messages[number] for number in numbers], generation)
         error_index: int | None = record.get("error")
         return Slice(
             record["iteration"],
-            iteration_id(sampling_id, record["iteration"]),
+            record.get("iteration_id") or iteration_id(sampling_id, record["iteration"]),
             record.get("subsample", 0),
             record.get("attempt", 0),
             record["outcome"],
-            action,
-            Context(sent if generation is None else (*sent, *generation.turns, generation.message)),
+            tried.action,
+            after,
             generation,
             tuple(self._load_validation(one, problems) for one in record.get("validations", ())),
             None,
@@ -253,7 +246,7 @@ class Recorder:
             record["finished_s"],
             record.get("requests", 1),
             record.get("tokens_saved", 0),
-            Attempt(action, before),
+            tried,
         )
 
     def _load_validation(self, record: Sequence[Any], problems: Sequence[Exception]) -> Validation:
@@ -274,6 +267,24 @@ class Recorder:
         return Requirement(self.recorded[position] if position < len(self.recorded) else "a requirement")
 
 
+def _add_ids(record: dict[str, Any], result: SamplingResult[Any]) -> None:
+    """Add what the iterations alone don't tell: tiers of an escalation count anew, and have ids of their own."""
+    if len({attempt.iteration for attempt in result.attempts}) < len(result.attempts):
+        record["place"] = place_of(result.best, result.attempts)
+    for attempt, dumped in zip(result.attempts, record["attempts"], strict=True):
+        if attempt.iteration_id != iteration_id(result.sampling_id, attempt.iteration):
+            dumped["iteration_id"] = attempt.iteration_id
+
+
+def _best(record: Mapping[str, Any], attempts: Sequence[Slice[T]]) -> Slice[T] | None:
+    """Return the answer. Earlier versions did not store its place, though each tier of an escalation counts from 1."""
+    place: int | None = record.get("place")
+    if place is not None:
+        return attempts[place]
+    candidates = [one for one in attempts if one.iteration == record["best"]]
+    return next((one for one in candidates if one.valid == record["success"]), candidates[0] if candidates else None)
+
+
 _OURS = {PARSES: "parses", COMPLETE: "complete"}
 """The requirements that every answer has, by their names in a record."""
 
@@ -291,21 +302,23 @@ class _Messages:
     """
 
     def __init__(self, context: Context, action: Action[Any]) -> None:
-        self._plain_count = len(context) + 1
         self._action = action
-        self._numbers: dict[Message, int] | None = None
         self._known = context
-        self.new: list[Message] = []
+        self._table: MessageTable | None = None
+
+    @property
+    def new(self) -> Sequence[Message]:
+        """The messages that a record has to have."""
+        return () if self._table is None else self._table.new
 
     def numbers(self, attempt: Slice[Any]) -> list[int] | None:
         """Return the numbers of the messages that an attempt sent, or None if it sent the item unchanged."""
         tried = attempt.tried
         if tried is None or (tried.action.content == self._action.content and tried.context is self._known):
             return None
-        if self._numbers is None:
-            first = self._first()
-            self._numbers = {message: number for number, message in reversed(list(enumerate(first)))}
-        return [self._number(message, self._numbers) for message in tried.messages]
+        if self._table is None:
+            self._table = MessageTable(self._first())
+        return self._table.numbers(tried.messages)
 
     def _first(self) -> tuple[Message, ...]:
         return (*self._known, Message(self._action.role, self._action.content))
@@ -313,13 +326,6 @@ class _Messages:
     def known_media(self) -> set[str]:
         """Return the digests of media that the item or the context of the run have, which are not repeated."""
         return {part.digest for message in self._first() for part in media_of(message.content)}
-
-    def _number(self, message: Message, numbers: dict[Message, int]) -> int:
-        number = numbers.get(message)
-        if number is None:
-            number = numbers[message] = self._plain_count + len(self.new)
-            self.new.append(message)
-        return number
 
 
 def _dump_generation(generation: Generation) -> dict[str, Any]:
@@ -344,46 +350,11 @@ def _without_zeros(usage: Usage) -> list[float]:
     return list(numbers if any(numbers[3:]) else numbers[:3])
 
 
-def _index_of(error: Exception, problems: list[Exception]) -> int:
-    for index, known in enumerate(problems):
-        if known is error:
-            return index
-    problems.append(error)
-    return len(problems) - 1
-
-
 def _value(record: Mapping[str, Any], action: Action[T], best: Slice[T], notes: list[str]) -> T | None:
-    """Parse the answer again. JSON may not be able to hold the parsed value."""
+    recorded: Any = record.get("value")
     if not best.valid or best.text is None:
-        return cast("T | None", record.get("value"))
-    try:
-        return action.parse(best.text)
-    except Exception as error:  # noqa: BLE001 - the parser is the user's code, and it may have changed since
-        notes.append(f"the value is as recorded, because the answer can't be parsed any more: {type(error).__name__}")
-        return cast("T | None", record.get("value"))
-
-
-def dump_value(value: Any, notes: list[str]) -> Any:
-    """Return a parsed value as JSON."""
-    try:
-        plain = _plain_value(value)
-    except Exception:  # noqa: BLE001 - user code may raise anything, and the text is recorded in any case
-        plain = value
-    stored: Any = storable(plain, "value", notes)
-    if type(stored) in {dict, list} and not readable(encode({"value": stored}, [])):
-        notes.append("value is nested too deeply, and is not stored")
-        return None
-    return stored
-
-
-def _plain_value(value: Any) -> Any:
-    kind: type[Any] = value.__class__
-    dump: Any = getattr(kind, "model_dump", None)
-    if callable(dump):
-        return dump(value, mode="json")
-    if attrs.has(kind):
-        return attrs.asdict(value)
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(kind) else value
+        return cast("T | None", recorded)
+    return parse_again(action, best.text, recorded, notes)
 
 
 def _summary_of(outcome: ItemOutcome[Any]) -> dict[str, Any]:
@@ -423,64 +394,3 @@ def _leaves(error: BaseException | None) -> list[BaseException]:
         return []
     members = cast("BaseExceptionGroup[BaseException]", error).exceptions
     return [leaf for member in members for leaf in (_leaves(member) or [member])]
-
-
-_TYPES: dict[str, type[Exception]] = {
-    name: kind
-    for module in (builtins, errors)
-    for name, kind in vars(module).items()
-    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, BaseExceptionGroup)
-}
-_DETAILS = {"retry_after_s": (int, float), "status": (int,), "maybe_billed": (bool,), "partial_text": (str,)}
-_MISSING = {"retry_after_s": None, "status": None, "maybe_billed": False, "partial_text": None}
-"""The details of an error that has none. A constructor would set them."""
-
-
-def dump_error(error: BaseException, notes: list[str]) -> dict[str, Any]:
-    """
-    Return the type and message of an error as JSON.
-
-    Anything that looks like a key is masked. A detail of the wrong type is left out, with a note.
-    """
-    details = {name: getattr(error, name, None) for name in _DETAILS if isinstance(error, errors.BackendError)}
-    given = {name: value for name, value in details.items() if value is not None and value is not False}
-    kept = {name: value for name, value in given.items() if _is_detail(name, value)}
-    notes += [f"{name} of the error is {short_repr(given[name])}, and is not stored" for name in given.keys() - kept]
-    return {"type": type(error).__name__, "message": _redactor.redact(_message_of(error)), **kept}
-
-
-def _is_detail(name: str, value: Any) -> bool:
-    if name not in _DETAILS or not isinstance(value, _DETAILS[name]):
-        return False
-    return not isinstance(value, int | float) or math.isfinite(value)
-
-
-def _message_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - an error that can't even be printed must not stop the run
-        return "an error that can't be shown"
-
-
-def load_error(record: Any) -> Exception:
-    """
-    Return the error that `dump_error` described.
-
-    It has its own type if that is one of ours or a builtin.
-    """
-    details = dict(record)
-    type_name, message = str(details.pop("type")), str(details.pop("message"))
-    kind = _TYPES.get(type_name)
-    if kind is None:
-        return ErrorFromJournal(message, type_name)
-    # Bypass the constructor, whose other arguments are not recorded. `args` restores the message.
-    error = kind.__new__(kind, message)
-    error.args = (message,)
-    for name, default in _MISSING.items():
-        if isinstance(error, errors.BackendError) and not hasattr(error, name):
-            setattr(error, name, default)
-    for detail, value in details.items():
-        # Earlier versions stored details as the backend gave them, of whatever type.
-        if _is_detail(detail, value):
-            setattr(error, detail, value)
-    return error

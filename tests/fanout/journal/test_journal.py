@@ -18,6 +18,7 @@ from sampling import (
     BackendError,
     Budget,
     Context,
+    EscalationStrategy,
     Generation,
     Journal,
     Message,
@@ -26,6 +27,7 @@ from sampling import (
     RateLimited,
     RejectionSamplingStrategy,
     Requirement,
+    Tier,
     Usage,
     Validation,
     fan_out,
@@ -67,6 +69,21 @@ def path(tmp_path):
 
 
 class TestWhatComesBack:
+    def test_the_answer_of_an_escalation_is_that_of_its_tier(self, run, path):
+        """F11: each tier counts its iterations from 1, so the answer is not known by its iteration."""
+        strategy = EscalationStrategy([Tier(), Tier()], loop_budget=1)
+        asked_once = ScriptedBackend(["no", "yes"])
+
+        async def twice():
+            first = await fan_out(strategy, ["q"], None, asked_once, [YES], journal=Journal(path))
+            second = await fan_out(strategy, ["q"], None, asked_once, [YES], journal=Journal(path))
+            return first.outcomes[0].result, second.outcomes[0].result
+
+        before, after = run(twice)
+        assert ("yes", "valid", True) == (after.text, after.best.outcome, after.success)
+        assert [one.iteration_id for one in before.attempts] == [one.iteration_id for one in after.attempts]
+        assert before.best.iteration_id == after.best.iteration_id
+
     def test_a_result_is_restored_as_it_was(self, run, path):
         """F11: a stored outcome has every attempt with conversation, checks, usage, times and value."""
 

@@ -1,5 +1,6 @@
-"""Turn any value into JSON that a journal can hold and read back."""
+"""Turn any value into JSON that can be stored and read back."""
 
+import dataclasses
 import json
 import math
 import re
@@ -7,10 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Final, cast
 
+import attrs
+
 from sampling._arguments import short_repr
 from sampling._json import bounded as bounded_json
 
-__all__ = ["MAX_NUMBER", "encode", "readable", "storable", "storable_number"]
+__all__ = ["MAX_NUMBER", "dump_value", "encode", "readable", "storable", "storable_number"]
 
 MAX_NUMBER: Final = 10**15
 """The largest count in a row. SQLite can add up thousands of them."""
@@ -85,11 +88,37 @@ def _nested(value: Any, name: str, notes: list[str], depth: int) -> Any:
     if isinstance(value, AbstractSet):
         notes.append(f"{name} is stored as a list")
         return _nested(sorted(cast("Iterable[Any]", value), key=repr), name, notes, depth)
+    plain = _from_object(value)
+    if plain is not value:
+        return storable(plain, name, notes, depth)
     plain = _from_array(value)
     if plain is value:
         return value
     notes.append(f"{name} of type {type(value).__qualname__} is stored as plain numbers")
     return storable(plain, name, notes, depth)
+
+
+def dump_value(value: Any, notes: list[str], name: str = "value") -> Any:
+    """Return a parsed value as JSON values."""
+    stored: Any = storable(value, name, notes)
+    if type(stored) in {dict, list} and not readable(encode({"value": stored}, [])):
+        notes.append(f"{name} is nested too deeply, and is not stored")
+        return None
+    return stored
+
+
+def _from_object(value: Any) -> Any:
+    """Return a pydantic, attrs or dataclass object as a dict, and anything else as it is."""
+    kind: type[Any] = value.__class__
+    try:
+        dump: Any = getattr(kind, "model_dump", None)
+        if callable(dump):
+            return dump(value, mode="json")
+        if attrs.has(kind):
+            return attrs.asdict(value)
+        return dataclasses.asdict(value) if dataclasses.is_dataclass(kind) else value
+    except Exception:  # noqa: BLE001 - user code may raise anything
+        return value
 
 
 def _number(value: float, name: str, notes: list[str]) -> float | None:
