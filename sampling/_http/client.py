@@ -103,8 +103,7 @@ class Client:
     async def _connect(self, origin: Origin) -> Connection:
         """Open a connection for which the pool has room."""
         try:
-            with anyio.fail_after(self._connect_timeout_s):
-                connection = await self._dial(origin)
+            connection = await self._dial(origin)
         except OSError as error:
             failure = _translated(error)
         except BaseException:
@@ -117,11 +116,12 @@ class Client:
         raise failure
 
     async def _dial(self, origin: Origin) -> Connection:
-        raw = await self._dialler.dial(origin.host, origin.port)
+        raw = await self._dialler.dial(origin.host, origin.port, self._connect_timeout_s)
         try:
             tls = self._tls.wrap(origin, origin.host) if origin.tls else None
             if tls is not None:
-                await shake_hands(raw, tls)
+                with anyio.fail_after(self._connect_timeout_s):
+                    await shake_hands(raw, tls)
             return new_connection(origin, raw, tls, self._lost)
         except BaseException:
             raw.close()
@@ -167,7 +167,11 @@ def _payload(start: str, request: WireRequest) -> Payload | None:
     headers = request.headers
     text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     # With as many lines as headers, no value can hold the end of its line.
-    if text.count("\n") != len(headers) or not _HEADERS.fullmatch(text) or not _OURS.isdisjoint(headers):
+    if (
+        text.count("\n") != len(headers)
+        or not _HEADERS.fullmatch(text)
+        or not _OURS.isdisjoint(map(str.lower, headers))
+    ):
         return None
     body = request.body
     data = f"{start}{text}Content-Length: {len(body)}\r\n\r\n".encode("latin-1") + body

@@ -136,9 +136,8 @@ class Connection(ABC):
         """End a request, and return whether the connection can carry another one."""
         parser, self.parser = self.parser, None
         self.used = True
-        return (
-            parser is not None and parser.ended and parser.reusable and not self._stopped and self._socket is not None
-        )
+        complete = parser is not None and parser.ended and parser.reusable
+        return complete and not self._is_last and not self._stopped and self._socket is not None
 
     @abstractmethod
     async def _wait(self) -> None:

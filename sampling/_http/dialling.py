@@ -3,10 +3,11 @@
 import errno
 import os
 import socket
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import suppress
 from ipaddress import ip_address
+from time import monotonic
 from typing import NamedTuple, TypeAlias
 
 import anyio
@@ -29,7 +30,7 @@ NEXT_ADDRESS_S = 0.25
 LOOKUP_VALID_S = 5.0
 """The time for which the addresses of a host are remembered."""
 
-_UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY)
+_UNDER_WAY = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 _READ_BYTES = 16_384
 
 
@@ -50,67 +51,91 @@ def _numeric_address(host: str, port: int) -> Address | None:
     return None if "%" in host else Address(socket.AF_INET if version == 4 else socket.AF_INET6, (host, port))
 
 
+class Turns:
+    """
+    Lets not too many connections be opened at once.
+
+    Whoever waits goes on when another one is done, and at the latest when all before it have had `HOLD_S`. So a server
+    that does not answer holds nobody up for long.
+    """
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._waiting: OrderedDict[anyio.Event, None] = OrderedDict()
+
+    async def take(self) -> None:
+        """Wait for a turn. The caller calls `give_back` afterwards."""
+        if self._taken >= MAX_AT_ONCE:
+            turn = anyio.Event()
+            rounds = 1 + len(self._waiting) // MAX_AT_ONCE
+            self._waiting[turn] = None
+            try:
+                with anyio.move_on_after(rounds * HOLD_S):
+                    await turn.wait()
+            finally:
+                self._waiting.pop(turn, None)
+        self._taken += 1
+
+    def give_back(self) -> None:
+        """Let the next one go on."""
+        self._taken -= 1
+        if self._waiting:
+            turn, _ = self._waiting.popitem(last=False)
+            turn.set()
+
+
 class Dialler:
-    """Opens connections to the addresses of hosts, not too many at once."""
+    """Opens connections to the addresses of hosts."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], tuple[float, list[Address]]] = {}
-        self._slots = anyio.Semaphore(MAX_AT_ONCE, fast_acquire=True)
+        self._turns = Turns()
 
-    async def dial(self, host: str, port: int) -> socket.socket:
-        """Return a socket that is connected to a host, or raise `OSError`."""
-        addresses = await self._look_up(host, port)
+    async def dial(self, host: str, port: int, timeout_s: float) -> socket.socket:
+        """Return a socket that is connected to a host, or raise `OSError`. The time counts from its turn on."""
+        await self._turns.take()
         try:
-            if len(addresses) == 1:
-                return await self._reach(addresses[0])
-            return await _first_of(addresses, self._reach)
+            with anyio.fail_after(timeout_s):
+                return await self._reach_one(host, port)
         except OSError:
             self._known.pop((host, port), None)
             raise
+        finally:
+            self._turns.give_back()
+
+    async def _reach_one(self, host: str, port: int) -> socket.socket:
+        addresses = await self._look_up(host, port)
+        return await _reach(addresses[0]) if len(addresses) == 1 else await _first_of(addresses)
 
     async def _look_up(self, host: str, port: int) -> list[Address]:
         numeric = _numeric_address(host, port)
         if numeric is not None:
             return [numeric]
         since, addresses = self._known.get((host, port), (0.0, []))
-        if not addresses or time.monotonic() - since > LOOKUP_VALID_S:
+        if not addresses or monotonic() - since > LOOKUP_VALID_S:
             found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             addresses = _alternating([Address(family, address) for family, _, _, _, address in found])
-            self._known[host, port] = time.monotonic(), addresses
+            self._known[host, port] = monotonic(), addresses
         return addresses
 
-    async def _reach(self, address: Address) -> socket.socket:
-        raw = _new_socket(address)
-        try:
-            await self._slots.acquire()
-            try:
-                with anyio.move_on_after(HOLD_S) as hold:
-                    await _connected(raw, address)
-            finally:
-                self._slots.release()
-            if hold.cancelled_caught:
-                await _connected(raw, address)
-        except BaseException:
-            raw.close()
-            raise
-        return raw
 
-
-async def _connected(raw: socket.socket, address: Address) -> None:
-    """Begin or go on to connect, or raise `OSError`."""
-    failure = raw.connect_ex(address.address)
-    if failure in _UNDER_WAY:
-        await anyio.wait_writable(raw)
-        failure = raw.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    if failure and failure != errno.EISCONN:
-        raise OSError(failure, os.strerror(failure))
-
-
-def _new_socket(address: Address) -> socket.socket:
+async def _reach(address: Address) -> socket.socket:
+    """Return a socket that is connected to an address, or raise `OSError`."""
     raw = socket.socket(address.family, socket.SOCK_STREAM)
-    raw.setblocking(False)
-    # Nagle's algorithm would hold back small requests.
-    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        raw.setblocking(False)
+        # Nagle's algorithm would hold back small requests.
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        failure = raw.connect_ex(address.address)
+        if failure in _UNDER_WAY:
+            await anyio.wait_writable(raw)
+            failure = raw.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    except BaseException:
+        raw.close()
+        raise
+    if failure:
+        raw.close()
+        raise OSError(failure, os.strerror(failure))
     return raw
 
 
@@ -125,9 +150,7 @@ def _alternating(addresses: Sequence[Address]) -> list[Address]:
     return [*turns, *rest]
 
 
-async def _first_of(
-    addresses: Sequence[Address], reach: Callable[[Address], Awaitable[socket.socket]]
-) -> socket.socket:
+async def _first_of(addresses: Sequence[Address]) -> socket.socket:
     """Try addresses one after the other, each with a head start, and return the first that connects."""
     winner: list[socket.socket] = []
     failures: list[OSError] = []
@@ -136,7 +159,7 @@ async def _first_of(
 
             async def attempt(address: Address, failed: anyio.Event) -> None:
                 try:
-                    raw = await reach(address)
+                    raw = await _reach(address)
                 except OSError as error:
                     failures.append(error)
                     failed.set()
