@@ -13,10 +13,18 @@ from urllib.parse import urlsplit
 import pytest
 
 from sampling import Message, Options, Request, Tool
+from sampling.backends.http import _default_transport
 from sampling.backends.llama._server import LlamaServer
 from sampling.testing.gguf_model import write_tiny_gguf
 
 SLOTS = 8
+
+
+@pytest.fixture(params=["native", "httpcore2"])
+def both_transports(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run a test with each of our transports as the default."""
+    monkeypatch.setattr(_default_transport, "DEFAULT", request.param)
+    return request.param
 
 
 @pytest.fixture(scope="session")

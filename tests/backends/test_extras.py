@@ -37,13 +37,18 @@ def test_importing_a_backend_imports_no_optional_package(statement, name, extra,
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
-def test_constructing_a_backend_imports_the_http_client():
-    """It is imported before the first request."""
+@pytest.mark.parametrize(
+    ("arguments", "imported"),
+    [("", False), (", transport='httpcore2'", True), (", public_only=True", True), (", trust_env=True", True)],
+)
+def test_constructing_a_backend_imports_httpcore2_only_if_it_is_needed(arguments, imported):
+    """It is imported before the first request, for a proxy, for public_only, or if the caller wants it."""
     done = run(
+        "import os; os.environ['HTTPS_PROXY'] = 'http://proxy.example:3128'\n"
         "from sampling import OpenAIBackend\nimport sys\n"
-        "OpenAIBackend('http://127.0.0.1:1/v1')\nprint('httpcore2' in sys.modules)"
+        f"OpenAIBackend('https://api.example/v1'{arguments})\nprint('httpcore2' in sys.modules)"
     )
-    assert (done.stdout.strip(), done.stderr) == ("True", "")
+    assert (done.stdout.strip(), done.stderr) == (str(imported), "")
 
 
 @pytest.mark.parametrize(("statement", "name", "extra", "packages"), NAMES)

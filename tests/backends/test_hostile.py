@@ -239,11 +239,13 @@ class TestStatuses:
         """Row 16: only 200 is."""
         await failing(MalformedResponse, [whole(b"" if status == 204 else ANSWER, status)])
 
+    @pytest.mark.usefixtures("both_transports")
     async def test_an_error_page_that_never_ends_is_not_waited_for(self):
         """Rows 11 and 16: the status decides the error, and the rest of a long page is not read."""
         await failing(ServerError, [head(500), Drip(b"x" * 10_000)])
 
 
+@pytest.mark.usefixtures("both_transports")
 class TestConnections:
     async def test_a_name_that_is_unknown_may_be_known_later(self):
         """Row 8: retryable, and nothing was billed."""
@@ -428,6 +430,7 @@ class TestDeadline:
 
         assert run_virtual(main, loop=loop).maybe_billed
 
+    @pytest.mark.usefixtures("both_transports")
     @pytest.mark.parametrize(
         "script",
         [
@@ -547,6 +550,7 @@ class TestStreams:
             assert str(caught.value).isprintable()
             assert "\\x1b[2J" in str(caught.value)
 
+    @pytest.mark.usefixtures("both_transports")
     async def test_text_survives_any_cut_of_the_bytes(self):
         """Row 17: byte by byte, with CRLF, a BOM, comments and empty data."""
         body = "\ufeff: hi\r\n\r\ndata:\r\n\r\n".encode() + (said("é€") + said("😀", "stop") + DONE).replace(
@@ -560,10 +564,12 @@ class TestStreams:
         body = said("a#b", "stop").replace(b"#", b"\xff") + DONE
         assert (await ask([whole(body)])).text == "a\ufffdb"
 
+    @pytest.mark.usefixtures("both_transports")
     async def test_a_giant_line_is_cut_off(self):
         """Rows 17 and 18: long before it is parsed, and the connection closes."""
         await failing(ResponseTooLarge, [head() + b"data: ", Drip(b"x" * 50_000)], max_response_bytes=200_000)
 
+    @pytest.mark.usefixtures("both_transports")
     @pytest.mark.parametrize("encoding", ["gzip", "br", "zstd", "deflate"])
     async def test_a_compressed_answer_is_refused_unread(self, encoding, bomb):
         """Row 19: it was not asked for, and no bomb is ever unpacked."""
@@ -662,6 +668,7 @@ class TestStreams:
         assert expected == result.usage
         assert expected.total_tokens == budget.tokens_charged
 
+    @pytest.mark.usefixtures("both_transports")
     @pytest.mark.parametrize("apart_s", [None, 0.05])
     async def test_a_second_response_is_never_the_answer_to_the_next_request(self, apart_s):
         """Rows 22 and 23: whether it comes with the first or late, its connection is not used again."""
@@ -681,6 +688,7 @@ class TestStreams:
         assert (await ask([head() + ANSWER + ANSWER, Step.HANG])).text == "Hello world"
         await failing(MalformedResponse, [whole((said("Hello") + said(" world", "stop")) * 2)])
 
+    @pytest.mark.usefixtures("both_transports")
     async def test_a_body_that_goes_on_after_done_holds_nobody_up(self):
         """Row 11: the answer is there, and its connection is closed."""
         assert (await ask([head() + ANSWER, Drip(b": more\n\n", 0.01)])).text == "Hello world"
@@ -711,6 +719,7 @@ class SlowToClose(SlowTransport):
         await super().aclose()
 
 
+@pytest.mark.usefixtures("both_transports")
 class TestCancellation:
     @pytest.mark.parametrize("loop", ["asyncio", "trio"])
     @pytest.mark.parametrize(("close_s", "closed_at", "ended_at"), [(0.2, 10.2, 10.4), (1e6, None, 12.0)])

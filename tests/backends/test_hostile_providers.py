@@ -437,6 +437,7 @@ class TestStreams:
         await failing(provider, MalformedResponse, [whole(body)])
 
 
+@pytest.mark.usefixtures("both_transports")
 @pytest.mark.parametrize("step", [[Step.HANG], [head(), Step.HANG], [head(500), Step.HANG]])
 async def test_cancelling_closes_the_connection_at_once(provider, step):
     """I6: whatever the server was doing, it sees us leave."""

@@ -205,6 +205,7 @@ def words_of(error):
     return said
 
 
+@pytest.mark.usefixtures("both_transports")
 @by_provider
 @pytest.mark.parametrize("name", sorted(echoes()))
 async def test_no_output_holds_the_key_whatever_the_server_does_with_it(make, name):

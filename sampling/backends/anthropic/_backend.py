@@ -1,7 +1,7 @@
 """`AnthropicBackend`, for Anthropic's Messages API."""
 
 import ssl
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import final, get_args
 
 from sampling._arguments import check_int, check_str, short_repr
@@ -13,8 +13,8 @@ from sampling.backends.anthropic._request import Cache, Settings, Thinking, mess
 from sampling.backends.http._address import ANTHROPIC
 from sampling.backends.http._body import encode_json
 from sampling.backends.http._chat_backend import MIB, ChatBackend
+from sampling.backends.http._default_transport import TransportLike
 from sampling.backends.http._streamed import StreamedResponse
-from sampling.backends.http._transport import Transport
 from sampling.messages import Request
 from sampling.parts import File, Image
 
@@ -66,7 +66,7 @@ class AnthropicBackend(ChatBackend):
         ssl_context: ssl.SSLContext | None = None,
         drop_unsupported: bool = False,
         structured: Structured = "native",
-        transport: Callable[[], Transport] | None = None,
+        transport: TransportLike = None,
     ) -> None:
         """
         Validate the arguments. Nothing is sent before the first request.
@@ -126,7 +126,8 @@ class AnthropicBackend(ChatBackend):
                 message. What the server can't enforce, such as a recursive type, becomes a tool, and what can't be
                 the arguments of a tool goes into the message.
 
-            transport: A function that creates the transport, instead of httpcore2.
+            transport: `"httpcore2"` to send requests with that library, as is done where a proxy or `public_only`
+                applies anyway, or a function that creates a transport of your own.
         """
         if cache is not None and cache not in get_args(Cache):
             raise ValueError(f"cache must be 'auto', '5m', '1h' or None, got {short_repr(cache)}")

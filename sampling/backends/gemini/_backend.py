@@ -2,7 +2,7 @@
 
 import re
 import ssl
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import final
 from urllib.parse import quote
 
@@ -17,8 +17,8 @@ from sampling.backends.gemini._thinking import can_think
 from sampling.backends.http._address import GEMINI
 from sampling.backends.http._body import encode_json
 from sampling.backends.http._chat_backend import MIB, ChatBackend
+from sampling.backends.http._default_transport import TransportLike
 from sampling.backends.http._streamed import StreamedResponse
-from sampling.backends.http._transport import Transport
 from sampling.messages import Request
 from sampling.parts import Media
 
@@ -66,7 +66,7 @@ class GeminiBackend(ChatBackend):
         allow_missing_finish: bool = False,
         drop_unsupported: bool = False,
         structured: Structured = "native",
-        transport: Callable[[], Transport] | None = None,
+        transport: TransportLike = None,
     ) -> None:
         """
         Validate the arguments. Nothing is sent before the first request.
@@ -119,7 +119,8 @@ class GeminiBackend(ChatBackend):
                 "tool" makes the model call a tool whose arguments are the answer. "prompt" puts it into the last
                 message. Models before Gemini 3 refuse "native" beside tools.
 
-            transport: A function that creates the transport, instead of httpcore2.
+            transport: `"httpcore2"` to send requests with that library, as is done where a proxy or `public_only`
+                applies anyway, or a function that creates a transport of your own.
         """
         check_bool("include_thoughts", include_thoughts)
         check_bool("allow_missing_finish", allow_missing_finish)

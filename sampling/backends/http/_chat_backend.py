@@ -24,7 +24,7 @@ from sampling.backends._structured import Structured, answer_from_tool, answer_s
 from sampling.backends._support import Support
 from sampling.backends.http._address import Provider, resolve_address
 from sampling.backends.http._body import resolve_model
-from sampling.backends.http._default_transport import default_transport
+from sampling.backends.http._default_transport import TransportLike, default_transport
 from sampling.backends.http._errors import ErrorResponse
 from sampling.backends.http._sse import EventParser
 from sampling.backends.http._streamed import StreamedResponse
@@ -94,7 +94,7 @@ class ChatBackend(ABC):
         ssl_context: ssl.SSLContext | None,
         drop_unsupported: bool,
         structured: Structured,
-        transport: Callable[[], Transport] | None,
+        transport: TransportLike,
     ) -> None:
         """Validate the arguments, which the providers describe."""
         flags = {
@@ -128,8 +128,9 @@ class ChatBackend(ABC):
         self.structured: Structured = check_structured(structured)
         if ssl_context is not None:
             check_instance("ssl_context", ssl_context, ssl.SSLContext, "an ssl.SSLContext or None")
-        self._new_transport = transport or default_transport(
+        self._new_transport = default_transport(
             self.base_url,
+            transport,
             max_connections=check_int("max_connections", max_connections, least=1),
             connect_timeout_s=check_number("connect_timeout_s", connect_timeout_s, above=0),
             ssl_context=ssl_context,

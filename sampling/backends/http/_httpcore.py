@@ -1,20 +1,17 @@
-"""The default transport: connections pooled by httpcore2."""
+"""The transport for proxies and for `public_only`: connections pooled by httpcore2."""
 
 import math
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterable
 from contextvars import ContextVar
-from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import anyio
 import attrs
 import httpcore2
-import httpx2
 
 from sampling._redaction import Secret
 from sampling.backends.http._address import embedded_address
@@ -29,7 +26,7 @@ from sampling.errors import (
     MalformedResponse,
 )
 
-__all__ = ["HttpcoreTransport", "proxy_from_environment", "ssl_context_for"]
+__all__ = ["HttpcoreTransport"]
 
 
 class HttpcoreTransport:
@@ -320,42 +317,6 @@ def _root(error: Exception) -> Exception:
 
 def _disconnected(error: httpcore2.ProtocolError) -> bool:
     return str(error).lower().startswith(("server disconnected", "peer closed connection"))
-
-
-def ssl_context_for(url: str, *, trust_env: bool) -> ssl.SSLContext:
-    """
-    Return the context to verify a server with.
-
-    It is empty for http, because loading authorities is slow.
-    """
-    if url.startswith("http:"):
-        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return httpx2.create_ssl_context(trust_env=trust_env)
-
-
-def proxy_from_environment(url: str) -> Secret | None:
-    """
-    Return the proxy of the environment for a URL, or None.
-
-    It may contain a password.
-    """
-    parts = urlsplit(url)
-    proxies = getproxies()
-    proxy = proxies.get(parts.scheme) or proxies.get("all")
-    host = parts.hostname or ""
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    # An entry of NO_PROXY may have a port.
-    if not proxy or proxy_bypass(host) or proxy_bypass(f"{host}:{port}"):
-        return None
-    if "://" not in proxy:
-        # As curl and others do.
-        proxy = f"http://{proxy}"
-    scheme = urlsplit(proxy).scheme
-    if scheme not in {"http", "https", "socks5", "socks5h"}:
-        raise ValueError(f"the proxy in the environment must be http://, https:// or socks5://, got {scheme!r}")
-    if scheme.startswith("socks") and find_spec("socksio") is None:
-        raise ImportError('the proxy in the environment is a SOCKS proxy: pip install "httpx2[socks]"')
-    return Secret(proxy)
 
 
 def _proxy(url: Secret) -> httpcore2.Proxy:

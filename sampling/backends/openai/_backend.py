@@ -1,7 +1,7 @@
 """`OpenAIBackend`, for servers with the OpenAI API: OpenAI, vLLM, llama.cpp, Ollama, TGI, OpenRouter, …"""
 
 import ssl
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import final, get_args
 
 from sampling._arguments import check_bool, check_str
@@ -12,6 +12,7 @@ from sampling.backends._structured import Structured
 from sampling.backends._support import TEXT_PARTS, Support
 from sampling.backends.http._address import AZURE, OPENAI
 from sampling.backends.http._chat_backend import MIB, ChatBackend, Receiver
+from sampling.backends.http._default_transport import TransportLike
 from sampling.backends.http._errors import ErrorResponse
 from sampling.backends.http._streamed import StreamedResponse
 from sampling.backends.http._transport import Transport, WireRequest
@@ -90,7 +91,7 @@ class OpenAIBackend(ChatBackend):
         split_thinking: bool = True,
         drop_unsupported: bool = False,
         structured: Structured = "native",
-        transport: Callable[[], Transport] | None = None,
+        transport: TransportLike = None,
     ) -> None:
         """
         Validate the arguments. Nothing is sent before the first request.
@@ -151,7 +152,8 @@ class OpenAIBackend(ChatBackend):
                 "tool" makes the model call a tool whose arguments are the answer. "prompt" puts it into the last
                 message, for servers that can do neither.
 
-            transport: A function that creates the transport, instead of httpcore2.
+            transport: `"httpcore2"` to send requests with that library, as is done where a proxy or `public_only`
+                applies anyway, or a function that creates a transport of your own.
         """
         flags = {
             "include_usage": include_usage,

@@ -7,7 +7,8 @@ import httpcore2
 import pytest
 
 from sampling.backends.http import _httpcore
-from sampling.backends.http._httpcore import _Network, proxy_from_environment
+from sampling.backends.http._httpcore import _Network
+from sampling.backends.http._proxy import proxy_from_environment
 from sampling.errors import FatalError
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")

@@ -454,6 +454,7 @@ class TestLife:
                 leave(backend)
 
 
+@pytest.mark.usefixtures("both_transports")
 class TestLosers:
     async def test_winning_disconnects_the_losers(self):
         """Seven of seven losers are gone from the server, and what they used is on the result."""
@@ -512,6 +513,7 @@ def pool_of(backend):
     return backend._transport._pool
 
 
+@pytest.mark.usefixtures("both_transports")
 class TestPool:
     @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="descriptors are counted in /proc")
     async def test_it_survives_200_cancellations_under_contention(self):
@@ -570,6 +572,7 @@ class TestPool:
                 await server.until(lambda: server.open == 0)
 
 
+@pytest.mark.usefixtures("both_transports")
 class TestLimits:
     async def test_a_long_answer_is_cut_off(self):
         """Row 18: the connection closes at the limit."""

@@ -9,7 +9,7 @@ from sampling.testing.conformance import check_backend
 pytestmark = pytest.mark.anyio
 
 
-async def test_it_has_tools_parts_seeds_and_all_endings(anyio_backend, chat_server, everything):
+async def test_it_has_tools_parts_seeds_and_all_endings(anyio_backend, both_transports, chat_server, everything):
     """The conformance suite passes with all that a provider may have."""
     rules = await check_backend(lambda: OpenAIBackend(chat_server, model="any"), **everything)
     assert "says how its answers ended" in rules

@@ -3,10 +3,10 @@
 import json
 
 import anyio
-import httpcore2
 import pytest
 
 from sampling import Budget, Message, Options, RejectionSamplingStrategy, Request, Usage
+from sampling._http.dialling import Dialler
 from sampling._redaction import Redactor
 from sampling.backends.openai import OpenAIBackend, ToolCall
 from sampling.backends.openai._answer import StreamedAnswer
@@ -386,8 +386,8 @@ class TestIdleConnections:
     async def test_an_attempt_that_never_connects_costs_nothing(self, monkeypatch):
         """Not even if an idle connection had counted the request as sent."""
 
-        async def refuse(self, host, port, *_):
-            raise httpcore2.ConnectError("no network here")
+        async def refuse(self, host, port):
+            raise OSError("no network here")
 
         budget = Budget(tokens=100)
         async with (
@@ -395,7 +395,7 @@ class TestIdleConnections:
             OpenAIBackend(server.url, model="m") as backend,
         ):
             await backend.generate(HI)
-            monkeypatch.setattr(httpcore2.AnyIOBackend, "connect_tcp", refuse)
+            monkeypatch.setattr(Dialler, "dial", refuse)
             with pytest.raises(ConnectFailed):
                 await RejectionSamplingStrategy().sample("hi", None, backend, budget=budget)
             assert 2 == len(server.requests)

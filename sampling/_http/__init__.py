@@ -1,0 +1,1 @@
+"""An HTTP/1.1 client for streamed responses: framing, a pool, TLS and connections, on asyncio and trio."""

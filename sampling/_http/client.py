@@ -1,0 +1,184 @@
+"""`Client`, which sends requests over pooled connections, and `NativeTransport`, which does so for backends."""
+
+import re
+import ssl
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import anyio
+
+from sampling._http.connection import Connection, Payload, new_connection, system_error
+from sampling._http.dialling import Dialler, shake_hands
+from sampling._http.pool import Pool
+from sampling._http.tls import TlsSettings
+from sampling._http.wire import WireRequest
+from sampling.errors import BackendError, BadRequest, CertificateInvalid, ConnectFailed
+
+__all__ = ["Client", "NativeTransport", "Origin", "Response"]
+
+IDLE_EXPIRY_S = 30.0
+
+_HEADERS = re.compile(r"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+: [\x20-\x7e\t\x80-\xff]*\r\n)*")
+_TARGET = re.compile(r"[\x21-\x7e]+")
+_OURS = frozenset({"content-length", "host", "transfer-encoding"})
+
+
+class Origin(NamedTuple):
+    """A server."""
+
+    tls: bool
+    host: str
+    port: int
+
+
+class _Target(NamedTuple):
+    """Where a request goes."""
+
+    origin: Origin
+    start: str
+    """The request line and the Host header."""
+
+
+class Response:
+    """A response whose body is read in pieces. The caller closes it."""
+
+    __slots__ = ("_connection", "_pool", "headers", "status")
+
+    def __init__(self, pool: Pool[Connection], connection: Connection, status: int, headers: Mapping[str, str]) -> None:
+        self._pool = pool
+        self._connection: Connection | None = connection
+        self.status = status
+        self.headers = headers
+
+    async def read(self) -> bytes:
+        """Return the next bytes of the body as they were received, or b"" at the end."""
+        return b"" if self._connection is None else await self._connection.read()
+
+    async def aclose(self) -> None:
+        """Return the connection to the pool after a complete body, else close it at once."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if connection.finish():
+            self._pool.release(connection.key, connection)
+        else:
+            self._pool.discard(connection)
+
+
+class Client:
+    """Sends requests, given as bytes, over connections that it keeps for the next ones."""
+
+    def __init__(self, *, ssl_context: ssl.SSLContext, max_connections: int, connect_timeout_s: float) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._tls = TlsSettings(ssl_context)
+        self._dialler = Dialler()
+        self._pool: Pool[Connection] = Pool(max_connections, IDLE_EXPIRY_S)
+
+    async def post(self, origin: Origin, payload: Payload, on_sent: Callable[[], None]) -> Response:
+        """
+        Send a request over an idle connection or a new one, and wait for the head of the response.
+
+        A server may close an idle connection just when it is used. Then the request goes over another one.
+        """
+        while True:
+            connection = await self._pool.acquire(origin)
+            if connection is None:
+                connection = await self._connect(origin)
+            try:
+                await connection.send(payload, on_sent)
+                parser = await connection.wait_for_head()
+            except BackendError as error:
+                failure = error
+            except BaseException:
+                self._pool.discard(connection)
+                raise
+            else:
+                return Response(self._pool, connection, parser.status, parser.headers)
+            self._pool.discard(connection)
+            if not connection.used or connection.received:
+                raise failure
+
+    async def _connect(self, origin: Origin) -> Connection:
+        """Open a connection for which the pool has room."""
+        try:
+            connection = await self._dial(origin)
+        except OSError as error:
+            failure = _translated(error)
+        except BaseException:
+            self._pool.discard(None)
+            raise
+        else:
+            self._pool.opened(connection)
+            return connection
+        self._pool.discard(None)
+        raise failure
+
+    async def _dial(self, origin: Origin) -> Connection:
+        raw = await self._dialler.dial(origin.host, origin.port, self._connect_timeout_s)
+        try:
+            tls = self._tls.wrap(origin, origin.host) if origin.tls else None
+            if tls is not None:
+                with anyio.fail_after(self._connect_timeout_s):
+                    await shake_hands(raw, tls)
+            return new_connection(origin, raw, tls, self._lost)
+        except BaseException:
+            raw.close()
+            raise
+
+    def _lost(self, connection: Connection) -> None:
+        self._pool.forget(connection.key, connection)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        self._pool.close()
+
+
+class NativeTransport(Client):
+    """The transport of backends: it sends a `WireRequest`."""
+
+    async def open(self, request: WireRequest) -> Response:
+        """Send a request and wait for the status and headers of the response."""
+        target = _target(request.url)
+        payload = None if target is None else _payload(target.start, request)
+        # Raised here, where no local variable holds the key.
+        if target is None or payload is None:
+            raise BadRequest("the request can't be sent: a header is not valid")
+        return await self.post(target.origin, payload, request.on_sent)
+
+    def __repr__(self) -> str:
+        return f"NativeTransport({self._pool!r})"
+
+
+@lru_cache(maxsize=256)
+def _target(url: str) -> _Target | None:
+    parts = urlsplit(url)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    if not _TARGET.fullmatch(path) or not _TARGET.fullmatch(parts.netloc) or parts.hostname is None:
+        return None
+    tls = parts.scheme == "https"
+    origin = Origin(tls, parts.hostname, parts.port or (443 if tls else 80))
+    return _Target(origin, f"POST {path} HTTP/1.1\r\nHost: {parts.netloc}\r\n")
+
+
+def _payload(start: str, request: WireRequest) -> Payload | None:
+    """Return the bytes of a request, or None if a header is not valid."""
+    headers = request.headers
+    text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    # With as many lines as headers, no value can hold the end of its line.
+    if (
+        text.count("\n") != len(headers)
+        or not _HEADERS.fullmatch(text)
+        or not _OURS.isdisjoint(map(str.lower, headers))
+    ):
+        return None
+    body = request.body
+    data = f"{start}{text}Content-Length: {len(body)}\r\n\r\n".encode("latin-1") + body
+    return Payload(data, is_last="close" in headers.get("connection", "").lower())
+
+
+def _translated(error: OSError) -> BackendError:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return CertificateInvalid(f"the server's certificate is not valid: {error.verify_message or error.reason}")
+    return ConnectFailed(f"no connection to the server ({system_error(error)})")

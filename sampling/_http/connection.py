@@ -1,0 +1,364 @@
+"""
+One connection to a server, which carries one request at a time.
+
+On asyncio, the event loop calls it when bytes arrive, and a task wakes only for something that it can use. On trio and
+on other loops, the task waits for the socket by itself. Nothing above this file knows the difference.
+"""
+
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from typing import Any, Protocol, cast
+
+import anyio
+from anyio.lowlevel import current_token
+
+from sampling._http.dialling import send_all
+from sampling._http.framing import FramingError, ResponseParser
+from sampling._http.tls import Tls
+from sampling.errors import BackendError, ConnectionLost, MalformedResponse
+
+__all__ = ["Connection", "Payload", "new_connection", "system_error"]
+
+READ_BYTES = 16_384
+MAX_BUFFERED_BYTES = 65_536
+"""More than that is left to the socket, until the response is read."""
+
+
+class Payload:
+    """The bytes of a request. They hold the key, so they are in no repr and no local variable of a traceback."""
+
+    __slots__ = ("data", "is_last")
+
+    def __init__(self, data: bytes, *, is_last: bool = False) -> None:
+        self.data = data
+        self.is_last = is_last
+        """True if it asks the server to close the connection afterwards."""
+
+
+class Connection(ABC):
+    """
+    A connection that is open.
+
+    While it carries a request it has a `parser`. Its `failure` is what the request ends with, after all that arrived
+    before.
+    """
+
+    __slots__ = (
+        "_is_last",
+        "_on_lost",
+        "_socket",
+        "_stopped",
+        "_tls",
+        "_unread",
+        "failure",
+        "key",
+        "parser",
+        "received",
+        "used",
+    )
+
+    def __init__(
+        self, key: Hashable, raw: socket.socket, tls: Tls | None, on_lost: Callable[["Connection"], None]
+    ) -> None:
+        self.key = key
+        self._socket: socket.socket | None = raw
+        self._tls = tls
+        self._on_lost = on_lost
+        self.parser: ResponseParser | None = None
+        self.failure: BackendError | None = None
+        self.received = False
+        """True once the server sent a byte of the current response."""
+
+        self.used = False
+        """True if it has carried a request before the current one."""
+
+        self._is_last = False
+        self._unread = 0
+        """The bytes that arrived since the body was read last."""
+
+        self._stopped = False
+        """True if nothing is read from the socket: after its end, or while too much is unread."""
+
+    # One request.
+
+    async def send(self, payload: Payload, on_sent: Callable[[], None]) -> None:
+        """Send a request. If the connection breaks meanwhile, the response tells."""
+        self.received = False
+        self.parser = ResponseParser()
+        self._is_last = payload.is_last
+        raw = self._socket
+        if raw is None:
+            self._fail(ConnectionLost("the connection to the server broke"))
+            return
+        try:
+            if self._tls is not None:
+                payload = Payload(self._tls.encrypt(payload.data))
+            try:
+                sent = raw.send(payload.data)
+            except BlockingIOError:
+                await anyio.wait_writable(raw)
+                sent = raw.send(payload.data)
+            on_sent()
+            if sent < len(payload.data):
+                await send_all(raw, memoryview(payload.data)[sent:])
+        except OSError:
+            # The server may have answered before it closed the connection, such as that the request is too large.
+            self.parser.reusable = False
+        except anyio.ClosedResourceError:
+            self._fail(ConnectionLost("the connection to the server broke"))
+
+    async def wait_for_head(self) -> ResponseParser:
+        """Return the response once it has its head, or raise a `BackendError`."""
+        parser = cast("ResponseParser", self.parser)
+        while not parser.status:
+            if self.failure is not None:
+                raise self.failure
+            await self._wait()
+        return parser
+
+    async def read(self) -> bytes:
+        """Return the next bytes of the body, b"" at the end, or raise a `BackendError`."""
+        parser = cast("ResponseParser", self.parser)
+        while True:
+            data = parser.take()
+            if data:
+                self._unread = 0
+                return data
+            if parser.ended:
+                return b""
+            if self.failure is not None:
+                raise self.failure
+            await self._wait()
+
+    def finish(self) -> bool:
+        """End a request, and return whether the connection can carry another one."""
+        parser, self.parser = self.parser, None
+        self.used = True
+        complete = parser is not None and parser.ended and parser.reusable
+        return complete and not self._is_last and not self._stopped and self._socket is not None
+
+    @abstractmethod
+    async def _wait(self) -> None:
+        """Wait for something to happen."""
+
+    # Idle and closing.
+
+    def is_usable(self) -> bool:
+        """Return whether an idle connection can take a request: the server neither closed it nor sent anything."""
+        if self._socket is None:
+            return False
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return bool(data) and self._is_silent(data)
+
+    def _is_silent(self, data: bytes) -> bool:
+        """Return whether received bytes are only for TLS itself, such as the ticket of a session."""
+        if self._tls is None:
+            return False
+        try:
+            return not self._tls.decrypt(data) and not self._tls.ended
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Close it at once. Closing twice does nothing."""
+        raw, self._socket = self._socket, None
+        if raw is None:
+            return
+        self._stop_waiting(raw)
+        raw.close()
+        if self.parser is not None:
+            self._fail(ConnectionLost("the connection was closed"))
+
+    @abstractmethod
+    def _stop_waiting(self, raw: socket.socket) -> None:
+        """Wake the task that waits for a socket, which is about to be closed."""
+
+    # What arrives.
+
+    def _receive(self) -> None:
+        """Read from the socket what is there, and parse it."""
+        try:
+            data = self._read_socket()
+        except OSError as error:
+            self._fail(ConnectionLost(f"the connection to the server broke ({system_error(error)})"))
+            return
+        if data is None:
+            return
+        parser = self.parser
+        if parser is None:
+            # Nobody asked: the server closes it, or says something that must not be read as an answer.
+            self._on_lost(self)
+            return
+        if data:
+            self.received = True
+            self._unread += len(data)
+            self._parse(parser, data)
+        if not data or (self._tls is not None and self._tls.ended):
+            self._end(parser)
+
+    def _read_socket(self) -> bytes | None:
+        """Return the next bytes, b"" at the end, or None if there is nothing to parse yet."""
+        raw, tls = self._socket, self._tls
+        if raw is None:
+            return None
+        try:
+            data = raw.recv(READ_BYTES)
+        except BlockingIOError:
+            return None
+        if not data or tls is None:
+            return data
+        data = tls.decrypt(data)
+        if answer := tls.to_send():
+            # Only new keys are agreed on like this, rarely and in a few bytes. Without room for them it is stuck.
+            raw.send(answer)
+        return data if data or tls.ended else None
+
+    def _parse(self, parser: ResponseParser, data: bytes) -> None:
+        try:
+            parser.feed(data)
+        except FramingError as error:
+            self._fail(MalformedResponse(f"the server does not speak HTTP ({error})"))
+
+    def _end(self, parser: ResponseParser) -> None:
+        self._stop_receiving()
+        if not parser.end_of_stream():
+            self._fail(ConnectionLost("the connection to the server broke (it was closed in mid-response)"))
+
+    def _fail(self, failure: BackendError) -> None:
+        self.failure = self.failure or failure
+        self._stop_receiving()
+
+    def _stop_receiving(self) -> None:
+        self._stopped = True
+
+
+class _WaitingConnection(Connection):
+    """A connection whose task waits for the socket."""
+
+    __slots__ = ("_wait_readable", "_waiting")
+
+    def __init__(
+        self,
+        key: Hashable,
+        raw: socket.socket,
+        tls: Tls | None,
+        on_lost: Callable[[Connection], None],
+    ) -> None:
+        super().__init__(key, raw, tls, on_lost)
+        # The function of the running loop: anyio would look it up for each wait.
+        self._wait_readable = current_token().backend_class.wait_readable
+        self._waiting = False
+
+    async def _wait(self) -> None:
+        if self._socket is None:
+            self._fail(ConnectionLost("the connection was closed"))
+            return
+        self._waiting = True
+        try:
+            await self._wait_readable(self._socket)
+        except anyio.ClosedResourceError:
+            return
+        finally:
+            self._waiting = False
+        self._receive()
+
+    def _stop_waiting(self, raw: socket.socket) -> None:
+        if self._waiting:
+            anyio.notify_closing(raw)
+
+
+class _Future(Protocol):
+    """What is used of a future of asyncio."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: None) -> None: ...
+    def __await__(self) -> Any: ...
+
+
+class _SelectorLoop(Protocol):
+    """What is used of an event loop of asyncio."""
+
+    def add_reader(self, fd: int, callback: Callable[[], None], /) -> object: ...
+    def remove_reader(self, fd: int, /) -> bool: ...
+    def create_future(self) -> _Future: ...
+
+
+class _CalledConnection(Connection):
+    """
+    A connection that an asyncio loop calls when bytes arrive.
+
+    It does not import asyncio: the loop that runs has all that is needed.
+    """
+
+    __slots__ = ("_fd", "_loop", "_waiter")
+
+    def __init__(
+        self,
+        key: Hashable,
+        raw: socket.socket,
+        tls: Tls | None,
+        on_lost: Callable[[Connection], None],
+        loop: _SelectorLoop,
+    ) -> None:
+        super().__init__(key, raw, tls, on_lost)
+        self._loop = loop
+        self._fd = raw.fileno()
+        self._waiter: _Future | None = None
+        loop.add_reader(self._fd, self._called)
+
+    def _called(self) -> None:
+        self._receive()
+        parser, waiter = self.parser, self._waiter
+        if parser is None or self._socket is None:
+            return
+        if waiter is None:
+            if self._unread > MAX_BUFFERED_BYTES:
+                self._stop_receiving()
+        elif (parser.status or self.failure is not None) and not waiter.done():
+            waiter.set_result(None)
+
+    def _stop_receiving(self) -> None:
+        if not self._stopped:
+            self._stopped = True
+            self._loop.remove_reader(self._fd)
+
+    async def _wait(self) -> None:
+        if self._stopped:
+            self._stopped = False
+            self._loop.add_reader(self._fd, self._called)
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _stop_waiting(self, raw: socket.socket) -> None:
+        # After the end of the loop, it has forgotten its readers.
+        with suppress(RuntimeError):
+            self._stop_receiving()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def new_connection(
+    key: Hashable, raw: socket.socket, tls: Tls | None, on_lost: Callable[[Connection], None]
+) -> Connection:
+    """Return the connection over a socket, in the way that suits the running event loop."""
+    native = current_token().native_token
+    if hasattr(native, "add_reader"):
+        # Some loops have the method and can't do it, such as the one for Windows.
+        with suppress(NotImplementedError):
+            return _CalledConnection(key, raw, tls, on_lost, cast("_SelectorLoop", native))
+    return _WaitingConnection(key, raw, tls, on_lost)
+
+
+def system_error(error: Exception) -> str:
+    """Return what the system says about an error, or only its type: other messages may quote the server."""
+    return f"{type(error).__name__}: {error}" if isinstance(error, OSError) else type(error).__name__

@@ -1,0 +1,282 @@
+"""
+Parse HTTP/1.1 responses from bytes, without any input or output.
+
+The server may be hostile: all that has no single meaning is an error, and all that is kept has a limit.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ["FramingError", "ResponseParser"]
+
+MAX_HEAD_BYTES: Final = 65_536
+"""The limit of status line and headers, together with those of all informational responses before."""
+
+MAX_HEADERS: Final = 256
+MAX_CHUNK_LINE_BYTES: Final = 4_096
+MAX_EXTENSION_BYTES: Final = 65_536
+"""The limit of all chunk extensions of a response together."""
+
+_HEAD_END = re.compile(rb"\r?\n\r?\n")
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .*)?", re.DOTALL)
+_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_NOT_TEXT = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r(?!\n)")
+_DIGITS = re.compile(rb"[0-9]{1,18}")
+_CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(;[^\x00-\x08\x0a-\x1f\x7f]*)?\r\n")
+_CRLF = b"\r\n"
+_START = b"HTTP/1."
+_WITHOUT_BODY = (204, 304)
+
+
+class FramingError(Exception):
+    """The bytes are no HTTP response. The message never quotes them."""
+
+
+class ResponseParser:
+    """
+    Parses one response.
+
+    Feed it the bytes as they arrive, in any pieces. It has the head once `status` is not 0, and `take` returns the
+    body so far.
+    """
+
+    __slots__ = (
+        "_extension_bytes",
+        "_head_bytes",
+        "_left",
+        "_parse",
+        "_pieces",
+        "_rest",
+        "ended",
+        "headers",
+        "reusable",
+        "status",
+    )
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.ended = False
+        """True once the body is complete."""
+
+        self.reusable = True
+        """False if no other response can follow on the connection."""
+
+        self._pieces: list[bytes] = []
+        self._rest = b""
+        """The beginning of a line whose end has not arrived."""
+
+        self._left = 0
+        """The bytes of the body or the chunk that have not arrived, with the line end of the chunk."""
+
+        self._head_bytes = 0
+        self._extension_bytes = 0
+        # Not a bound method, which would make a reference cycle for each response.
+        self._parse: Callable[[ResponseParser, bytes], None] = ResponseParser._parse_head
+
+    def feed(self, data: bytes) -> None:
+        """Parse the next bytes, or raise `FramingError`."""
+        if self._rest:
+            data = self._rest + data
+            self._rest = b""
+        self._parse(self, data)
+
+    def take(self) -> bytes:
+        """Return the bytes of the body since the last call."""
+        pieces = self._pieces
+        if not pieces:
+            return b""
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        return data
+
+    def end_of_stream(self) -> bool:
+        """Take note that the server closed the connection, and return whether the response is complete."""
+        self.reusable = False
+        if self._parse is ResponseParser._parse_until_close:
+            self.ended = True
+        return self.ended
+
+    # The head.
+
+    def _parse_head(self, data: bytes) -> None:
+        end = _HEAD_END.search(data)
+        self._check_head(data, len(data) if end is None else end.end())
+        if end is None:
+            self._rest = data
+            return
+        self._head_bytes += end.end()
+        status = self._read_head(data[: end.start()])
+        rest = data[end.end() :]
+        if status >= 200:
+            self.status = status
+        elif status == 101:
+            raise FramingError("it switches protocols")
+        if rest:
+            self._parse(self, rest)
+
+    def _check_head(self, data: bytes, size: int) -> None:
+        if data[: len(_START)] != _START[: len(data)]:
+            raise FramingError("it does not begin with HTTP/1")
+        if self._head_bytes + size > MAX_HEAD_BYTES:
+            raise FramingError(f"more than {MAX_HEAD_BYTES:,} bytes of headers")
+
+    def _read_head(self, head: bytes) -> int:
+        """Read the status and the headers, and choose how to read the body."""
+        if _NOT_TEXT.search(head):
+            raise FramingError("control characters in the headers")
+        first, *lines = head.replace(_CRLF, b"\n").split(b"\n")
+        line = _STATUS_LINE.fullmatch(first)
+        if line is None:
+            raise FramingError("the status line is not valid")
+        status = int(line[2])
+        fields, headers = _read_fields(lines)
+        if status < 200:
+            return status
+        self.headers = headers
+        self.reusable = line[1] == b"1" and "close" not in headers.get("connection", "").lower()
+        self._choose_body(status, fields)
+        return status
+
+    def _choose_body(self, status: int, fields: list[tuple[bytes, bytes]]) -> None:
+        codings = [value for name, value in fields if name == b"transfer-encoding"]
+        lengths = [part.strip() for name, value in fields if name == b"content-length" for part in value.split(b",")]
+        if any(not _DIGITS.fullmatch(length) for length in lengths) or len(set(lengths)) > 1:
+            raise FramingError("the content length is not valid")
+        if codings and (lengths or codings[0].lower() != b"chunked" or len(codings) > 1):
+            raise FramingError("the transfer encoding is not valid")
+        if status in _WITHOUT_BODY:
+            self._end()
+        elif codings:
+            self._parse = ResponseParser._parse_chunks
+        elif lengths:
+            self._left = int(lengths[0])
+            self._parse = ResponseParser._parse_length
+            if not self._left:
+                self._end()
+        else:
+            self.reusable = False
+            self._parse = ResponseParser._parse_until_close
+
+    # The body.
+
+    def _parse_length(self, data: bytes) -> None:
+        left = self._left
+        if len(data) < left:
+            self._left = left - len(data)
+            self._pieces.append(data)
+            return
+        self._pieces.append(data[:left])
+        self._end()
+        if len(data) > left:
+            self._parse_trailing(data)
+
+    def _parse_until_close(self, data: bytes) -> None:
+        self._pieces.append(data)
+
+    def _parse_chunks(self, data: bytes) -> None:
+        position = self._parse_open_chunk(data) if self._left else 0
+        size = len(data)
+        while position < size:
+            line = _CHUNK_LINE.match(data, position)
+            if line is None:
+                self._keep_chunk_line(data[position:])
+                return
+            start = line.end()
+            if line.end(1) + 2 != start:
+                self._count_extension(start - position)
+            stop = start + int(line[1], 16)
+            if stop == start:
+                self._parse = ResponseParser._parse_trailers
+                self._parse_trailers(data[start:])
+                return
+            if stop + 2 > size:
+                self._open_chunk(data, start, stop)
+                return
+            if data[stop : stop + 2] != _CRLF:
+                raise FramingError("a chunk is longer than it says")
+            self._pieces.append(data[start:stop])
+            position = stop + 2
+
+    def _open_chunk(self, data: bytes, start: int, stop: int) -> None:
+        """Take the beginning of a chunk whose end has not arrived."""
+        self._left = stop + 2 - start
+        self._parse_open_chunk(data[start:])
+
+    def _parse_open_chunk(self, data: bytes) -> int:
+        """Take the rest of a chunk, and return where it ends."""
+        left = self._left
+        if left > 2 and data:
+            self._pieces.append(data[: left - 2])
+        # Of the line end after the chunk, all or only the second byte may be missing.
+        tail = data[max(left - 2, 0) : left]
+        if tail != _CRLF[max(2 - left, 0) :][: len(tail)]:
+            raise FramingError("a chunk is longer than it says")
+        self._left = max(left - len(data), 0)
+        return min(left, len(data))
+
+    def _keep_chunk_line(self, line: bytes) -> None:
+        if b"\n" in line or not _may_become_chunk_line(line):
+            raise FramingError("the size of a chunk is not valid")
+        if len(line) > MAX_CHUNK_LINE_BYTES:
+            raise FramingError("the size of a chunk is too long")
+        self._rest = line
+
+    def _count_extension(self, size: int) -> None:
+        self._extension_bytes += size
+        if size > MAX_CHUNK_LINE_BYTES or self._extension_bytes > MAX_EXTENSION_BYTES:
+            raise FramingError("the extensions of chunks are too long")
+
+    def _parse_trailers(self, data: bytes) -> None:
+        if not data or data == b"\r":
+            self._rest = data
+            return
+        if data.startswith(_CRLF):
+            self._end()
+            if len(data) > 2:
+                self._parse_trailing(data)
+            return
+        end = _HEAD_END.search(data)
+        if self._head_bytes + (len(data) if end is None else end.end()) > MAX_HEAD_BYTES:
+            raise FramingError(f"more than {MAX_HEAD_BYTES:,} bytes of trailers")
+        if end is None:
+            self._rest = data
+            return
+        trailers = data[: end.start()]
+        if _NOT_TEXT.search(trailers):
+            raise FramingError("control characters in the trailers")
+        _read_fields(trailers.replace(_CRLF, b"\n").split(b"\n"))
+        self._end()
+        if end.end() < len(data):
+            self._parse_trailing(data)
+
+    def _parse_trailing(self, data: bytes) -> None:
+        # They would be read as the response to the next request, which may be another caller's.
+        self.reusable = False
+
+    def _end(self) -> None:
+        self.ended = True
+        self._parse = ResponseParser._parse_trailing
+
+
+def _read_fields(lines: list[bytes]) -> tuple[list[tuple[bytes, bytes]], dict[str, str]]:
+    """Read header lines, and return them in order and by name."""
+    if len(lines) > MAX_HEADERS:
+        raise FramingError(f"more than {MAX_HEADERS} headers")
+    fields: list[tuple[bytes, bytes]] = []
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        # A line that begins with a blank would continue the one before, which servers must not send any more.
+        if not colon or not _TOKEN.fullmatch(name):
+            raise FramingError("a header is not valid")
+        fields.append((name.lower(), value.strip(b" \t")))
+    return fields, {name.decode("latin-1"): value.decode("latin-1") for name, value in fields}
+
+
+_CHUNK_LINE_START = re.compile(rb"[0-9A-Fa-f]{1,15}(?:[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*|))?\r?")
+
+
+def _may_become_chunk_line(line: bytes) -> bool:
+    """Return whether more bytes can make this a valid line. Else a server that says no more would be waited for."""
+    return _CHUNK_LINE_START.fullmatch(line) is not None

@@ -1,0 +1,69 @@
+"""
+The transport interface: send one POST and read the bytes of its response.
+
+A transport does not follow redirects, keep cookies, decompress or retry. The backend decides about all of these.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import attrs
+
+__all__ = ["CLOSE_GRACE_S", "Transport", "WireRequest", "WireResponse"]
+
+CLOSE_GRACE_S = 1.0
+"""The time limit for closing a connection, which is shielded from cancellation."""
+
+
+@attrs.frozen
+class WireRequest:
+    """One POST request."""
+
+    url: str
+    headers: Mapping[str, str] = attrs.field(repr=False)
+    """Not in the repr, because they hold the key."""
+
+    body: bytes = attrs.field(repr=False)
+    on_sent: Callable[[], None] = attrs.field(repr=False)
+    """Called when the first bytes are sent. From then on the server may work on the request and charge for it."""
+
+
+class WireResponse(Protocol):
+    """A response whose body is read in pieces. The caller closes it."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers, with names in lower case."""
+        ...
+
+    async def read(self) -> bytes:
+        """Return the next bytes of the body as they were received, or b"" at the end."""
+        ...
+
+    async def aclose(self) -> None:
+        """
+        Return the connection to the pool after a complete body, else close it at once.
+
+        The caller shields this from cancellation and limits its time.
+        """
+        ...
+
+
+class Transport(Protocol):
+    """Sends requests over connections that it owns."""
+
+    async def open(self, request: WireRequest) -> WireResponse:
+        """
+        Send a request and wait for the status and headers of the response.
+
+        Raise `ConnectFailed` if nothing was sent, and `ConnectionLost` if the server may have started to work.
+        When cancelled, close the connection before the cancellation propagates.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        ...

@@ -1,0 +1,173 @@
+"""The pool of connections: order, limits, expiry, and requests that are cancelled while they wait."""
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from sampling._http import pool as pool_module
+from sampling._http.pool import Pool
+from sampling.errors import ConnectFailed
+
+SERVER = "a"
+
+
+class Line:
+    """A connection that remembers what happened to it."""
+
+    def __init__(self):
+        self.closed = False
+        self.usable = True
+
+    def is_usable(self):
+        return self.usable
+
+    def close(self):
+        self.closed = True
+
+
+async def opened(pool, key=SERVER):
+    assert await pool.acquire(key) is None
+    line = Line()
+    pool.opened(line)
+    return line
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The pool's clock, which a test sets."""
+    now = [1_000.0]
+    monkeypatch.setattr(pool_module, "monotonic", lambda: now[0])
+    return now
+
+
+async def test_the_connection_that_was_used_last_is_used_first(anyio_backend):
+    """The others may then expire."""
+    pool = Pool(10, 30.0)
+    first, second = await opened(pool), await opened(pool)
+    pool.release(SERVER, first)
+    pool.release(SERVER, second)
+    assert await pool.acquire(SERVER) is second
+    assert await pool.acquire(SERVER) is first
+    assert await pool.acquire(SERVER) is None
+
+
+async def test_a_connection_that_ended_while_idle_is_passed_over(anyio_backend):
+    """Nobody waits for it, and it makes room."""
+    pool = Pool(2, 30.0)
+    good, ended = await opened(pool), await opened(pool)
+    pool.release(SERVER, good)
+    pool.release(SERVER, ended)
+    ended.usable = False
+    assert await pool.acquire(SERVER) is good
+    assert ended.closed
+    assert await pool.acquire(SERVER) is None
+
+
+async def test_a_connection_expires(anyio_backend, clock):
+    """Both the one that would be used next and those below it."""
+    pool = Pool(10, 30.0)
+    old, newer, newest = [await opened(pool) for _ in range(3)]
+    pool.release(SERVER, old)
+    clock[0] += 29
+    pool.release(SERVER, newer)
+    assert not old.closed
+    clock[0] += 2
+    pool.release(SERVER, newest)
+    assert old.closed
+    assert not newer.closed
+    clock[0] += 31
+    assert await pool.acquire(SERVER) is None
+    assert newer.closed
+    assert newest.closed
+
+
+async def test_those_who_wait_are_served_in_the_order_in_which_they_came(anyio_backend):
+    """A newcomer does not overtake them."""
+    pool = Pool(1, 30.0)
+    line = await opened(pool)
+    served = []
+
+    async def want(name):
+        got = await pool.acquire(SERVER)
+        served.append(name)
+        await checkpoint()
+        pool.release(SERVER, got)
+
+    async with anyio.create_task_group() as tasks:
+        for name in range(5):
+            tasks.start_soon(want, name)
+            await anyio.wait_all_tasks_blocked()
+        assert "1 active, 5 queued | Connections: 1 active, 0 idle" in repr(pool)
+        pool.release(SERVER, line)
+    assert served == [0, 1, 2, 3, 4]
+    assert "Requests: 0 active, 0 queued | Connections: 0 active, 1 idle" in repr(pool)
+
+
+@pytest.mark.parametrize("give_back", ["release", "discard"])
+async def test_a_grant_to_a_request_that_was_cancelled_goes_to_the_next(anyio_backend, give_back):
+    """Row 25: whether it was cancelled before the grant or in the same moment."""
+    pool = Pool(1, 30.0)
+    line = await opened(pool)
+    served = []
+    first = anyio.CancelScope()
+
+    async def want(name, scope):
+        with scope:
+            served.append((name, await pool.acquire(SERVER)))
+
+    async with anyio.create_task_group() as tasks:
+        gone = anyio.CancelScope()
+        tasks.start_soon(want, "gone", gone)
+        await anyio.wait_all_tasks_blocked()
+        gone.cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert "0 queued" in repr(pool)
+        tasks.start_soon(want, "first", first)
+        await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(want, "second", anyio.CancelScope())
+        await anyio.wait_all_tasks_blocked()
+        if give_back == "release":
+            pool.release(SERVER, line)
+        else:
+            pool.discard(line)
+        first.cancel()
+    assert served == [("second", line if give_back == "release" else None)]
+
+
+async def test_an_idle_connection_to_another_server_makes_room(anyio_backend):
+    """The limit is for all servers together."""
+    pool = Pool(1, 30.0)
+    line = await opened(pool)
+    pool.release(SERVER, line)
+    other = await opened(pool, "b")
+    assert line.closed
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(opened, pool)
+        await anyio.wait_all_tasks_blocked()
+        pool.release("b", other)
+    assert other.closed
+
+
+async def test_closing_closes_all_and_lets_nobody_wait(anyio_backend):
+    """What is in use too. What is given back afterwards is closed."""
+    pool = Pool(2, 30.0)
+    idle, busy = await opened(pool), await opened(pool)
+    failed = []
+
+    async def want():
+        try:
+            await pool.acquire(SERVER)
+        except ConnectFailed as error:
+            failed.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(want)
+        await anyio.wait_all_tasks_blocked()
+        pool.close()
+    assert len(failed) == 1
+    assert idle.closed
+    assert busy.closed
+    pool.release(SERVER, busy)
+    pool.discard(idle)
+    assert pool.connections == []
+    assert "Requests: 0 active, 0 queued | Connections: 0 active, 0 idle" in repr(pool)
