@@ -46,8 +46,9 @@ def main() -> int:
             total.update(streams=BATCH, differences=len(differences), texts=texts)
             for difference in differences[:3]:
                 print(difference, file=sys.stderr)
+            print(f"\r{total['streams']:,} streams", end="", file=sys.stderr, flush=True)
     print(
-        f"{total['streams']:,} mutated streams, {total['texts']:,} texts read without JSON, "
+        f"\n{total['streams']:,} mutated streams, {total['texts']:,} texts read without JSON, "
         f"{total['differences']} differences, {time.monotonic() - started:.0f} s"
     )
     return 1 if total["differences"] else 0
