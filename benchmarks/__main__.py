@@ -26,8 +26,9 @@ from benchmarks import (
     searches,
     smollm2,
     virtual,
+    wire,
 )
-from benchmarks.report import Section, Settings, Suite, missed, table, write
+from benchmarks.report import Section, Settings, Suite, markdown, missed, table, write
 
 SUITES: dict[str, Suite] = {
     "core": core.run,
@@ -36,6 +37,7 @@ SUITES: dict[str, Suite] = {
     "import": imports.run,
     "memory": memory.run,
     "http": http.run,
+    "wire": wire.run,
     "fanout": fanout.run,
     "accuracy": accuracy.run,
     "smollm2": smollm2.run,
@@ -54,6 +56,7 @@ def main() -> int:
     parser.add_argument("--only", metavar="SUITE,…", default=",".join(SUITES), help="which suites, of %(default)s")
     parser.add_argument("--quick", action="store_true", help="few and short rounds; the results are not kept")
     parser.add_argument("--no-peers", action="store_true", help="install and measure no peers, and skip their targets")
+    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown, for the documentation")
     arguments = parser.parse_args()
     names = arguments.only.split(",")
     if unknown := set(names) - set(SUITES):
@@ -65,7 +68,7 @@ def main() -> int:
         found = SUITES[name](settings)
         sections += found
         for section in found:
-            print(table(section), end="\n\n", flush=True)
+            print(markdown(section) if arguments.markdown else table(section), end="\n\n", flush=True)
         if not settings.quick:
             write(RESULTS / f"{name}.json", name, found, settings)
 

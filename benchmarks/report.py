@@ -81,13 +81,7 @@ def ratio(value: float | None, base: float | None) -> float | None:
 
 def table(section: Section) -> str:
     """Return the section as aligned text."""
-    contenders = _ordered(name for row in section.rows for name in row.values)
-    labels = _ordered(check.label for row in section.rows for check in row.checks)
-    lines = [["", *contenders, *labels]]
-    for row in section.rows:
-        checks = {check.label: f"{check} {'met' if check.met else 'MISSED'}" for check in row.checks}
-        values = [_number(row.values[name]) if name in row.values else "" for name in contenders]
-        lines.append([row.name, *values, *(checks.get(label, "") for label in labels)])
+    lines = _cells(section)
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     text = [f"{section.title} [{section.unit}]"]
     for line in lines:
@@ -97,6 +91,25 @@ def table(section: Section) -> str:
         ]
         text.append(("  " + "   ".join(cells)).rstrip())
     return "\n".join(text)
+
+
+def markdown(section: Section) -> str:
+    """Return the section as a table of Markdown."""
+    head, *lines = _cells(section)
+    rows = [head, ["---", *["---:"] * (len(head) - 1)], *lines]
+    return "\n".join([f"{section.title}, in {section.unit}:", "", *["| " + " | ".join(row) + " |" for row in rows]])
+
+
+def _cells(section: Section) -> list[list[str]]:
+    """Return the cells of a table, line by line, with the names of the columns first."""
+    contenders = _ordered(name for row in section.rows for name in row.values)
+    labels = _ordered(check.label for row in section.rows for check in row.checks)
+    lines = [["", *contenders, *labels]]
+    for row in section.rows:
+        checks = {check.label: f"{check} {'met' if check.met else 'MISSED'}" for check in row.checks}
+        values = [_number(row.values[name]) if name in row.values else "" for name in contenders]
+        lines.append([row.name, *values, *(checks.get(label, "") for label in labels)])
+    return lines
 
 
 def missed(sections: Iterable[Section]) -> list[str]:

@@ -1,6 +1,7 @@
 """Assemble the events of Anthropic's Messages API into a `Generation`, or raise a typed error."""
 
 import json
+from collections.abc import Sequence
 from typing import Any, cast
 
 import attrs
@@ -8,7 +9,7 @@ import attrs
 from sampling._redaction import Redactor
 from sampling.backends.anthropic._messages import REDACTED
 from sampling.backends.http._fields import Json, list_of_objects, object_or_none, optional, token_count
-from sampling.backends.http._streamed import UNKNOWN_FINISH, AnswerText, StreamedResponse, finish_reason_of
+from sampling.backends.http._streamed import UNKNOWN_FINISH, AnswerText, Plain, StreamedResponse, finish_reason_of
 from sampling.errors import Incomplete, MalformedResponse
 from sampling.messages import Generation
 from sampling.parts import Reasoning, ToolCall
@@ -29,6 +30,9 @@ _DELTAS = {
     "signature_delta": "signature",
 }
 """The field that each kind of delta adds to."""
+
+_GROWING = frozenset({"text_delta", "input_json_delta", "thinking_delta"})
+"""The kinds of delta that make a block longer."""
 
 
 @attrs.define
@@ -101,6 +105,26 @@ class StreamedMessage(StreamedResponse):
         elif kind == "message_stop":
             self.done = True
         return ""
+
+    def plain(self, chunk: Json) -> Plain | None:
+        """Return what an event adds, if it does nothing but add to a block."""
+        delta = chunk.get("delta")
+        if chunk.get("type") != "content_block_delta" or not isinstance(delta, dict):
+            return None
+        kind: Any = cast("Json", delta).get("type")
+        if kind not in _GROWING:
+            return None
+        text = optional(cast("Json", delta), _DELTAS[kind], str)
+        return Plain(text, chunk, optional(chunk, "index", int) or 0) if text else None
+
+    def accepts(self, plain: Plain) -> bool:
+        """Return True if the message goes on."""
+        return plain.place in self._blocks and not self.finished
+
+    def repeat(self, plain: Plain, texts: Sequence[str]) -> str:
+        """Add the texts of events like this one, and return what they add to the text."""
+        self._pieces += len(texts) - 1
+        return self._grow(self._blocks[plain.place], "".join(texts))
 
     def add_whole(self, data: str) -> str:
         """Parse a message that was not streamed, and return its text."""

@@ -26,7 +26,7 @@ from sampling.backends.http._address import Provider, resolve_address
 from sampling.backends.http._body import resolve_model
 from sampling.backends.http._default_transport import TransportLike, default_transport
 from sampling.backends.http._errors import ErrorResponse
-from sampling.backends.http._sse import EventParser
+from sampling.backends.http._events import EventReader
 from sampling.backends.http._streamed import StreamedResponse
 from sampling.backends.http._transport import CLOSE_GRACE_S, Transport, WireRequest, WireResponse
 from sampling.errors import (
@@ -357,7 +357,7 @@ class ChatBackend(ABC):
 
     async def _read(self, response: WireResponse, answer: StreamedResponse, receive: Receiver) -> None:
         """Read the events of a response, or the JSON of a server that does not stream."""
-        parser = EventParser(min(_MAX_EVENT_BYTES, self.max_response_bytes))
+        reader = EventReader(answer, min(_MAX_EVENT_BYTES, self.max_response_bytes), receive)
         without_event = bytearray()
         size = 0
         while not answer.done:
@@ -368,10 +368,7 @@ class ChatBackend(ABC):
             if not answer.started:
                 report_first_chunk()
                 without_event += data
-            for event in parser.feed(data) if data else parser.close():
-                _pass_on(answer.add(event), receive)
-                if answer.done:
-                    break
+            reader.feed(data)
             if not data:
                 break
         else:

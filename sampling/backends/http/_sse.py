@@ -1,6 +1,6 @@
 """An incremental parser for server-sent events."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from sampling.errors import ResponseTooLarge
 
@@ -35,8 +35,17 @@ class EventParser:
         self._after_cr = False
         self._at_start = True
 
+    @property
+    def is_between_events(self) -> bool:
+        """True if nothing of what was fed belongs to an event that is to come."""
+        return not (self._line or self._data or self._after_cr or self._at_start)
+
     def feed(self, chunk: bytes) -> list[str]:
         """Parse the next bytes and return the data of the events they complete."""
+        return list(self.events(chunk))
+
+    def events(self, chunk: bytes) -> Iterator[str]:
+        """Parse the next bytes like `feed`, but one event after the other, so that those before an error count."""
         if self._after_cr and chunk:
             # The CR at the end of the last chunk ended its line, so this LF belongs to it.
             self._after_cr = False
@@ -44,14 +53,14 @@ class EventParser:
                 chunk = chunk[1:]
         if b"\n" not in chunk and b"\r" not in chunk:
             self._line += chunk
-            self._check_size(len(self._line))
-            return []
-        return self._events(self._complete_lines(chunk))
+        else:
+            yield from self._events(self._complete_lines(chunk))
+        self._check_size(len(self._line))
 
     def close(self) -> list[str]:
         """Return the data of an event that lacks only the empty line at the end of the stream."""
         self._line.clear()
-        return self._events([b""])
+        return list(self._events([b""]))
 
     def _complete_lines(self, chunk: bytes) -> list[bytes]:
         self._line += chunk
@@ -66,16 +75,15 @@ class EventParser:
             lines[0] = lines[0].removeprefix(_BOM)
         return lines
 
-    def _events(self, lines: Iterable[bytes]) -> list[str]:
-        events: list[str] = []
+    def _events(self, lines: Iterable[bytes]) -> Iterator[str]:
         for line in lines:
             if line:
                 self._take(line)
             elif self._data:
-                events.append(b"\n".join(self._data).decode("utf-8", "replace"))
+                event = b"\n".join(self._data).decode("utf-8", "replace")
                 self._data = []
                 self._data_bytes = 0
-        return events
+                yield event
 
     def _take(self, line: bytes) -> None:
         name, _, value = line.partition(b":")

@@ -1,7 +1,11 @@
 """A response while it is streamed: what it has said, what it has used, and how it ended."""
 
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NoReturn, cast
+
+import attrs
 
 from sampling._engine.scope import report_usage
 from sampling._json.bounded import loads
@@ -12,7 +16,7 @@ from sampling.errors import MalformedResponse
 from sampling.messages import Generation
 from sampling.usage import Usage
 
-__all__ = ["UNKNOWN_FINISH", "AnswerText", "StreamedResponse", "finish_reason_of"]
+__all__ = ["UNKNOWN_FINISH", "AnswerText", "Plain", "StreamedResponse", "finish_reason_of"]
 
 UNKNOWN_FINISH = "unknown"
 """The finish_reason if the server gives none and that is allowed."""
@@ -68,6 +72,18 @@ class AnswerText:
         return any(self._pieces)
 
 
+@attrs.define
+class Plain:
+    """A chunk that does nothing but add a piece of text, so that one with another text can be read without its JSON."""
+
+    text: str
+    chunk: Json
+    place: int
+    """The index of the choice or block that the text belongs to."""
+
+    is_reasoning: bool = False
+
+
 class StreamedResponse(ABC):
     """
     What a response has used and said while it is streamed.
@@ -78,12 +94,22 @@ class StreamedResponse(ABC):
     _error_type: type[ErrorResponse] = ErrorResponse
     """The parser of error objects."""
 
+    varying: re.Pattern[bytes] | None = None
+    """
+    Fields that differ in every chunk and mean nothing.
+
+    The name and the value of each are a group, without the quotes around them.
+    """
+
     def __init__(self, redactor: Redactor, input_tokens_estimate: int) -> None:
         self._redactor = redactor
         self._input_tokens_estimate = input_tokens_estimate
         self._usage: Usage | None = None
         self._pieces: int = 0
         self._model: str | None = None
+        self.chunk: Json = {}
+        """The chunk that was read last."""
+
         self.done = False
         """True once the server sent its last event."""
 
@@ -123,6 +149,23 @@ class StreamedResponse(ABC):
         """Parse a response that was not streamed, and return its text."""
         return self.add(data)
 
+    def plain(self, chunk: Json) -> Plain | None:
+        """
+        Return what a chunk adds, if it does nothing but add a text that is not empty.
+
+        It is called for a chunk that `add` has read without an error. A provider overrides it together with
+        `accepts` and `repeat`. They must treat every chunk that differs only in the text as `add` does.
+        """
+        return None
+
+    def accepts(self, plain: Plain) -> bool:
+        """Return True if `add` would now read a chunk like this one without an error."""
+        return False
+
+    def repeat(self, plain: Plain, texts: Sequence[str]) -> str:
+        """Do what `add` does for chunks like this one with these texts, and return what they add to the text."""
+        raise NotImplementedError
+
     def finish(self) -> str:
         """Return the last piece of text, once the stream has ended."""
         return ""
@@ -138,7 +181,8 @@ class StreamedResponse(ABC):
             problem = f"a chunk is not valid JSON ({error})"
         else:
             if isinstance(chunk, dict):
-                return cast("Json", chunk)
+                self.chunk = cast("Json", chunk)
+                return self.chunk
             problem = "a chunk is not a JSON object"
         raise MalformedResponse(f"{problem}: {self._redactor.sample(data)}")
 

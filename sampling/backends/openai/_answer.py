@@ -1,12 +1,14 @@
 """Assemble the chunks of a stream into a `Generation`, or raise a typed error."""
 
+import re
+from collections.abc import Sequence
 from typing import Any, cast
 
 import attrs
 
 from sampling._redaction import Redactor
 from sampling.backends.http._fields import Json, list_of_objects, object_or_none, optional
-from sampling.backends.http._streamed import UNKNOWN_FINISH, AnswerText, StreamedResponse, finish_reason_of
+from sampling.backends.http._streamed import UNKNOWN_FINISH, AnswerText, Plain, StreamedResponse, finish_reason_of
 from sampling.backends.openai._thinking import ThinkingSplitter
 from sampling.backends.openai._tool_calls import ToolCallAssembler
 from sampling.backends.openai._usage import read_timings, read_usage
@@ -58,8 +60,8 @@ class _Choice:
             self._had_delta = True
             return delta
         message = object_or_none(given, "message") or {}
-        repeats = self._had_delta and str(self.text) and message.get("content") == str(self.text)
-        return {} if repeats else message
+        content = message.get("content") if self._had_delta else None
+        return {} if content and content == str(self.text) else message
 
     def _add_text(self, text: str) -> str:
         if self._splitter is None:
@@ -67,6 +69,12 @@ class _Choice:
         reasoning, answer = self._splitter.add(text)
         self.reasoning.add(reasoning)
         return self.text.add(answer)
+
+    def add_texts(self, texts: Sequence[str]) -> str:
+        """Add the texts of several chunks, and return what they add to the answer."""
+        if self._splitter is None or self._splitter.is_done:
+            return self.text.add("".join(texts))
+        return "".join([self._add_text(text) for text in texts])
 
     def finish_text(self) -> str:
         """Return the text that was held back because it might have been a tag."""
@@ -79,6 +87,9 @@ class _Choice:
 
 class StreamedAnswer(StreamedResponse):
     """A response of the chat or completions API. Malformed input raises a `BackendError`."""
+
+    # OpenAI pads its chunks, so that their sizes do not reveal their text.
+    varying = re.compile(rb'"(obfuscation)": ?"([0-9A-Za-z]+)')
 
     def __init__(
         self,
@@ -142,6 +153,46 @@ class StreamedAnswer(StreamedResponse):
             piece += self._take_choice(choice)
         return piece
 
+    def plain(self, chunk: Json) -> Plain | None:
+        """Return what a chunk adds, if it does nothing but add a text or a reasoning."""
+        choices = list_of_objects(chunk, "choices")
+        if len(choices) != 1 or chunk.get("error") is not None or _usage_of(chunk, choices) is not None:
+            return None
+        (choice,) = choices
+        if choice.get("finish_reason") or choice.get("logprobs") is not None or choice.get("message"):
+            return None
+        delta = object_or_none(choice, "delta") or {}
+        text, thoughts, refusal = _content(delta)
+        reasoning = _reasoning(delta)
+        if thoughts or refusal or delta.get("tool_calls") or isinstance(delta.get("content"), list):
+            return None
+        text = text if delta else optional(choice, "text", str) or ""
+        if bool(text) == bool(reasoning):
+            return None
+        return Plain(text or reasoning, chunk, optional(choice, "index", int) or 0, is_reasoning=bool(reasoning))
+
+    def accepts(self, plain: Plain) -> bool:
+        """Return True if the choice goes on, and the chunks before were of the same answer."""
+        choice = self._choices.get(plain.place)
+        return (
+            choice is not None
+            and choice.finish_reason is None
+            and (self._ids is None or self._ids.goes_on(plain.chunk.get("id")))
+        )
+
+    def repeat(self, plain: Plain, texts: Sequence[str]) -> str:
+        """Add the texts of chunks like this one, and return what they add to the text of the first choice."""
+        chunk, choice = plain.chunk, self._choices[plain.place]
+        self._take_id(chunk.get("id"), has_choices=True)
+        self._last_chunk = chunk
+        self._model = chunk.get("model") or self._model
+        self._pieces += len(texts)
+        if plain.is_reasoning:
+            choice.reasoning.add("".join(texts))
+            return ""
+        piece = choice.add_texts(texts)
+        return piece if plain.place == 0 else ""
+
     def finish(self) -> str:
         """Return the text that was held back because it might have been a tag."""
         held = {index: choice.finish_text() for index, choice in self._choices.items()}
@@ -201,7 +252,7 @@ class StreamedAnswer(StreamedResponse):
     def _raw(self, first: _Choice) -> Json | None:
         """Return what the response says apart from the answer: its id, and fields of the server's own."""
         raw: Json = {**self._first_chunk, **self._last_chunk, "finish_reason": first.finish_reason}
-        for name in ("choices", "object", "error"):
+        for name in ("choices", "object", "error", "obfuscation"):
             raw.pop(name, None)
         if self._expected_choices > 1:
             raw["choices"] = [str(self._choices[index].text) for index in sorted(self._choices)]
@@ -220,6 +271,10 @@ class _ChunkIds:
         self._last: str | None = None
         self._repeated = False
         self._seen: set[str] = set()
+
+    def goes_on(self, given: str | None) -> bool:
+        """Return True if a chunk with this id is certainly of the same answer as the one before."""
+        return not given or given == self._last
 
     def check(self, given: str) -> None:
         if given == self._last:

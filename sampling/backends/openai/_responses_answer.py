@@ -1,12 +1,14 @@
 """Assemble the events of OpenAI's Responses API into a `Generation`, or raise a typed error."""
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
 from sampling._redaction import Redactor
 from sampling.backends.http._fields import Json, list_of_objects, object_or_none, optional
-from sampling.backends.http._streamed import UNKNOWN_FINISH, AnswerText, StreamedResponse, finish_reason_of
+from sampling.backends.http._streamed import UNKNOWN_FINISH, AnswerText, Plain, StreamedResponse, finish_reason_of
 from sampling.backends.openai._usage import read_usage
 from sampling.errors import Incomplete, MalformedResponse
 from sampling.messages import Generation
@@ -32,6 +34,8 @@ class _PartialCall:
 
 class StreamedResponsesAnswer(StreamedResponse):
     """A response of the Responses API. Malformed input raises a `BackendError`."""
+
+    varying = re.compile(rb'"(obfuscation|sequence_number)": ?"?([0-9A-Za-z]+)')
 
     def __init__(self, redactor: Redactor, *, input_tokens_estimate: int = 0) -> None:
         super().__init__(redactor, input_tokens_estimate)
@@ -80,6 +84,24 @@ class StreamedResponsesAnswer(StreamedResponse):
         elif (response := object_or_none(event, "response")) is not None:
             self._take_response(response, ended=kind in _ENDS)
         return ""
+
+    def plain(self, chunk: Json) -> Plain | None:
+        """Return what an event adds, if it does nothing but add a text or a reasoning."""
+        name = _TEXT_EVENTS.get(optional(chunk, "type", str) or "")
+        if name not in {"text", "reasoning"} or chunk.get("logprobs"):
+            return None
+        text = optional(chunk, "delta", str)
+        return Plain(text, chunk, 0, is_reasoning=name == "reasoning") if text else None
+
+    def accepts(self, plain: Plain) -> bool:
+        """Return True: texts may come at any time."""
+        return True
+
+    def repeat(self, plain: Plain, texts: Sequence[str]) -> str:
+        """Add the texts of events like this one, and return what they add to the text."""
+        self._pieces += len(texts)
+        added = (self._reasoning if plain.is_reasoning else self._text).add("".join(texts))
+        return "" if plain.is_reasoning else added
 
     def add_whole(self, data: str) -> str:
         """Parse a response that was not streamed, and return its text."""

@@ -23,6 +23,11 @@ class ThinkingSplitter:
         self._after_block = False
         self._done = False
 
+    @property
+    def is_done(self) -> bool:
+        """True once all that follows is part of the answer."""
+        return self._done
+
     def add(self, piece: str) -> tuple[str, str]:
         """Return the reasoning and the answer that the next piece adds."""
         if self._done or not piece:

@@ -1,0 +1,265 @@
+"""
+Read the events of a stream, and skip the JSON of those that differ from an earlier one only in their text.
+
+A server sends thousands of chunks that are equal except for a few bytes. The first is read with care, and the bytes
+around its text become a `Template`. Chunks that fit it are cut at these bytes. All others are read with care.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
+from typing import cast
+
+import attrs
+
+from sampling._json.bounded import loads
+from sampling.backends.http._fields import Json
+from sampling.backends.http._sse import EventParser
+from sampling.backends.http._streamed import Plain, StreamedResponse
+
+__all__ = ["EventReader"]
+
+_WINDOW = 16 * 1024
+"""
+The most bytes that are compared with a template at once.
+
+It bounds the time that is lost if few of them fit, and the size of an event that is not parsed.
+"""
+
+_FREE_LESSONS = 4
+_TEXTS_PER_LESSON = 8
+"""A template that fits few chunks costs more than it saves, so that only some are made for nothing."""
+
+_MAX_DIGITS = 16
+_PROBE = "a b"
+_VARYING_PROBE = b"37"
+
+# A quote and a backslash have a meaning in JSON, and control characters are not allowed in it.
+_SPECIAL = re.compile(r'["\\\x00-\x1f]')
+
+
+class EventReader:
+    """Feeds the events of a response to its reader, and the pieces of its text to a receiver."""
+
+    def __init__(
+        self, answer: StreamedResponse, max_event_bytes: int, receive: Callable[[str], None] | None = None
+    ) -> None:
+        self._answer = answer
+        self._receive = receive
+        self._parser = EventParser(max_event_bytes)
+        self._window = min(_WINDOW, max_event_bytes)
+        self._end = b""
+        """The bytes at the end of every event: two line endings."""
+
+        self._template: _Template | None = None
+        self._lessons = 0
+        self.texts_without_json = 0
+        """The number of texts that were read with a template."""
+
+    def feed(self, data: bytes) -> None:
+        """Read the next bytes. None at all are the end of the stream."""
+        if not data:
+            self._add_all(self._parser.close())
+            return
+        position = 0
+        while position < len(data) and not self._answer.done:
+            after = self._read_like_template(data, position)
+            position = self._read_with_care(data, position) if after == position else after
+
+    # With care.
+
+    def _read_with_care(self, data: bytes, start: int) -> int:
+        """Read the bytes up to the end of the next event, and return where that is."""
+        if not self._end:
+            self._end = b"\r\n\r\n" if b"\r\n" in data else b"\n\n"
+        found = data.find(self._end, start)
+        end = len(data) if found < 0 else found + len(self._end)
+        raw = data[start:end]
+        is_whole = found >= 0 and self._parser.is_between_events
+        events = self._add_all(self._parser.events(raw))
+        if is_whole and events == 1 and self._parser.is_between_events and self._may_learn():
+            self._learn(raw)
+        return end
+
+    def _add_all(self, events: Iterable[str]) -> int:
+        """Read events up to the last one of the answer, and return how many."""
+        count = 0
+        for event in events:
+            count += 1
+            self._pass_on(self._answer.add(event))
+            if self._answer.done:
+                break
+        return count
+
+    def _pass_on(self, piece: str) -> None:
+        if piece and self._receive is not None:
+            self._receive(piece)
+
+    # With a template.
+
+    def _may_learn(self) -> bool:
+        return self.texts_without_json >= _TEXTS_PER_LESSON * (self._lessons - _FREE_LESSONS)
+
+    def _learn(self, raw: bytes) -> None:
+        plain = self._answer.plain(self._answer.chunk)
+        if plain is None:
+            return
+        self._lessons += 1
+        template = _template(raw, plain, self._answer.varying)
+        if template is not None and len(raw) <= self._window - len(_PROBE) and self._is_proven(template):
+            self._template = template
+
+    def _is_proven(self, template: "_Template") -> bool:
+        """Put another text between the bytes, read it with care, and check that it is the only change."""
+        # The parser is between events, and after an event with other letters in it is so again.
+        events = self._parser.feed(template.with_probes())
+        try:
+            chunk = loads(events[0])
+        except ValueError:
+            return False
+        if not isinstance(chunk, dict):
+            return False
+        probed = self._answer.plain(cast("Json", chunk))
+        return probed is not None and template.is_probed(probed)
+
+    def _read_like_template(self, data: bytes, start: int) -> int:
+        """Read the events that fit the template, and return where they end."""
+        template = self._template
+        if template is None or not data.startswith(template.head, start):
+            return start
+        if not self._parser.is_between_events or not self._answer.accepts(template.plain):
+            return start
+        found, ends = template.cut(data, start, start + self._window)
+        texts = _decoded(found)
+        if not texts:
+            return start
+        self.texts_without_json += len(texts)
+        if self._receive is None:
+            self._answer.repeat(template.plain, texts)
+        else:
+            for text in texts:
+                # One by one, because the receiver may interrupt.
+                self._pass_on(self._answer.repeat(template.plain, [text]))
+        return ends[len(texts) - 1]
+
+
+@attrs.define
+class _Varying:
+    """A value that means nothing: letters and digits in quotes, or a number."""
+
+    name: str
+    is_number: bool
+    after: bytes
+    """What follows the value, up to the next one or to the end."""
+
+    def fits(self, value: bytes) -> bool:
+        """Return True if this is such a value."""
+        if not self.is_number:
+            return value.isalnum()
+        return value.isdigit() and len(value) < _MAX_DIGITS and (len(value) == 1 or not value.startswith(b"0"))
+
+    @property
+    def probe(self) -> int | str:
+        """The value that the probe must be read as."""
+        return int(_VARYING_PROBE) if self.is_number else _VARYING_PROBE.decode()
+
+
+@attrs.define
+class _Template:
+    """The bytes of an event around its text, and around values that mean nothing."""
+
+    plain: Plain
+    head: bytes
+    after: bytes
+    """What follows the text, up to the first of the values or to the end."""
+
+    varying: tuple[_Varying, ...]
+
+    def cut(self, data: bytes, start: int, limit: int) -> tuple[list[bytes], list[int]]:
+        """Return the encoded texts of the events from here on that fit, and where each of the events ends."""
+        head, after = self.head, self.after
+        texts: list[bytes] = []
+        ends: list[int] = []
+        position = start
+        # The first of the pieces is empty, because the data begins with the head.
+        for piece in data[start:limit].split(head)[1:]:
+            text, found, rest = piece.partition(after)
+            if found and self.varying:
+                rest = self._without_varying(rest)
+            if not found or rest is None:
+                break
+            position += len(head) + len(piece)
+            texts.append(text)
+            ends.append(position - len(rest))
+            if rest:
+                break
+        return texts, ends
+
+    def _without_varying(self, rest: bytes) -> bytes | None:
+        """Return what follows the event, or None if it does not fit."""
+        for each in self.varying:
+            value, found, rest = rest.partition(each.after)
+            if not found or not each.fits(value):
+                return None
+        return rest
+
+    def with_probes(self) -> bytes:
+        """Return an event with other values between these bytes."""
+        return b"".join(
+            [self.head, _PROBE.encode(), self.after, *[_VARYING_PROBE + each.after for each in self.varying]]
+        )
+
+    def is_probed(self, probed: Plain) -> bool:
+        """Return True if the values are where they should be in the event that `with_probes` made."""
+        found = (probed.text, probed.place, probed.is_reasoning)
+        if found != (_PROBE, self.plain.place, self.plain.is_reasoning):
+            return False
+        return all(probed.chunk.get(each.name) == each.probe for each in self.varying)
+
+
+def _template(raw: bytes, plain: Plain, varying: re.Pattern[bytes] | None) -> _Template | None:
+    """Make a template of an event, if its text is in it once and as it is."""
+    try:
+        encoded = f'"{plain.text}"'.encode()
+    except UnicodeEncodeError:
+        return None
+    head, found, after = raw.partition(encoded)
+    if not found or encoded in after:
+        return None
+    after = b'"' + after
+    values = [] if varying is None else list(varying.finditer(after))
+    starts = [match.start(2) for match in values]
+    ends = [match.end(2) for match in values]
+    literals = [after[start:end] for start, end in zip([0, *ends], [*starts, len(after)], strict=True)]
+    return _Template(
+        plain,
+        head + b'"',
+        literals[0],
+        tuple(
+            [
+                _Varying(match[1].decode(), not before.endswith(b'"'), literal)
+                for match, before, literal in zip(values, literals, literals[1:], strict=False)
+            ]
+        ),
+    )
+
+
+def _decoded(found: Sequence[bytes]) -> list[str]:
+    """Return the texts that are encoded as strings of JSON, up to the first that is none or is empty."""
+    try:
+        # All at once. Line ends keep them apart: a character whose bytes are in two texts is none.
+        texts = b"\n".join(found).decode().split("\n")
+    except UnicodeDecodeError:
+        texts = []
+    if len(texts) == len(found) and all(texts) and not _SPECIAL.search("".join(texts)):
+        return texts
+    return list(takewhile(bool, map(_string, found)))
+
+
+def _string(encoded: bytes) -> str:
+    """Return a string of JSON without its quotes as a text, or nothing if it is none."""
+    try:
+        return str(json.loads(f'"{encoded.decode()}"'))
+    except ValueError:
+        return ""
