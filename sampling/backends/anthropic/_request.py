@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias, cast
 import attrs
 
 from sampling._arguments import wrong_type
-from sampling.backends._structured import AnswerSchema, Structured, answer_schema, with_instruction
+from sampling.backends._structured import AnswerSchema, Structured, answer_schema, answer_tool_name, with_instruction
 from sampling.backends.anthropic._messages import wire_messages, wire_system
 from sampling.backends.anthropic._schema import native_schema
 from sampling.backends.http._body import add_extra
@@ -135,7 +135,9 @@ def _tools(options: Options, answer: AnswerSchema | None, *, is_thinking: bool) 
         # Beside other tools, the model may call them first. While it thinks, no tool can be forced on it.
         choice = (choice if tools else None) or ("auto" if is_thinking else "required")
         description = "Give the answer. Always call this tool to answer."
-        tools.append({"name": answer.name, "description": description, "input_schema": dict(answer.schema)})
+        tools.append(
+            {"name": answer_tool_name(options), "description": description, "input_schema": dict(answer.schema)}
+        )
     if not tools:
         if choice not in {None, "none"}:
             raise BadRequest(f"options.tool_choice is {choice!r}, but there are no options.tools")
