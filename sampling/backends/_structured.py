@@ -23,6 +23,7 @@ __all__ = [
     "answer_schema",
     "answer_tool_name",
     "check_structured",
+    "feasible",
     "with_instruction",
     "without_schema",
 ]
@@ -104,6 +105,13 @@ def _as_text(schema: AnswerSchema) -> str:
     return json.dumps(schema.schema, ensure_ascii=False, default=dict)
 
 
+def feasible(structured: Structured, options: Options) -> Structured:
+    """Return how to ask for a schema. The arguments of a tool are an object, so anything else is asked for in words."""
+    if structured != "tool" or options.schema is None:
+        return structured
+    return "tool" if answer_schema(options.schema).schema.get("type") == "object" else "prompt"
+
+
 def answer_tool_name(options: Options) -> str:
     """Return the name of the tool that takes the answer, which is that of no other tool of the request."""
     name = answer_schema(options.schema).name
@@ -114,17 +122,13 @@ def answer_tool_name(options: Options) -> str:
 
 
 def without_schema(request: Request, structured: Structured) -> Request:
-    """
-    Return a request that asks for its schema by a tool or in words, for a library that has no schemas.
-
-    The arguments of a tool are an object, so the schema of anything else is asked for in words.
-    """
+    """Return a request that asks for its schema by a tool or in words, for a library that has no schemas."""
     options = request.options
     if options.schema is None or structured == "native":
         return request
     schema = answer_schema(options.schema)
     rest = attrs.evolve(options, schema=None)
-    if structured == "prompt" or schema.schema.get("type") != "object":
+    if feasible(structured, options) == "prompt":
         return attrs.evolve(request, messages=with_instruction(request.messages, schema), options=rest)
     answer = Tool(answer_tool_name(options), "Give the answer.", schema.schema)
     choice = options.tool_choice if options.tools and options.tool_choice else "required"

@@ -6,7 +6,14 @@ from typing import Any, Literal, TypeAlias, cast
 import attrs
 
 from sampling._arguments import wrong_type
-from sampling.backends._structured import AnswerSchema, Structured, answer_schema, answer_tool_name, with_instruction
+from sampling.backends._structured import (
+    AnswerSchema,
+    Structured,
+    answer_schema,
+    answer_tool_name,
+    feasible,
+    with_instruction,
+)
 from sampling.backends.anthropic._messages import wire_messages, wire_system
 from sampling.backends.anthropic._schema import native_schema
 from sampling.backends.http._body import add_extra
@@ -52,7 +59,7 @@ def structured_mode(options: Options, chosen: Structured) -> Structured:
         return chosen
     if chosen == "native" and native_schema(options.schema) is not None:
         return chosen
-    return "tool" if answer_schema(options.schema).schema.get("type") == "object" else "prompt"
+    return feasible("tool", options)
 
 
 def messages_body(request: Request, model: str, settings: Settings) -> Json:

@@ -18,7 +18,7 @@ from sampling._json.bounded import loads
 from sampling._log import Logger
 from sampling._redaction import Redactor, Secret, clears_locals
 from sampling._text import estimate_tokens
-from sampling.backends._structured import Structured, answer_from_tool, check_structured
+from sampling.backends._structured import Structured, answer_from_tool, check_structured, feasible
 from sampling.backends._support import Support
 from sampling.backends.http._address import Provider, resolve_address
 from sampling.backends.http._body import resolve_model
@@ -168,7 +168,7 @@ class ChatBackend(ABC):
 
     def _structured_for(self, request: Request) -> Structured:
         """Return how a request asks for an answer that matches its schema."""
-        return self.structured
+        return feasible(self.structured, request.options)
 
     def _read_error(self, response: WireResponse, body: bytes) -> ErrorResponse:
         """Parse a response whose status is an error."""
