@@ -65,6 +65,7 @@ def greedy(*words: str) -> None:
         (lambda: Tool("a", "", None), TypeError, "schema must be"),
         (lambda: Tool("a", "", {"type": "string"}), ValueError, "that of an object"),
         (lambda: Tool("a", "", {**SCHEMA, "x": {1}}), ValueError, "JSON values"),
+        (lambda: Tool("a", "", {**SCHEMA, "properties": 3}), ValueError, "must be an object of schemas"),
         (lambda: Options(tools=[Tool("a", "", SCHEMA), Tool("a", "", SCHEMA)]), ValueError, "'a' twice"),
         (lambda: Options(tools=[Tool("a", "", SCHEMA)], tool_choice="b"), ValueError, "'required', 'a', got 'b'"),
         (lambda: Options(tools=[3]), TypeError, "a Tool or a function"),
