@@ -1,6 +1,7 @@
 """Messages, contexts, actions, requests and generations."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from inspect import iscoroutinefunction
 from typing import Any, Generic, Literal, TypeVar, cast, final, get_args, overload
 
@@ -215,6 +216,15 @@ def _check_messages(messages: tuple[Any, ...]) -> tuple[Message, ...]:
     return messages
 
 
+def _reader_and_schema(parser: Any, schema: Any, *, lenient: bool) -> tuple[Callable[[str], Any], Any]:
+    """Return the function that parses an answer, and the schema to ask for it with."""
+    if is_output_type(parser):
+        reader = reader_for(parser) if lenient else reader_for(parser).strictly()
+        return reader, reader.schema if schema is None else schema
+    _check_parser(parser)
+    return plain_parser(parser), schema
+
+
 # init=False: the overloads of __init__ infer `T` from the parser, which attrs can't do.
 @attrs.frozen(init=False, repr=False)
 class Action(Generic[T]):
@@ -226,6 +236,8 @@ class Action(Generic[T]):
     or a container such as `list[Flight]`. The schema of a type is sent to backends that support constrained decoding.
     Answers are parsed and checked even if the backend constrains them. JSON is found in thoughts, fences and prose,
     and small mistakes are mended, unless `lenient=False`.
+
+    A subclass may have more fields. Repairs keep them, and backends find them on `Request.action`.
     """
 
     content: Content = attrs.field(alias="text")  # the name that `attrs.evolve` passes to `__init__`
@@ -261,17 +273,23 @@ class Action(Generic[T]):
             content = _asked_parts(text)
             text = content_text(content)
         if parser is not None:
-            if is_output_type(parser):
-                reader = reader_for(parser) if lenient else reader_for(parser).strictly()
-                parser, schema = reader, reader.schema if schema is None else schema
-            else:
-                _check_parser(parser)
-                parser = plain_parser(parser)
+            parser, schema = _reader_and_schema(parser, schema, lenient=lenient)
         self._fill(content, parser, schema, text)
 
     def _fill(self, content: Content, parser: Any, schema: Any, text: str) -> None:
         object.__setattr__(self, "text", text)
-        self.__attrs_init__(content, parser, schema)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        object.__setattr__(self, "content", content)
+        object.__setattr__(self, "parser", parser)
+        object.__setattr__(self, "schema", schema)
+
+    def __attrs_post_init__(self) -> None:
+        # Only for a subclass that attrs made: its own `__init__` has set the fields as they were given.
+        content, parser, schema = self.content, self.parser, self.schema
+        if not isinstance(content, str):
+            content = _asked_parts(content)
+        if parser is not None:
+            parser, schema = _reader_and_schema(parser, schema, lenient=True)
+        self._fill(content, parser, schema, content if isinstance(content, str) else content_text(content))
 
     def __repr__(self) -> str:
         asked = f"text={self.text!r}" if isinstance(self.content, str) else f"content={self.content!r}"
@@ -306,8 +324,14 @@ class Action(Generic[T]):
         return self._with(content_text(content), content)
 
     def _with(self, text: str, content: Content) -> "Action[T]":
-        other = object.__new__(type(self))
         # Bypass __init__: the parser was checked when this action was created.
+        if type(self) is Action:
+            other = object.__new__(Action)
+        else:
+            # With all fields of a subclass.
+            other = copy(self)
+            if hasattr(self, "__dict__"):
+                other.__dict__.update(self.__dict__)
         other._fill(content, self.parser, self.schema, text)
         return other
 

@@ -14,58 +14,80 @@ __all__ = ["Options", "ReasoningEffort"]
 ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much a reasoning model thinks."""
 
+# Without underscores and in lower case, because servers and libraries write the same names in several ways.
 _TOKEN_LIMITS = frozenset(
     {
-        "max_completion_tokens",
-        "max_gen_len",
-        "max_length",
-        "max_new_tokens",
-        "max_output_tokens",
-        "max_tokens",
-        "max_tokens_to_sample",
-        "maxOutputTokens",
-        "maxTokens",
-        "n_predict",
-        "num_predict",
+        "maxcompletiontokens",
+        "maxgenlen",
+        "maxgeneratedtokens",
+        "maxlength",
+        "maxnewtokens",
+        "maxoutputtokens",
+        "maxtokens",
+        "maxtokenstosample",
+        "npredict",
+        "numpredict",
     }
 )
-_ANSWERS = frozenset({"best_of", "candidate_count", "candidateCount", "n", "num_return_sequences", "use_beam_search"})
-_NESTED = frozenset(
+_ANSWERS = frozenset(
     {
-        "additional_model_request_fields",
-        "extra_body",
-        "generation_config",
-        "generationConfig",
-        "inference_config",
-        "inferenceConfig",
-        "model_kwargs",
-        "options",
+        "bestof",
+        "candidatecount",
+        "maxretries",
+        "n",
+        "ncompletions",
+        "numbeams",
+        "numgenerations",
+        "numresults",
+        "numretries",
+        "numreturnsequences",
+        "usebeamsearch",
     }
 )
-"""Names under which servers and libraries take further options."""
+"""Names of numbers of answers and of requests."""
+
+_DATA = frozenset({"chattemplatekwargs", "format", "functions", "guidedjson", "metadata", "responseformat", "tools"})
+"""Names whose values are schemas or data of the caller, in which any name may occur."""
+
+_MAX_DEPTH = 16
 
 
 def _frozen_mapping(mapping: object) -> Mapping[str, Any]:
     if not isinstance(mapping, Mapping):
         raise wrong_type("extra", mapping, "a mapping of option names to values")
-    # A copy, so that later changes to the caller's dict have no effect.
-    frozen = dict(cast("Mapping[str, Any]", mapping))
-    if frozen:
-        for name in frozen:
-            check_str("a name in extra", name, empty=False)
-        _refuse_tokens(frozen)
-    return MappingProxyType(frozen)
+    given = cast("Mapping[str, Any]", mapping)
+    for name in given:
+        check_str("a name in extra", name, empty=False)
+    return MappingProxyType(_checked_copy(given, 0))
 
 
-def _refuse_tokens(extra: Mapping[str, Any]) -> None:
-    """Raise if extra options would spend tokens that no budget sees."""
+def _checked_copy(extra: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    """
+    Return a copy of extra options, or raise if they would spend tokens that no budget sees.
+
+    Libraries and servers take further options inside of others, such as `extra_body` and `generationConfig`, so all of
+    them are looked into. It is a copy so that later changes to the caller's dicts have no effect.
+    """
+    copied: dict[str, Any] = {}
     for name, value in extra.items():
-        if name in _TOKEN_LIMITS:
+        plain = str(name).replace("_", "").replace("-", "").lower()
+        if plain in _TOKEN_LIMITS:
             raise ValueError(f"extra must not set {name!r}, which budgets don't see. Use Options(max_tokens=…).")
-        if name in _ANSWERS and value not in (None, 0, 1):
+        if plain in _ANSWERS and not (value is None or (isinstance(value, int) and value in {0, 1})):
             raise ValueError(f"extra must not set {name!r}, which budgets don't see. Use the strategy's breadth.")
-        if name in _NESTED and isinstance(value, Mapping):
-            _refuse_tokens(cast("Mapping[str, Any]", value))
+        is_data = plain in _DATA or plain.endswith(("schema", "headers"))
+        copied[name] = value if is_data else _checked_value(value, depth + 1)
+    return copied
+
+
+def _checked_value(value: Any, depth: int) -> Any:
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"extra must not be nested deeper than {_MAX_DEPTH} levels")
+    if isinstance(value, Mapping):
+        return _checked_copy(cast("Mapping[str, Any]", value), depth)
+    if isinstance(value, list | tuple):
+        return [_checked_value(item, depth + 1) for item in cast("Sequence[Any]", value)]
+    return value
 
 
 def _stop_words(stop: object) -> tuple[str, ...]:

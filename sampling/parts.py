@@ -8,6 +8,7 @@ from binascii import Error as Base64Error
 from collections.abc import Iterable, Sequence
 from os import PathLike, fspath
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, ClassVar, TypeAlias, cast
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
@@ -313,6 +314,9 @@ def _read(source: object, kind: str) -> tuple[bytes, str]:
 
 def _read_file(path: Path) -> bytes:
     try:
+        # Opening a pipe would wait for a writer, and devices such as a terminal never end.
+        if not S_ISREG(path.stat().st_mode):
+            raise ValueError("it is not a regular file")  # noqa: TRY301
         with path.open("rb") as file:
             return file.read(MAX_MEDIA_BYTES + 1)
     except (OSError, ValueError) as error:

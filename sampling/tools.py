@@ -26,10 +26,12 @@ _ARGUMENT = re.compile(r"^ +\*{0,2}(\w+)(?: *\([^)]*\))?: +(.+(?:\n(?: {8,}.*)?)
 
 def _json_copy(schema: object) -> dict[str, Any]:
     if not isinstance(schema, Mapping):
-        raise wrong_type("schema", schema, "a JSON schema of the arguments (a dict). tool(function) makes one.")
+        raise wrong_type("schema", schema, "a JSON schema of the arguments (a dict), as tool(function) makes one")
     given = dict(cast("Mapping[str, Any]", schema))
     if given.get("type") != "object":
         raise ValueError(f'schema must be that of an object, with "type": "object", got {short_repr(given)}')
+    if not isinstance(given.get("properties", {}), Mapping):
+        raise ValueError(f'the "properties" of schema must be an object of schemas, got {short_repr(given)}')
     try:
         return cast("dict[str, Any]", json.loads(json.dumps(given, allow_nan=False)))
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,5 +1,6 @@
 """Parts of messages: what they accept, what they refuse, and what they show."""
 
+import os
 from copy import deepcopy
 
 import pytest
@@ -171,3 +172,12 @@ class TestToolCalls:
         """The error names the tool."""
         with pytest.raises(ValueError, match="'look'"):
             ToolCall("1", "look", arguments).parse()
+
+
+def test_only_regular_files_are_read(tmp_path):
+    """Opening a pipe would wait for ever, and a device may never end."""
+    pipe = tmp_path / "pipe.png"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path, "/dev/zero"):
+        with pytest.raises(ValueError, match="can't be read: it is not a regular file"):
+            Image(path)

@@ -65,6 +65,7 @@ def greedy(*words: str) -> None:
         (lambda: Tool("a", "", None), TypeError, "schema must be"),
         (lambda: Tool("a", "", {"type": "string"}), ValueError, "that of an object"),
         (lambda: Tool("a", "", {**SCHEMA, "x": {1}}), ValueError, "JSON values"),
+        (lambda: Tool("a", "", {**SCHEMA, "properties": 3}), ValueError, "must be an object of schemas"),
         (lambda: Options(tools=[Tool("a", "", SCHEMA), Tool("a", "", SCHEMA)]), ValueError, "'a' twice"),
         (lambda: Options(tools=[Tool("a", "", SCHEMA)], tool_choice="b"), ValueError, "'required', 'a', got 'b'"),
         (lambda: Options(tools=[3]), TypeError, "a Tool or a function"),
@@ -75,12 +76,44 @@ def greedy(*words: str) -> None:
         (lambda: Options(reasoning_effort="much"), ValueError, "reasoning_effort must be one of 'none'"),
         (lambda: Options(extra={"max_completion_tokens": 9}), ValueError, "Use Options\\(max_tokens"),
         (lambda: Options(extra={"extra_body": {"n": 9}}), ValueError, "extra must not set 'n'"),
+        (lambda: Options(extra={"max-tokens": 9}), ValueError, "Use Options\\(max_tokens"),
+        (lambda: Options(extra={"config": {"parameters": {"maxNewTokens": 9}}}), ValueError, "'maxNewTokens'"),
+        (lambda: Options(extra={"fallbacks": [{"model": "m", "max_tokens": 9}]}), ValueError, "'max_tokens'"),
+        (lambda: Options(extra={"num_retries": 5}), ValueError, "'num_retries', which budgets don't see"),
+        (lambda: Options(extra=deep(17)), ValueError, "deeper than 16 levels"),
     ],
 )
 def test_what_no_model_could_use_is_refused(make, error, says):
     """At construction, before anything is paid."""
     with pytest.raises(error, match=says):
         make()
+
+
+def deep(levels):
+    return {"a": deep(levels - 1)} if levels else {}
+
+
+def test_extra_takes_any_name_where_it_is_data():
+    """Schemas, tools and metadata of the caller may name a property as they like, and one answer is one answer."""
+    schema = {"properties": {"max_tokens": {"type": "integer"}, "n": {"type": "integer"}}}
+    extra = {
+        "response_format": {"json_schema": {"schema": schema}},
+        "tools": [{"function": {"parameters": schema}}],
+        "responseJsonSchema": schema,
+        "metadata": {"n": 8},
+        "n": 1,
+        "reasoning": {"effort": "low"},
+    }
+    assert extra == Options(extra=extra).extra
+
+
+def test_extra_is_not_changed_from_outside():
+    """Neither at the top nor inside, where a budget could be passed by."""
+    inner = {"a": [{"b": 1}]}
+    options = Options(extra={"extra_body": inner})
+    inner["max_tokens"] = 9
+    inner["a"][0]["n"] = 9
+    assert {"extra_body": {"a": [{"b": 1}]}} == options.extra
 
 
 def test_options_are_overlaid_one_by_one():

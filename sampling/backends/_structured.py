@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import chain, count
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import attrs
@@ -10,10 +11,22 @@ import attrs
 from sampling._arguments import short_repr, wrong_type
 from sampling._json.schemas import close_objects, inline_root, is_strict, strict_schema
 from sampling._output_types import DerivedSchema
-from sampling.messages import Generation, Message
+from sampling.messages import Generation, Message, Request
+from sampling.options import Options
 from sampling.parts import Text
+from sampling.tools import Tool
 
-__all__ = ["AnswerSchema", "Structured", "answer_from_tool", "answer_schema", "check_structured", "with_instruction"]
+__all__ = [
+    "AnswerSchema",
+    "Structured",
+    "answer_from_tool",
+    "answer_schema",
+    "answer_tool_name",
+    "check_structured",
+    "feasible",
+    "with_instruction",
+    "without_schema",
+]
 
 Structured: TypeAlias = Literal["native", "tool", "prompt"]
 """
@@ -92,8 +105,39 @@ def _as_text(schema: AnswerSchema) -> str:
     return json.dumps(schema.schema, ensure_ascii=False, default=dict)
 
 
-def answer_from_tool(generation: Generation, name: str) -> Generation:
-    """Return a generation whose text is the arguments of the call of a tool, if there is one."""
+def feasible(structured: Structured, options: Options) -> Structured:
+    """Return how to ask for a schema. The arguments of a tool are an object, so anything else is asked for in words."""
+    if structured != "tool" or options.schema is None:
+        return structured
+    return "tool" if answer_schema(options.schema).schema.get("type") == "object" else "prompt"
+
+
+def answer_tool_name(options: Options) -> str:
+    """Return the name of the tool that takes the answer, which is that of no other tool of the request."""
+    name = answer_schema(options.schema).name
+    taken = {one.name for one in options.tools}
+    # Providers take names of up to 64 characters.
+    others = chain([f"answer_{name}"[:64]], (f"answer_{number}" for number in count(1)))
+    return name if name not in taken else next(other for other in others if other not in taken)
+
+
+def without_schema(request: Request, structured: Structured) -> Request:
+    """Return a request that asks for its schema by a tool or in words, for a library that has no schemas."""
+    options = request.options
+    if options.schema is None or structured == "native":
+        return request
+    schema = answer_schema(options.schema)
+    rest = attrs.evolve(options, schema=None)
+    if feasible(structured, options) == "prompt":
+        return attrs.evolve(request, messages=with_instruction(request.messages, schema), options=rest)
+    answer = Tool(answer_tool_name(options), "Give the answer.", schema.schema)
+    choice = options.tool_choice if options.tools and options.tool_choice else "required"
+    return attrs.evolve(request, options=attrs.evolve(rest, tools=(*options.tools, answer), tool_choice=choice))
+
+
+def answer_from_tool(generation: Generation, options: Options) -> Generation:
+    """Return a generation whose text is the arguments of the call of the answer's tool, if there is one."""
+    name = answer_tool_name(options)
     answers = [call for call in generation.tool_calls if call.name == name]
     if not answers:
         return generation

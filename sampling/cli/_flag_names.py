@@ -48,7 +48,7 @@ _PHRASES: Mapping[str, str] = {
         "set OPENAI_API_KEY, or give another server with --backend openai:MODEL@URL"
     ),
     "pass api_key=…, set GEMINI_API_KEY or GOOGLE_API_KEY, or pass the base_url of another server": (
-        "set GEMINI_API_KEY or GOOGLE_API_KEY"
+        "set GEMINI_API_KEY or GOOGLE_API_KEY, or give another server with --backend gemini:MODEL@URL"
     ),
     "pass api_key=…, set ANTHROPIC_API_KEY, or pass the base_url of another server": (
         "set ANTHROPIC_API_KEY, or give another server with --backend anthropic:MODEL@URL"

@@ -56,10 +56,10 @@ __all__ = [
 
 BACKENDS = (
     "anthropic:MODEL, anthropic:MODEL@URL, llama, llama:FILE.gguf, openai:MODEL, openai:MODEL@URL, gemini:MODEL, "
-    "simulated, simulated:PASS_PROBABILITY or smollm2"
+    "gemini:MODEL@URL, simulated, simulated:PASS_PROBABILITY or smollm2"
 )
 
-WITH_CONNECTIONS = frozenset({"anthropic", "openai"})
+WITH_CONNECTIONS = frozenset({"anthropic", "gemini", "openai"})
 """The kinds of backends that the flags about connections are for."""
 
 
@@ -95,7 +95,7 @@ def parse_backend(
     Args:
         spec: One of `BACKENDS`.
 
-        send_env_key: Send OPENAI_API_KEY or ANTHROPIC_API_KEY to the URL in the spec.
+        send_env_key: Send the provider's key of the environment, such as OPENAI_API_KEY, to the URL in the spec.
 
         allow_http: Accept an http:// URL of another machine.
 
@@ -110,10 +110,8 @@ def parse_backend(
     if spec == SMOLLM2:
         return _llama(SMOLLM2)
     if kind in WITH_CONNECTIONS and rest:
-        make = _openai if kind == "openai" else _anthropic
+        make = {"anthropic": _anthropic, "gemini": _gemini, "openai": _openai}[kind]
         return make(rest, send_env_key=send_env_key, allow_http=allow_http, headers=headers)
-    if kind == "gemini" and rest:
-        return _gemini(rest)
     if kind == "simulated":
         return SimulatedBackend(pass_probability=_probability(rest) if rest else 1.0)
     raise ValueError(f"--backend must be {BACKENDS}, got {short_repr(spec)}")
@@ -163,7 +161,8 @@ def refuse_connection_flags(spec: str, **given: bool) -> None:
         if is_given:
             flag = f"--{name.replace('_', '-')}"
             raise ValueError(
-                f"{flag} is for --backend openai:… or anthropic:…, got --backend {short_repr(spec)}. Leave it out"
+                f"{flag} is for --backend openai:…, anthropic:… or gemini:…, got --backend {short_repr(spec)}. "
+                "Leave it out"
             )
 
 
@@ -181,10 +180,17 @@ def _openai(rest: str, *, send_env_key: bool, allow_http: bool, headers: Headers
     )
 
 
-def _gemini(model: str) -> Backend:
+def _gemini(rest: str, *, send_env_key: bool, allow_http: bool, headers: Headers | None) -> Backend:
     from sampling.backends.gemini import GeminiBackend  # noqa: PLC0415 - an extra: only those who name it need it
 
-    return GeminiBackend(model)
+    model, url = split_model(rest)
+    return GeminiBackend(
+        model,
+        base_url=url,
+        send_env_key=send_env_key and url is not None,
+        allow_http=allow_http,
+        headers=headers,
+    )
 
 
 def _anthropic(rest: str, *, send_env_key: bool, allow_http: bool, headers: Headers | None) -> Backend:
@@ -215,7 +221,7 @@ def split_model(rest: str) -> tuple[str, str | None]:
             break
     if not model:
         raise ValueError(
-            "--backend openai:MODEL@URL and anthropic:MODEL@URL need the name of a model. "
+            "--backend openai:MODEL@URL, anthropic:MODEL@URL and gemini:MODEL@URL need the name of a model. "
             "A server with one model accepts any"
         )
     tail = model.rpartition("@")[2]

@@ -69,10 +69,20 @@ def test_gemini_names_a_model(monkeypatch, variable):
     assert "not-a-key" not in repr(backend)
 
 
-def test_the_key_of_the_environment_goes_to_a_url_only_if_told(monkeypatch):
+def test_gemini_may_name_a_url():
+    """`gemini:MODEL@URL`, for gateways and local servers, without a key."""
+    backend = parse_backend("gemini:models/mine@http://127.0.0.1:8000/base")
+    assert isinstance(backend, GeminiBackend)
+    assert ("models/mine", "http://127.0.0.1:8000/base") == (backend.model, backend.base_url)
+    with pytest.raises(ValueError, match="write the URL with http:// or https://"):
+        parse_backend("gemini:mine@127.0.0.1:8000")
+
+
+@pytest.mark.parametrize("kind", ["openai", "anthropic", "gemini"])
+def test_the_key_of_the_environment_goes_to_a_url_only_if_told(monkeypatch, kind):
     """A URL that someone else made up must not get it."""
-    monkeypatch.setenv("OPENAI_API_KEY", "not-a-key")
-    spec = "openai:qwen3@http://127.0.0.1:8000/v1"
+    monkeypatch.setenv(f"{kind.upper()}_API_KEY", "not-a-key")
+    spec = f"{kind}:qwen3@http://127.0.0.1:8000/v1"
     assert "key withheld" in repr(parse_backend(spec))
     assert "key from the environment" in repr(parse_backend(spec, send_env_key=True))
 

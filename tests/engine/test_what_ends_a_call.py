@@ -442,6 +442,18 @@ class TestDeadlines:
         assert len(result.attempts) < 10_000
 
     @pytest.mark.anyio
+    async def test_no_attempt_begins_after_it(self, anyio_backend):
+        """The first attempt takes longer than there is time, and never lets the deadline interrupt it."""
+
+        async def backend(request):
+            time.sleep(0.02)  # noqa: ASYNC251 - the point of this test
+            return Generation("no")
+
+        result = await sample(wide(1, 3), backend, budget=Budget(deadline_s=0.01))
+        assert "deadline" == result.stop_reason
+        assert len(result.attempts) < 2
+
+    @pytest.mark.anyio
     async def test_the_callers_scope_ends_a_call_whose_backend_never_awaits(self, anyio_backend):
         """Semantics 10: other tasks and timers get a turn now and then."""
 

@@ -8,8 +8,10 @@ Every request is streamed, even if you need only the whole text, because closing
 Errors of the library are translated into ours, so that strategies and layers can react to them.
 No library is imported before you pass an object of it. Nothing is closed: you opened it, so you close it.
 
-The retries of each library multiply with those of a layer. The adapters for openai and litellm turn them off.
-Turn them off yourself for the others.
+Every option reaches the server, or raises `Unsupported` with its name.
+
+The retries of each library multiply with those of a layer. The adapters for openai, litellm and most models of
+pydantic-ai turn them off. Turn them off yourself for the others.
 """
 
 from sampling.backends.adapters._adapted import AdaptedBackend

@@ -7,11 +7,14 @@ import anyio
 
 from sampling._arguments import check_instance, check_number, wrong_type
 from sampling._message_json import digest
+from sampling.backends._structured import Structured, answer_from_tool, check_structured, without_schema
+from sampling.backends._support import TEXT_PARTS, Support
 from sampling.backends.adapters._answers import Receive
 from sampling.backends.adapters._errors import translate_error
 from sampling.backends.layers._identity import identity_of
 from sampling.errors import BackendError, Timeout
 from sampling.messages import Generation, Request
+from sampling.parts import Media
 
 __all__ = ["DEFAULT_TIMEOUT_S", "AdaptedBackend"]
 
@@ -23,14 +26,22 @@ class AdaptedBackend:
     """A backend that calls another client library."""
 
     def __init__(
-        self, library: str, ask: Callable[[Request, Receive], Awaitable[Generation]], timeout_s: float
+        self,
+        library: str,
+        ask: Callable[[Request, Receive], Awaitable[Generation]],
+        timeout_s: float,
+        *,
+        support: Support | None = None,
+        structured: Structured = "native",
     ) -> None:
         self.library = library
         self.provider_name: str = library
         """The provider in traces: the library, because only it knows which server it asks."""
 
         self.timeout_s: float = check_number("timeout_s", timeout_s, above=0)
+        self.structured: Structured = check_structured(structured)
         self._ask = ask
+        self._support = Support(library, (*TEXT_PARTS, Media)) if support is None else support
 
     async def generate(self, request: Request) -> Generation:
         """
@@ -45,7 +56,18 @@ class AdaptedBackend:
         check_instance("request", request, Request, "a Request")
         if not callable(receive):
             raise wrong_type("receive", receive, "a callable that takes a str")
+        request = self._support.check(request)
         recording = _RecordingReceiver(receive)
+        generation = await self._call(without_schema(request, self.structured), recording)
+        if self.structured != "tool" or request.options.schema is None:
+            return generation
+        answered = answer_from_tool(generation, request.options)
+        if answered is not generation and answered.text:
+            receive(answered.text)
+        return answered
+
+    async def _call(self, request: Request, recording: "_RecordingReceiver") -> Generation:
+        """Call the library, and raise its errors as ours."""
         try:
             with anyio.move_on_after(self.timeout_s):
                 return await self._ask(request, recording)

@@ -74,6 +74,7 @@ class StreamedText:
         self.model: str | None = None
         self.tool_calls: tuple[ToolCall, ...] = ()
         self.thoughts: tuple[Reasoning, ...] = ()
+        self.logprobs: tuple[Any, ...] = ()
         self.raw: Any = None
 
     def add(self, piece: str) -> None:
@@ -100,5 +101,6 @@ class StreamedText:
             self.model,
             tool_calls=self.tool_calls,
             thoughts=self.thoughts,
+            logprobs=self.logprobs,
             raw=self.raw,
         )

@@ -1,7 +1,7 @@
 """Translate errors of other libraries into ours, by HTTP status or by the name of their class."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
@@ -18,6 +18,7 @@ from sampling.errors import (
     RateLimited,
     ServerError,
     Timeout,
+    Unsupported,
 )
 
 __all__ = ["translate_error"]
@@ -26,6 +27,9 @@ __all__ = ["translate_error"]
 _NOT_REACHED = frozenset(
     {"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "ClientConnectorError", "gaierror"}
 )
+_NOT_SENT = frozenset({"UnsupportedParamsError"})
+"""Errors that have a status although no server gave it."""
+
 _TRANSPORT_KINDS: Mapping[str, type[BackendError]] = {
     "APITimeoutError": Timeout,
     "ModelTimeoutError": Timeout,
@@ -35,7 +39,8 @@ _TRANSPORT_KINDS: Mapping[str, type[BackendError]] = {
     "APIConnectionError": ConnectionLost,
     "ModelConnectionError": ConnectionLost,
     "TransportError": ConnectionLost,
-    "ClientError": ConnectionLost,
+    # Google and Amazon have errors of this name too, which are about the request.
+    "aiohttp.ClientError": ConnectionLost,
     "OSError": ConnectionLost,
 }
 _KINDS: Mapping[str, type[BackendError]] = {
@@ -44,9 +49,13 @@ _KINDS: Mapping[str, type[BackendError]] = {
     "AuthenticationError": AuthenticationFailed,
     "ModelAuthenticationError": AuthenticationFailed,
     "PermissionDeniedError": AuthenticationFailed,
+    "ModelPermissionDeniedError": AuthenticationFailed,
     "NotFoundError": ModelNotFound,
     "ModelNotFoundError": ModelNotFound,
+    "UnsupportedParamsError": Unsupported,
     "BadRequestError": BadRequest,
+    "ContextOverflowError": BadRequest,
+    "ModelInvalidRequestError": BadRequest,
     "ModelRequestRejectedError": BadRequest,
     "UserError": BadRequest,
     "InternalServerError": ServerError,
@@ -67,7 +76,7 @@ _KINDS: Mapping[str, type[BackendError]] = {
 
 def translate_error(error: Exception, library: str) -> BackendError | None:
     """Return the equivalent error of ours, or None if there is none."""
-    status = _status(error)
+    status = None if type(error).__name__ in _NOT_SENT else _status(error)
     message = f"{library} raised {type(error).__name__}: {Redactor().sample(str(error))}"
     if status is None or status >= 500:
         # Some libraries report every failure as a 500, but the true cause is still in the chain.
@@ -81,12 +90,26 @@ def translate_error(error: Exception, library: str) -> BackendError | None:
 
 
 def _status(error: Exception) -> int | None:
-    status = getattr(error, "status_code", None)
+    """Return the HTTP status. Every library keeps it in another place."""
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):
+        # botocore
+        metadata = cast("Mapping[str, Any]", response).get("ResponseMetadata") or {}
+        return _valid_status(metadata.get("HTTPStatusCode"))
+    given = (getattr(error, "status_code", None), getattr(error, "code", None), getattr(response, "status_code", None))
+    return next(filter(None, map(_valid_status, given)), None)
+
+
+def _valid_status(status: object) -> int | None:
     return status if type(status) is int and 300 <= status <= 599 else None
 
 
 def _kind(kinds: Mapping[str, type[BackendError]], error: BaseException) -> type[BackendError] | None:
-    return next((kinds[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in kinds), None)
+    for kind in type(error).__mro__:
+        for name in (kind.__name__, f"{kind.__module__.partition('.')[0]}.{kind.__name__}"):
+            if name in kinds:
+                return kinds[name]
+    return None
 
 
 def _never_connected(error: BaseException) -> bool:

@@ -6,25 +6,35 @@ from typing import Any
 from anyio.lowlevel import checkpoint
 
 from sampling._arguments import wrong_type
+from sampling.backends._structured import Structured
+from sampling.backends._support import TEXT_PARTS, Support
 from sampling.backends.adapters._adapted import DEFAULT_TIMEOUT_S, AdaptedBackend
 from sampling.backends.adapters._answers import Receive, StreamedText, close_stream
+from sampling.backends.adapters._langchain_options import dialect_of
 from sampling.backends.adapters._requests import check_loop, check_roles, options_of
 from sampling.backends.openai._messages import wire_messages
 from sampling.messages import Generation, Options, Request
-from sampling.parts import ToolCall
+from sampling.parts import Media, ToolCall
 from sampling.usage import Usage
 
 __all__ = ["from_langchain"]
 
 
 def from_langchain(
-    chat_model: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S, allow_missing_finish: bool = False
+    chat_model: Any,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    allow_missing_finish: bool = False,
+    structured: Structured = "native",
+    drop_unsupported: bool = False,
 ) -> AdaptedBackend:
     """
     Create a backend from a LangChain chat model. It needs asyncio.
 
-    Options are passed under their OpenAI names, which most LangChain models share. Items of `Options.extra` become
-    arguments of the model, so put parameters that only the server knows into `extra_body` there.
+    Options are passed under the names that the models of OpenAI, Google, Anthropic, Amazon, Groq and Ollama have for
+    them, and those that a model does not have raise `Unsupported`. Other models get them under their OpenAI names.
+    Items of `Options.extra` become arguments of the model, so put parameters that only the server knows into
+    `extra_body` there.
 
     Args:
         chat_model: A `BaseChatModel`, such as `ChatOpenAI(…, max_retries=0)`.
@@ -32,29 +42,37 @@ def from_langchain(
         timeout_s: The time limit for a whole request.
 
         allow_missing_finish: Accept answers without a finish_reason as complete.
+
+        structured: How to ask for an answer that matches `Options.schema`: "native", "tool" or "prompt".
+            Models without schemas need one of the last two.
+
+        drop_unsupported: Drop options that the model does not have, with a warning.
     """
     if not callable(getattr(chat_model, "astream", None)):
         raise wrong_type("chat_model", chat_model, "a LangChain chat model")
     # Without it, LangChain's OpenAI models omit the usage in streams from other servers than OpenAI's.
     has_stream_usage = hasattr(chat_model, "stream_usage")
+    dialect = dialect_of(chat_model)
+    name = f"LangChain's {type(chat_model).__name__}"
+    support = Support(name, (*TEXT_PARTS, Media), dialect.missing, drop_unsupported)
 
     async def ask(request: Request, receive: Receive) -> Generation:
         check_loop("LangChain")
         check_roles(request.messages, "LangChain")
-        options = options_of(request)
+        options, fields = dialect.arguments(options_of(request))
         stop = options.pop("stop", None)
         if has_stream_usage:
             options["stream_usage"] = True
-        model = chat_model
+        model = chat_model.model_copy(update=fields) if fields else chat_model
         if tools := options.pop("tools", None):
             # Each LangChain model translates tools itself.
-            model = chat_model.bind_tools(tools, tool_choice=_tool_choice(request.options))
+            model = model.bind_tools(tools, tool_choice=_tool_choice(request.options))
             options.pop("tool_choice", None)
         stream = model.astream(wire_messages(request.messages), stop=stop, **options)
         answer = await _read(stream, StreamedText(request, receive))
         return answer.generation(allow_missing_finish=allow_missing_finish)
 
-    return AdaptedBackend("langchain", ask, timeout_s)
+    return AdaptedBackend("langchain", ask, timeout_s, support=support, structured=structured)
 
 
 async def _read(stream: Any, answer: StreamedText) -> StreamedText:
@@ -68,6 +86,7 @@ async def _read(stream: Any, answer: StreamedText) -> StreamedText:
             metadata: Mapping[str, Any] = chunk.response_metadata
             answer.finish_reason = _first(metadata, _FINISH_NAMES) or answer.finish_reason
             answer.model = _first(metadata, ("model_name", "model")) or answer.model
+            answer.logprobs += _logprobs(metadata.get("logprobs"))
             calls.add(chunk)
             answer.add(_text(chunk.content))
     finally:
@@ -75,6 +94,12 @@ async def _read(stream: Any, answer: StreamedText) -> StreamedText:
         await close_stream(stream)  # noqa: ASYNC102 - it shields itself, with a timeout
     answer.tool_calls = calls.whole()
     return answer
+
+
+def _logprobs(given: Any) -> tuple[Any, ...]:
+    """Return the log probabilities of a chunk: one object per token."""
+    content = given.get("content") if isinstance(given, Mapping) else given
+    return tuple(content) if isinstance(content, list) else ()
 
 
 def _tool_choice(options: Options) -> str | None:

@@ -4,6 +4,7 @@ import inspect
 from typing import Any
 
 from sampling._arguments import wrong_type
+from sampling.backends._structured import Structured
 from sampling.backends.adapters._adapted import DEFAULT_TIMEOUT_S, AdaptedBackend
 from sampling.backends.adapters._answers import Receive, read_chunks
 from sampling.backends.adapters._requests import body_for, known_and_extra
@@ -13,7 +14,7 @@ __all__ = ["from_openai_client"]
 
 
 def from_openai_client(
-    client: Any, *, model: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+    client: Any, *, model: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S, structured: Structured = "native"
 ) -> AdaptedBackend:
     """
     Create a backend from an `openai.AsyncOpenAI` client.
@@ -24,6 +25,8 @@ def from_openai_client(
         model: The model, unless `Options` name one.
 
         timeout_s: The time limit for a whole request.
+
+        structured: How to ask for an answer that matches `Options.schema`: "native", "tool" or "prompt".
     """
     try:
         without_retries = client.with_options(max_retries=0)
@@ -38,4 +41,4 @@ def from_openai_client(
         arguments = known_and_extra(body_for(request, model, max_tokens_name), names)
         return await read_chunks(await create(**arguments), request, receive)
 
-    return AdaptedBackend("openai", ask, timeout_s)
+    return AdaptedBackend("openai", ask, timeout_s, structured=structured)

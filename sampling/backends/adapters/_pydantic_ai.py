@@ -8,67 +8,65 @@ from typing import Any, cast
 from anyio.lowlevel import checkpoint
 
 from sampling._arguments import wrong_type
+from sampling.backends._structured import Structured
+from sampling.backends._support import TEXT_PARTS, Support
 from sampling.backends.adapters._adapted import DEFAULT_TIMEOUT_S, AdaptedBackend
 from sampling.backends.adapters._answers import Receive, StreamedText
-from sampling.backends.adapters._requests import Json, check_roles, known_and_extra, options_of
+from sampling.backends.adapters._pydantic_ai_settings import ModelSettings
+from sampling.backends.adapters._requests import Json, check_roles, options_of
 from sampling.errors import BadRequest, Unsupported
-from sampling.messages import Generation, Message, Options, Request
+from sampling.messages import Generation, Message, Request
 from sampling.parts import Audio, Content, File, Image, Media, Part, Reasoning, Text, ToolCall, ToolResult
 from sampling.usage import Usage
 
 __all__ = ["from_pydantic_ai"]
 
-_SETTINGS = (
-    "temperature",
-    "max_tokens",
-    "seed",
-    "stop_sequences",
-    "top_p",
-    "top_k",
-    "frequency_penalty",
-    "presence_penalty",
-    "logit_bias",
-    "tool_choice",
-    "thinking",
-    "parallel_tool_calls",
-    "openai_logprobs",
-    "openai_top_logprobs",
-    "extra_body",
-    "extra_headers",
-)
-_RENAMED = {"stop": "stop_sequences", "logprobs": "openai_logprobs", "top_logprobs": "openai_top_logprobs"}
-_THINKING: Mapping[str, bool | str] = {"none": False, "max": "xhigh"}
-
 
 def from_pydantic_ai(
-    model: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S, allow_missing_finish: bool = False
+    model: Any,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    allow_missing_finish: bool = False,
+    structured: Structured = "native",
+    drop_unsupported: bool = False,
 ) -> AdaptedBackend:
     """
     Create a backend from a pydantic-ai model.
 
+    An option that this model does not have raises `Unsupported`. Items of `Options.extra` that begin with the name of
+    the provider, such as `google_safety_settings`, become settings of the model, and all others fields of the body.
+
     Args:
-        model: A `pydantic_ai.models.Model`, such as `OpenAIChatModel(…)`.
+        model: A `pydantic_ai.models.Model`, such as `OpenAIChatModel(…)`. Its retries are turned off if they can be.
 
         timeout_s: The time limit for a whole request.
 
         allow_missing_finish: Accept answers without a finish_reason as complete.
+
+        structured: How to ask for an answer that matches `Options.schema`: "native", "tool" or "prompt".
+            Models without schemas need one of the last two.
+
+        drop_unsupported: Drop options that the model does not have, with a warning.
     """
     if not callable(getattr(model, "request_stream", None)):
         raise wrong_type("model", model, "a pydantic-ai model")
-    library = _Model(model)
+    settings = ModelSettings(model)
+    library = _Model(model, settings)
+    support = Support(settings.name, (*TEXT_PARTS, Media), settings.missing(), drop_unsupported)
 
     async def ask(request: Request, receive: Receive) -> Generation:
         answer = await library.read(request, StreamedText(request, receive))
         return answer.generation(allow_missing_finish=allow_missing_finish)
 
-    return AdaptedBackend("pydantic-ai", ask, timeout_s)
+    return AdaptedBackend("pydantic-ai", ask, timeout_s, support=support, structured=structured)
 
 
 class _Model:
     """A pydantic-ai model and the modules that are needed to call it."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, settings: ModelSettings) -> None:
         self._model = model
+        self._settings = settings
         # Imported here, because pydantic-ai is not a dependency. It is installed where there is a model of it.
         self._messages = importlib.import_module("pydantic_ai.messages")
         self._models = importlib.import_module("pydantic_ai.models")
@@ -93,20 +91,18 @@ class _Model:
         answer.thoughts = tuple(
             Reasoning(part.content, part.signature) for part in response.parts if part.part_kind == "thinking"
         )
+        answer.logprobs = _logprobs(response)
         if response.provider_response_id is not None:
             answer.raw = {"id": response.provider_response_id}
         return answer
 
     def _open(self, request: Request) -> AbstractAsyncContextManager[Any]:
         check_roles(request.messages, "pydantic-ai")
-        options = options_of(request)
-        if options.pop("model", self._model.model_name) != self._model.model_name:
+        if request.options.model not in {None, self._model.model_name}:
             raise BadRequest(
                 f"options.model must be {self._model.model_name!r}, the model of this pydantic-ai backend",
                 hint="Leave options.model out, or create another backend for that model.",
             )
-        options.pop("response_format", None)
-        options.pop("tools", None)
         names = {
             part.id: part.name for message in request.messages for part in message.content if isinstance(part, ToolCall)
         }
@@ -115,7 +111,7 @@ class _Model:
             self._direct.model_request_stream(
                 self._model,
                 [self._as_history(message, names) for message in request.messages],
-                model_settings=_settings(options, request.options),
+                model_settings=self._settings.of(request),
                 model_request_parameters=self._parameters(request),
             ),
         )
@@ -188,26 +184,22 @@ class _Model:
         return self._models.ModelRequestParameters(**given)
 
 
-def _settings(body: Json, options: Options) -> Json:
-    for name, renamed in _RENAMED.items():
-        if name in body:
-            body[renamed] = body.pop(name)
-    effort = body.pop("reasoning_effort", None)
-    if effort is not None:
-        body["thinking"] = _THINKING.get(effort, effort)
-    if isinstance(body.get("tool_choice"), dict):
-        body["tool_choice"] = [options.tool_choice]
-    return known_and_extra(body, _SETTINGS)
-
-
 def _usage(used: Any) -> Usage:
     # Only newer versions of pydantic-ai count reasoning tokens by themselves.
     reasoning = getattr(used, "output_reasoning_tokens", None) or used.details.get("reasoning_tokens", 0)
     return Usage(used.input_tokens, used.output_tokens, 0.0, used.cache_read_tokens or 0, reasoning or 0)
 
 
+def _logprobs(response: Any) -> tuple[Any, ...]:
+    """Return the log probabilities, which are those of the response or of its parts."""
+    details = [getattr(one, "provider_details", None) or {} for one in (response, *response.parts)]
+    return tuple([token for one in details for token in one.get("logprobs") or ()])
+
+
 def _tool_call(part: Any) -> ToolCall:
-    return ToolCall(part.tool_call_id, part.tool_name, part.args_as_json_str())
+    # As the model wrote them, unless pydantic-ai has parsed them.
+    arguments = part.args if isinstance(part.args, str) else part.args_as_json_str()
+    return ToolCall(part.tool_call_id, part.tool_name, arguments)
 
 
 def _finish_reason(stream: Any) -> str | None:

@@ -6,7 +6,14 @@ from typing import Any, Literal, TypeAlias, cast
 import attrs
 
 from sampling._arguments import wrong_type
-from sampling.backends._structured import AnswerSchema, Structured, answer_schema, with_instruction
+from sampling.backends._structured import (
+    AnswerSchema,
+    Structured,
+    answer_schema,
+    answer_tool_name,
+    feasible,
+    with_instruction,
+)
 from sampling.backends.anthropic._messages import wire_messages, wire_system
 from sampling.backends.anthropic._schema import native_schema
 from sampling.backends.http._body import add_extra
@@ -52,7 +59,7 @@ def structured_mode(options: Options, chosen: Structured) -> Structured:
         return chosen
     if chosen == "native" and native_schema(options.schema) is not None:
         return chosen
-    return "tool" if answer_schema(options.schema).schema.get("type") == "object" else "prompt"
+    return feasible("tool", options)
 
 
 def messages_body(request: Request, model: str, settings: Settings) -> Json:
@@ -135,7 +142,9 @@ def _tools(options: Options, answer: AnswerSchema | None, *, is_thinking: bool) 
         # Beside other tools, the model may call them first. While it thinks, no tool can be forced on it.
         choice = (choice if tools else None) or ("auto" if is_thinking else "required")
         description = "Give the answer. Always call this tool to answer."
-        tools.append({"name": answer.name, "description": description, "input_schema": dict(answer.schema)})
+        tools.append(
+            {"name": answer_tool_name(options), "description": description, "input_schema": dict(answer.schema)}
+        )
     if not tools:
         if choice not in {None, "none"}:
             raise BadRequest(f"options.tool_choice is {choice!r}, but there are no options.tools")

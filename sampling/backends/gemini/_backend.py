@@ -174,7 +174,7 @@ class GeminiBackend(ChatBackend):
         return "x-goog-api-key", key
 
     def _body(self, request: Request, model: str) -> bytes:
-        body = gemini_body(request, model, self.structured, include_thoughts=self._include_thoughts)
+        body = gemini_body(request, model, self._structured_for(request), include_thoughts=self._include_thoughts)
         return encode_json(body, self.max_request_bytes)
 
     def _new_answer(self, request: Request, input_tokens_estimate: int) -> StreamedResponse:

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias, cast
 
 from sampling._arguments import wrong_type
 from sampling._json.schemas import reduced_schema
-from sampling.backends._structured import AnswerSchema, Structured, answer_schema, with_instruction
+from sampling.backends._structured import AnswerSchema, Structured, answer_schema, answer_tool_name, with_instruction
 from sampling.backends.gemini._contents import wire_contents
 from sampling.backends.gemini._thinking import thinking_config
 from sampling.errors import BadRequest
@@ -101,7 +101,7 @@ def _tools(options: Options, answer: AnswerSchema | None) -> Json:
     if answer is not None:
         # Beside other tools, the model may call them first.
         choice = choice if functions and choice else "required"
-        functions.append(_function(answer.name, "Give the answer.", _reduced(options.schema, answer)))
+        functions.append(_function(answer_tool_name(options), "Give the answer.", _reduced(options.schema, answer)))
     if not functions:
         if choice not in {None, "none"}:
             raise BadRequest(f"options.tool_choice is {choice!r}, but there are no options.tools")

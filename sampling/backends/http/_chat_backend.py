@@ -20,7 +20,7 @@ from sampling._log import Logger
 from sampling._redaction import Redactor, Secret, clears_locals
 from sampling._requests import observers, report_first_chunk, send
 from sampling._text import estimate_tokens
-from sampling.backends._structured import Structured, answer_from_tool, answer_schema, check_structured
+from sampling.backends._structured import Structured, answer_from_tool, check_structured, feasible
 from sampling.backends._support import Support
 from sampling.backends.http._address import Provider, resolve_address
 from sampling.backends.http._body import resolve_model
@@ -177,7 +177,7 @@ class ChatBackend(ABC):
 
     def _structured_for(self, request: Request) -> Structured:
         """Return how a request asks for an answer that matches its schema."""
-        return self.structured
+        return feasible(self.structured, request.options)
 
     def _read_error(self, response: WireResponse, body: bytes) -> ErrorResponse:
         """Parse a response whose status is an error."""
@@ -323,7 +323,7 @@ class ChatBackend(ABC):
         generation = answer.generation(allow_missing_finish=self._allow_missing_finish)
         if request.options.schema is None or self._structured_for(request) != "tool":
             return generation
-        answered = answer_from_tool(generation, answer_schema(request.options.schema).name)
+        answered = answer_from_tool(generation, request.options)
         if answered is not generation:
             _pass_on(answered.text, receive)
         return answered

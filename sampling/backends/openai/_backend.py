@@ -219,7 +219,7 @@ class OpenAIBackend(ChatBackend):
             max_tokens_name=self._max_tokens_name_of.get(model, self._max_tokens_name),
             include_usage=self._include_usage,
             max_bytes=self.max_request_bytes,
-            structured=self.structured,
+            structured=self._structured_for(request),
         )
 
     def _new_answer(self, request: Request, input_tokens_estimate: int) -> StreamedResponse:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from sampling._arguments import wrong_type
-from sampling.backends._structured import AnswerSchema, Structured, answer_schema, with_instruction
+from sampling.backends._structured import AnswerSchema, Structured, answer_schema, answer_tool_name, with_instruction
 from sampling.backends.http._body import add_extra, encode_json, resolve_model
 from sampling.backends.openai._endpoints import Endpoint
 from sampling.backends.openai._messages import wire_messages, wire_tool_choice, wire_tools
@@ -91,7 +91,7 @@ def _structured(schema: AnswerSchema, mode: Structured, options: Options, tools:
     named: Json = {"name": schema.name, "schema": dict(schema.schema), "strict": schema.strict}
     if mode == "native":
         return {"response_format": {"type": "json_schema", "json_schema": named}}
-    function = {"name": schema.name, "description": "Give the answer.", "parameters": named["schema"]}
+    function = {"name": answer_tool_name(options), "description": "Give the answer.", "parameters": named["schema"]}
     # With one tool this is the same as its name. Beside other tools, the model may call them first.
     choice = wire_tool_choice(options.tool_choice if tools and options.tool_choice else "required")
     answer = {"type": "function", "function": {**function, "strict": schema.strict}}

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sampling._json.schemas import is_strict
-from sampling.backends._structured import AnswerSchema, Structured, answer_schema, with_instruction
+from sampling.backends._structured import AnswerSchema, Structured, answer_schema, answer_tool_name, with_instruction
 from sampling.backends.http._fields import Json
 from sampling.backends.openai._messages import wire_tool_choice
 from sampling.errors import BadRequest, Unsupported
@@ -54,7 +54,9 @@ def _tools(options: Options, answer: AnswerSchema | None) -> Json:
     if answer is not None:
         # Beside other tools, the model may call them first.
         choice = (tools and choice) or "required"
-        tools.append(_function(answer.name, "Give the answer.", dict(answer.schema), strict=answer.strict))
+        tools.append(
+            _function(answer_tool_name(options), "Give the answer.", dict(answer.schema), strict=answer.strict)
+        )
     if not tools:
         if choice not in {None, "none"}:
             raise BadRequest(f"options.tool_choice is {choice!r}, but there are no options.tools")
