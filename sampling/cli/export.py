@@ -14,7 +14,7 @@ from sampling.fanout.journal import export
 __all__ = ["EXAMPLES", "HELP", "export_journal"]
 
 HELP = """
-Write the answers in a journal of `sampling map` as JSON lines, CSV or Parquet.
+Write the answers in a journal to a file. Reads the journal of `sampling map`, and writes JSON lines, CSV or Parquet.
 
 There is one row per prompt that has ended. The column `failures` has every failed requirement with its reason, and
 every error. The run may still be going on. Parquet needs the extra `parquet`.
