@@ -59,6 +59,7 @@ def test_what_is_read_is_never_written(link, tmp_path, capsys):
         (["demo", "--svg", "{0}/q.csv"], "--svg: "),
         (["export", "{0}/none", "--out", "{0}/a.csv"], "there is no journal"),
         (["export", "{0}/q.csv", "--out", "{0}/q.csv", "--force"], "is the journal, which is never overwritten"),
+        (["export", "{0}/q.csv", "--out", "{0}/a.xlsx"], "--out must end in .jsonl, .csv, .parquet"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_written_is_found_out_before(arguments, complaint, tmp_path, capsys):
