@@ -33,7 +33,7 @@ ONE_SHOT, REJECTION, REPAIR, VOTE = (
     "multi-turn repair, 4 deep",
     "majority vote, up to 5",
 )
-OPTIONS = Options(temperature=0.7, max_tokens=80)
+OPTIONS = Options(temperature=0.7, max_tokens=80, seed=1)
 AT_ONCE = 4
 
 
