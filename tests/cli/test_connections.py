@@ -51,6 +51,12 @@ def test_a_url_without_a_scheme_is_not_sent_to_openai_as_a_model(host):
         split_model(f"qwen3@{host}")
 
 
+def test_an_address_that_is_empty_is_refused():
+    """A variable that is not set must not send the prompts to the provider."""
+    with pytest.raises(ValueError, match="there is no URL after the @ of 'm@'"):
+        split_model("m@")
+
+
 def test_http_elsewhere_needs_a_flag():
     """The error names it."""
     spec = "openai:qwen3@http://gpu.example.com/v1"
