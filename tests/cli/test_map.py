@@ -56,7 +56,7 @@ def prompts(tmp_path) -> Callable[[int], Path]:
 
 
 def command(server, *arguments: object) -> list[str]:
-    """What to run."""
+    """Return the command line of a run."""
     return [sys.executable, "-m", "sampling", "map", "--backend", f"openai:any@{server.url}", *map(str, arguments)]
 
 
@@ -85,7 +85,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def lines_of(path: Path) -> list[dict]:
-    """What was written."""
+    """Return the rows of a file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -181,7 +181,7 @@ def test_a_halt_ends_the_answers_with_the_prompt_that_halted(server, prompts, tm
 
 
 def test_an_error_ends_the_run_and_what_was_answered_is_kept(server, prompts, tmp_path):
-    """F7: a key that is refused, say: one line that says so, and the command that goes on."""
+    """F7: one line says that the key was refused, and another has the command that resumes."""
     refusal = Reply(status=401, error={"error": {"message": "no"}})
     server.reply = lambda request: refusal if asked(request) == "say 3" else echo(request)
     out = tmp_path / "answers.jsonl"

@@ -159,7 +159,7 @@ def people(*, by_tool: bool) -> Context:
 
 @pytest.mark.parametrize("structured", ["native", "tool", "prompt"])
 async def test_a_schema_works_in_every_mode(server, structured):
-    """The answer is the object that the text describes, whoever constrains it."""
+    """The answer is the object that the text describes, in each mode of `structured`."""
     address = {"structured": structured, "headers": {"connection": "close"}}
     async with OpenAIBackend(server.base_url, server.api_key.reveal(), "smollm2", **address) as backend:
         result = await RejectionSamplingStrategy(loop_budget=12).sample(
