@@ -24,7 +24,7 @@ from benchmarks.http_line import LineWorker
 from benchmarks.peers import MELLEA
 from benchmarks.report import Check, Row, Section, Settings, ratio, shout
 from benchmarks.worker import NotMeasuredError
-from sampling.backends.llama._server import LlamaServer
+from sampling.backends.llama._server import LlamaServer, LlamaSettings
 from sampling.backends.llama.models.arithmetic import held_out
 
 QUESTIONS = 40
@@ -65,7 +65,7 @@ def run(settings: Settings) -> list[Section]:
     """Start all processes, and run the rounds in turns."""
     measured = {name: Measured() for name in CONTENDERS if settings.peers or name != "mellea"}
     workers: dict[str, LineWorker] = {}
-    with LlamaServer(slots=SLOTS, context_tokens=1_024) as server:
+    with LlamaServer(LlamaSettings(slots=SLOTS, context_tokens=1_024)) as server:
         try:
             _start(workers, settings)
             for number in range(1 if settings.quick else ROUNDS):

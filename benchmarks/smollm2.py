@@ -33,7 +33,7 @@ ONE_SHOT, REJECTION, REPAIR, VOTE = (
     "multi-turn repair, 4 deep",
     "majority vote, up to 5",
 )
-OPTIONS = Options(temperature=0.7, max_tokens=80)
+OPTIONS = Options(temperature=0.7, max_tokens=80, seed=1)
 AT_ONCE = 4
 
 
@@ -47,9 +47,9 @@ def strategies() -> dict[str, BaseSamplingStrategy]:
     }
 
 
-def _fields(payment: Payment | None) -> tuple[str, str, float] | None:
-    """Return what an answer votes for. One that can't be parsed abstains."""
-    return None if payment is None else (payment.name, payment.date, payment.amount)
+def _fields(payment: object) -> tuple[str, str, float] | None:
+    """Return what an answer votes for. One that can't be parsed is a text, and abstains."""
+    return (payment.name, payment.date, payment.amount) if isinstance(payment, Payment) else None
 
 
 @dataclass(frozen=True)

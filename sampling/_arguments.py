@@ -143,6 +143,6 @@ def _keywords(cls: type[Any]) -> set[str]:
             if parameter.kind is Parameter.VAR_KEYWORD:
                 for unpacked in get_args(parameter.annotation):
                     found.update(getattr(unpacked, "__annotations__", ()))
-            elif parameter.kind is not Parameter.VAR_POSITIONAL:
+            elif parameter.kind not in {Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL}:
                 found.add(parameter.name)
     return found

@@ -83,14 +83,12 @@ def _compiles_to(node: ast.Lambda, code: CodeType) -> bool:
     )
     expression = ast.fix_missing_locations(ast.Expression(ast.Lambda(around, node)))
     compiled = compile(expression, code.co_filename, "eval", dont_inherit=True)
-    return any(_is_same(code, candidate) for candidate in _lambdas(compiled))
+    # The last one, because lambdas in the default values of arguments come before it.
+    return _is_same(code, _last_code(_last_code(compiled)))
 
 
-def _lambdas(code: CodeType) -> Iterator[CodeType]:
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield constant
-            yield from _lambdas(constant)
+def _last_code(code: CodeType) -> CodeType:
+    return [constant for constant in code.co_consts if isinstance(constant, CodeType)][-1]
 
 
 def _is_same(one: CodeType, other: CodeType) -> bool:

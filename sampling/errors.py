@@ -162,7 +162,7 @@ class TransientError(BackendError):
 class RateLimited(TransientError):
     """The backend received too many requests."""
 
-    hint = "Lower concurrency_budget, or limit the rate at the backend."
+    hint = "Wrap the backend in Retrying, lower concurrency_budget, or limit the rate with Limited."
 
     def __init__(
         self,

@@ -596,9 +596,9 @@ _REPAIR = BaseSamplingStrategy.repair
 # One plain check for each argument: isinstance() with a union or a loop over them takes three times as long.
 def _check_arguments(ctx: object, options: object, budget: object, validation_ctx: object, hooks: object) -> None:
     if ctx is not None and not isinstance(ctx, Context):
-        raise wrong_type("ctx", ctx, "a Context or None")
+        raise wrong_type("ctx", ctx, "a Context or None (write a chat as Context([Message('user', '…'), …]))")
     if options is not None and not isinstance(options, Options):
-        raise wrong_type("options", options, "Options or None")
+        raise wrong_type("options", options, "Options or None (write Options(temperature=…))")
     if budget is not None and not isinstance(budget, Budget):
         raise wrong_type("budget", budget, "a Budget or None")
     if validation_ctx is not None and not isinstance(validation_ctx, Context):

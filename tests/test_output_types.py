@@ -394,7 +394,7 @@ class Forest:
     ],
 )
 def test_a_type_reads_its_value(parser, text, value):
-    """Enums, dates, tuples, generic and recursive classes; a value that is no object may be wrapped in one."""
+    """Enums, dates, tuples, generic and recursive classes. A value that is no object may be wrapped in one."""
     assert value == Action("…", parser).parse(text)
 
 

@@ -61,6 +61,15 @@ def test_two_lambdas_on_one_line_are_told_apart():
     assert ["'a' in text", "'b' in text"] == [as_requirement("reqs", check).description for check in (one, two)]
 
 
+def test_a_lambda_inside_of_a_lambda_is_told_apart():
+    """The outer one is on the same line, and contains it. So does a default value."""
+    make = lambda: [lambda text: "c" in text]  # noqa: E731 - that is what is tested
+    assert "'c' in text" == as_requirement("reqs", make()[0]).description
+    outer = lambda text, inner=lambda text: "d" in text: inner(text)  # noqa: E731
+    assert "'d' in text" == as_requirement("reqs", outer.__defaults__[0]).description
+    assert "inner(text)" == as_requirement("reqs", outer).description
+
+
 def test_a_lambda_of_several_lines_and_with_a_closure_is_found():
     """Its whole body is the description, on one line."""
     limit = 20

@@ -98,7 +98,7 @@ class TestTime:
         assert run_virtual(sleeps, 1e12, horizon_s=1e13) == 1e12 + 1
 
     def test_what_was_cancelled_does_not_run(self, caplog: pytest.LogCaptureFixture) -> None:
-        """Neither a timer that was cancelled nor a callback that was ready."""
+        """A cancelled timer does not fire, and a cancelled callback that was ready is not called."""
 
         async def cancels() -> float:
             loop = asyncio.get_running_loop()

@@ -152,6 +152,8 @@ class Supervisor:
         problem = ""
         while not problem and not self._has_ended():
             problem = self._step(tests) or exceeded_limit(self._memory_bytes)
+        # On a busy machine, the worker may start too many processes and end between two looks.
+        problem = problem or exceeded_limit(self._memory_bytes)
         self._read_channel()
         self._kill_all()
         passed = int(self._received == b"." + self._token)

@@ -44,6 +44,14 @@ app.command("report", help=report.HELP, epilog=report.EXAMPLES + EXIT_CODES)(rep
 app.command("doctor", help=doctor.HELP, epilog=doctor.EXAMPLES + EXIT_CODES)(doctor.doctor)
 app.command("demo", help=demo.HELP, epilog=demo.EXAMPLES + EXIT_CODES)(demo.demo)
 
+_ELSEWHERE = {
+    "--api-key": "The key is in OPENAI_API_KEY, ANTHROPIC_API_KEY or GEMINI_API_KEY",
+    "--base-url": "The address is part of --backend openai:MODEL@URL",
+    "--model": "The model is part of --backend openai:MODEL or openai:MODEL@URL",
+    "--url": "The address is part of --backend openai:MODEL@URL",
+}
+"""Flags of other tools, and what to use here."""
+
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - the callback of a flag
     if wanted:
@@ -69,7 +77,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             # Not standalone: typer would call sys.exit, and the caller wants the exit code.
             return app(given or ["--help"], prog_name="sampling", standalone_mode=False) or 0
     except TyperException as error:
-        _print_error(given, error.format_message())
+        _print_error(given, f"{error.format_message()}{_advice(error)}")
         return error.exit_code
     except Abort:
         return FAILED
@@ -83,6 +91,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
         where = f" ({error.filename!r})" if error.filename else ""
         _print_error(given, f"the system refused: {reason_of(error)}{where}")
         return FAILED
+
+
+def _advice(error: TyperException) -> str:
+    """Return where to set what other tools have a flag for, if this is what is missing."""
+    option = getattr(error, "option_name", None)
+    return f". {_ELSEWHERE[option]}" if option in _ELSEWHERE else ""
 
 
 def _print_error(arguments: Sequence[str], message: str) -> None:

@@ -208,10 +208,11 @@ class Checkup:
 
     async def _obeys_max_tokens(self) -> str:
         generation = await self._backend.generate(_request(_LONG_QUESTION, max_tokens=5))
-        used = generation.usage.output_tokens
-        if used > 5 or len(generation.text.split()) > 5:
+        used, words = generation.usage.output_tokens, len(generation.text.split())
+        if max(used, words) > 5:
+            got = f"{used}" if used > 5 else f"{words} words"
             raise _Unhealthy(
-                "warn", f"asked for at most 5 tokens, got {used}", "--max-tokens does not limit what an answer costs."
+                "warn", f"asked for at most 5 tokens, got {got}", "--max-tokens does not limit what an answer costs."
             )
         return f"asked for at most 5 tokens, got {used}"
 

@@ -17,6 +17,13 @@ _Fields: TypeAlias = MutableMapping[str, Any]
 
 _IDS = ("sampling_id", "iteration_id", "item_id", "parent_id", "run_id")
 _MAX_VALUE_CHARS = 300
+_SENTENCES = {
+    "outage_began": "every request fails now. Waiting up to {grace_s:g} s for an answer. Press Ctrl-C to stop, or set "
+    "--outage-grace. The error is {error}",
+    "outage_over": "the server answers again after {lasted_s:g} s",
+    "outage_grace_spent": "there was no answer in {grace_s:g} s, so errors count now",
+}
+"""The events that a user has to act on, as sentences."""
 
 
 @contextmanager
@@ -71,6 +78,8 @@ class RepeatedLines:
 def _render(_logger: object, method: str, fields: _Fields) -> str:
     """Return a line such as `warning: request_retried tries=1`."""
     event = fields.pop("event", "")
+    if event in _SENTENCES:
+        return terminal_safe(f"{method}: {_SENTENCES[event].format_map(fields)}")
     shown = [f"{name}={_value(value)}" for name, value in fields.items() if name not in _IDS and name != "exc_info"]
     return terminal_safe(" ".join([f"{'note' if method == 'info' else method}: {event}", *shown])).replace("\n", "\\n")
 

@@ -109,6 +109,13 @@ def check(job: MapJob, *, skip_bad: bool) -> WorstCase:
     return worst
 
 
+_FORMAT = (
+    'A line must be {"prompt": "…"} or a JSON string, and a .csv file must have a column "prompt". Other names are set '
+    "with --prompt-field, and plain text is read with --text"
+)
+"""Advice for a file without a single good line, which is most likely of another format."""
+
+
 def _report_bad_lines(prompts: Prompts, *, skip_bad: bool) -> None:
     if not prompts.bad_count:
         return
@@ -117,9 +124,10 @@ def _report_bad_lines(prompts: Prompts, *, skip_bad: bool) -> None:
     if prompts.bad_count > len(prompts.bad):
         print_status(f"… and {prompts.bad_count - len(prompts.bad):,} more")
     if not skip_bad:
+        advice = "Fix them, or skip them with --skip-bad" if len(prompts) else _FORMAT
         raise ValueError(
             f"{prompts.name} has {prompts.bad_count:,} bad line(s), the first is line {prompts.bad[0].line}. "
-            "Nothing was sent. Fix them, or skip them with --skip-bad"
+            f"Nothing was sent. {advice}"
         )
     print_status(f"skipped {prompts.bad_count:,} bad line(s), {len(prompts):,} prompts left")
 

@@ -1,5 +1,6 @@
 """Read and check the prompts of a file."""
 
+import csv
 import io
 import shutil
 import sys
@@ -42,6 +43,7 @@ class Prompts:
     A repeatable iterable of the `(key, prompt)` pairs of a file.
 
     A line is a JSON object with a prompt and an optional key, or a JSON string. With `text`, the line is the prompt.
+    A file whose name ends in .csv is a table with the names of the fields in its first row.
     The default key is the line number. Empty lines are skipped.
     """
 
@@ -49,6 +51,7 @@ class Prompts:
         self.name = "the standard input" if str(path) == "-" else str(path)
         self._file = _open(path)
         self._text = text
+        self._is_csv = not text and path.suffix.lower() == ".csv"
         self._key_field = key_field
         self._prompt_field = prompt_field
         self._count = 0
@@ -87,6 +90,37 @@ class Prompts:
 
     def _read(self) -> Iterator[Prompt | BadLine]:
         self._file.seek(0)
+        return self._read_csv() if self._is_csv else self._read_lines()
+
+    def _read_csv(self) -> Iterator[Prompt | BadLine]:
+        text = io.TextIOWrapper(self._file, "utf-8-sig", newline="")
+        line = 1
+        try:
+            # A spreadsheet separates with semicolons where numbers have a decimal comma.
+            delimiter = max(",;\t", key=text.readline().count)
+            text.seek(0)
+            rows = csv.reader(text, strict=True, delimiter=delimiter)
+            names = next(rows, list[str]())
+            for row in rows:
+                line = rows.line_num
+                if any(row):
+                    yield self._from_row(line, names, row)
+        except UnicodeDecodeError:
+            yield BadLine(line + 1, "not UTF-8: save the file as CSV in UTF-8")
+        except csv.Error as error:
+            yield BadLine(line + 1, f"not CSV: {error}")
+        finally:
+            text.detach()
+
+    def _from_row(self, line: int, names: list[str], row: list[str]) -> Prompt | BadLine:
+        if len(row) > len(names):
+            return BadLine(line, f"{len(row)} fields, but the first row has {len(names)}: quote a text with a comma")
+        try:
+            return self._from_object(line, dict(zip(names, row, strict=False)))
+        except ValueError as error:
+            return BadLine(line, str(error))
+
+    def _read_lines(self) -> Iterator[Prompt | BadLine]:
         number = 0
         # A limit, because a file without line breaks would be read into memory as a whole.
         while line := self._file.readline(MAX_LINE_BYTES + 1):

@@ -228,6 +228,9 @@ def split_model(rest: str) -> tuple[str, str | None]:
     if not at and tail != model and _HOST_WITHOUT_SCHEME.fullmatch(tail):
         # It would be sent to the provider as the name of a model, with the prompt.
         raise ValueError(f"--backend: write the URL with http:// or https://, as in @http://{tail}")
+    if not at and not tail:
+        # Most likely a variable of the shell that is not set. The prompts were not meant for the provider.
+        raise ValueError(f"--backend: there is no URL after the @ of {short_repr(rest)}")
     return model, url or None
 
 

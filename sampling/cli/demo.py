@@ -26,7 +26,7 @@ from sampling.strategies import RejectionSamplingStrategy
 __all__ = ["EXAMPLES", "HELP", "demo"]
 
 HELP = """
-Compare seven strategies on a small model that comes with the package. Needs no key and no network.
+Compare seven strategies on a tiny model. It comes with the package, and needs no key and no network.
 
 The demo first asks one question and shows its 4 subsamples live. Their text is slowed down so that you can read it.
 Then it asks many questions that the model was not trained on, at full speed, with each strategy in turn. It prints a

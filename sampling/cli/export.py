@@ -1,7 +1,7 @@
 """`sampling export`: write the answers of a journal to a file."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -9,12 +9,12 @@ from sampling.cli._exit_codes import FAILED
 from sampling.cli._files import Force, check_output, reason_of, replacing
 from sampling.cli._flags import usage_errors
 from sampling.cli._status import print_status
-from sampling.fanout.journal import export
+from sampling.fanout.journal import ExportFormat, export
 
 __all__ = ["EXAMPLES", "HELP", "export_journal"]
 
 HELP = """
-Write the answers in a journal of `sampling map` as JSON lines, CSV or Parquet.
+Write the answers in a journal to a file. Reads the journal of `sampling map`, and writes JSON lines, CSV or Parquet.
 
 There is one row per prompt that has ended. The column `failures` has every failed requirement with its reason, and
 every error. The run may still be going on. Parquet needs the extra `parquet`.
@@ -28,6 +28,8 @@ Examples:
   sampling export answers.jsonl.journal --out answers.parquet
 """
 
+_SUFFIXES = [f".{name}" for name in get_args(ExportFormat)]
+
 
 def export_journal(
     journal: Annotated[Path, typer.Argument(help="The journal of a `sampling map`.")],
@@ -40,6 +42,8 @@ def export_journal(
         if not journal.exists():
             raise ValueError(f"there is no journal {str(journal)!r}")
         check_output("--out", out, replace=force, protected={"the journal": journal})
+        if out.suffix.lower() not in _SUFFIXES:
+            raise ValueError(f"--out must end in {', '.join(_SUFFIXES)}, got {str(out)!r}")
         try:
             with replacing(out) as temporary:
                 count = export(journal, temporary)

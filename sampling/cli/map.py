@@ -31,10 +31,10 @@ from sampling.usage import Price
 __all__ = ["EXAMPLES", "HELP", "map_prompts"]
 
 HELP = """
-Ask every prompt of a file and write one JSON line per answer, in the order of the file.
+Answer every prompt of a file. Writes one JSON line per answer, in the order of the file.
 
-A line of the file is {"key": ..., "prompt": ...} or a JSON string. With --text, the line is the prompt. All lines are
-checked before the first request, so a bad line costs nothing.
+A line of the file is {"key": ..., "prompt": ...} or a JSON string. With --text, the line is the prompt. A .csv file has
+columns of these names. All lines are checked before the first request, so a bad line costs nothing.
 
 With --out, a journal beside it records every prompt before and after it is asked. After a stop, a crash or a power
 failure, run the same command with --resume to ask only the rest. Ctrl-C starts nothing new and waits up to --grace
@@ -135,7 +135,9 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the maximum requests, tokens and cost. Send nothing.")
     ] = False,
-    text: Annotated[bool, typer.Option("--text", help="Lines are plain prompts, not JSON.")] = False,
+    text: Annotated[
+        bool, typer.Option("--text", help="Lines are plain prompts, not JSON. A .csv file is read as a table.")
+    ] = False,
     key_field: Annotated[str, typer.Option(help="The name of the key field.")] = "key",
     prompt_field: Annotated[str, typer.Option(help="The name of the prompt field.")] = "prompt",
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip bad lines and report them.")] = False,

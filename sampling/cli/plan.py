@@ -22,7 +22,7 @@ from sampling.load.model._units import parse_count, parse_duration, parse_share
 __all__ = ["EXAMPLES", "HELP", "plan"]
 
 HELP = """
-Find the cheapest depth × breadth that meets an SLO, by simulation.
+Find the cheapest depth × breadth for an SLO. Simulates them instead of sending requests.
 
 Depth takes time and breadth takes slots, so on a busy server more breadth makes every call wait. Each pair is simulated
 with its queue, on a server that you describe or measured (--like).

@@ -18,7 +18,7 @@ from sampling.load.report._table import load_table
 __all__ = ["EXAMPLES", "HELP", "report"]
 
 HELP = """
-Show a .json report, convert it to HTML or CSV, or compare it with an earlier one.
+Show, convert or compare a .json report. Converts it to HTML or CSV, or compares it with an earlier one.
 
 Only reports of the same kind can be compared, for example two open loops.
 

@@ -14,7 +14,7 @@ import pytest
 
 from sampling import Message, Options, Request, Tool
 from sampling.backends.http import _default_transport
-from sampling.backends.llama._server import LlamaServer
+from sampling.backends.llama._server import LlamaServer, LlamaSettings
 from sampling.testing.gguf_model import write_tiny_gguf
 
 SLOTS = 8
@@ -36,7 +36,7 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def llama_server(tiny_gguf: Path) -> Iterator[LlamaServer]:
     """Yield a running server with 8 slots of 16,384 tokens."""
-    with LlamaServer(tiny_gguf, slots=SLOTS, context_tokens=16_384, threads=1) as server:
+    with LlamaServer(LlamaSettings(tiny_gguf, slots=SLOTS, context_tokens=16_384, threads=1)) as server:
         yield server
 
 

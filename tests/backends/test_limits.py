@@ -77,7 +77,7 @@ def test_the_number_of_places_may_change_while_nobody_is_there(run):
 
 
 def test_no_place_is_lost_to_a_cancellation_at_any_step():
-    """Row 38: whoever is cancelled, waiting or holding or in between, the balance is 0."""
+    """Row 38: after a cancellation while waiting, while holding or in between, every place is free again."""
     made = []
 
     async def scenario(world):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -238,9 +239,10 @@ time.sleep(600)
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (BOMB, "it started more than 64 processes and threads"),
-        (SESSIONS, "it started more than 64 processes and threads"),
-        (THREAD_BOMB, "it started more than 64 processes and threads"),
+        # On a busy machine, the limit of the system may come before the supervisor looks.
+        (BOMB, "it started more than 64 processes and threads|Resource temporarily unavailable"),
+        (SESSIONS, "it started more than 64 processes and threads|Resource temporarily unavailable"),
+        (THREAD_BOMB, "it started more than 64 processes and threads|can't start new thread"),
         (HOGS, "its processes used more than 128 MB of memory together"),
         ("x = bytearray(200_000_000)", "MemoryError"),
         ("while True: print('a' * 10_000)", "File too large"),
@@ -255,7 +257,7 @@ async def test_the_limits_hold_for_all_processes_together(temporary, code, words
     """A fork bomb, memory in many processes and endless output end the code, and leave no process."""
     result = await sample(code, memory_mb=128, timeout_s=60)
     assert not result.success
-    assert words in result.best.complaints[0]
+    assert re.search(words, result.best.complaints[0])
     assert [] == processes_below(temporary)
 
 

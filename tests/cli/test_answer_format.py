@@ -42,7 +42,7 @@ def flags(server, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["json", "schema", "type"])
 def test_the_server_is_told_the_schema_and_a_fence_is_accepted(name, flags, server, capsys):
-    """As `Action(text, Model)` does; the answer is printed as plain JSON."""
+    """As `Action(text, Model)` does. The answer is printed as plain JSON."""
     assert 0 == run(["sample", "How much?", *flags(name)])
     assert '{"total": 7}\n' == capsys.readouterr().out
     [sent] = [request.json()["response_format"] for request in server.requests]
@@ -54,7 +54,7 @@ def test_the_server_is_told_the_schema_and_a_fence_is_accepted(name, flags, serv
 
 @pytest.mark.parametrize("name", ["json", "schema", "type"])
 def test_rows_have_the_parsed_value(name, flags, server, tmp_path, capsys):
-    """With a journal and without one; and a server that knows no schema is not sent one."""
+    """With a journal and without one. A server that knows no schema is not sent one."""
     (tmp_path / "prompts.txt").write_text("How much?\n")
     arguments = ["map", "prompts.txt", "--text", *flags(name), "--no-constrain"]
     assert 0 == run(arguments)

@@ -51,6 +51,12 @@ def test_a_url_without_a_scheme_is_not_sent_to_openai_as_a_model(host):
         split_model(f"qwen3@{host}")
 
 
+def test_an_address_that_is_empty_is_refused():
+    """A variable that is not set must not send the prompts to the provider."""
+    with pytest.raises(ValueError, match="there is no URL after the @ of 'm@'"):
+        split_model("m@")
+
+
 def test_http_elsewhere_needs_a_flag():
     """The error names it."""
     spec = "openai:qwen3@http://gpu.example.com/v1"
@@ -104,7 +110,7 @@ def test_errors_name_flags(capsys):
 
 @pytest.mark.parametrize("workers", [None, "1", "2"])
 def test_headers_are_sent_and_never_shown(server, capsys, tmp_path, workers, monkeypatch):
-    """By this process and by workers; they are in no report, and not in the environment afterwards."""
+    """This process and its workers send them. No report and no environment variable has them afterwards."""
     monkeypatch.setenv("SAMPLING_HEADERS", "X-From: env\n")
     flags = ["--backend", f"openai:any@{server.url}", "--header", f"X-Team: {SECRET}", "--header", "X-Two:b"]
     out = tmp_path / "r.json"
@@ -193,7 +199,7 @@ def test_a_server_with_weaknesses_gets_warnings_that_say_what_to_do(server, caps
     ],
 )
 def test_a_server_that_cannot_be_used_fails_with_what_to_fix(server, capsys, reply, check, fix):
-    """Exit code 1; the checks that need an answer are left out."""
+    """The exit code is 1, and the checks that need an answer are left out."""
     server.reply = reply or Reply()
     url = "http://127.0.0.1:9/v1" if reply is None else server.url
     assert 1 == run(["doctor", "--backend", f"openai:any@{url}", "--json", "--timeout", "1"])

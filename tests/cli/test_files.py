@@ -17,7 +17,7 @@ SEARCH = ("capacity", "--backend", "simulated", "--virtual", "--steps", "1", "--
 
 @pytest.mark.parametrize("arguments", [LOAD, PLAN, SEARCH], ids=lambda arguments: arguments[0])
 def test_a_file_that_exists_is_replaced_only_if_told(arguments, tmp_path, capsys):
-    """Exit code 2 before anything is sent; --force replaces it."""
+    """The exit code is 2 before anything is sent. --force replaces it."""
     out = tmp_path / "r.json"
     out.write_text("precious")
     assert 2 == run([*arguments, "--out", str(out)])
@@ -59,6 +59,7 @@ def test_what_is_read_is_never_written(link, tmp_path, capsys):
         (["demo", "--svg", "{0}/q.csv"], "--svg: "),
         (["export", "{0}/none", "--out", "{0}/a.csv"], "there is no journal"),
         (["export", "{0}/q.csv", "--out", "{0}/q.csv", "--force"], "is the journal, which is never overwritten"),
+        (["export", "{0}/q.csv", "--out", "{0}/a.xlsx"], "--out must end in .jsonl, .csv, .parquet"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_written_is_found_out_before(arguments, complaint, tmp_path, capsys):
@@ -88,7 +89,7 @@ def test_a_journal_is_exported_by_a_command(tmp_path, capsys):
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
-    """A failure leaves the old one, and nothing beside it; the mode of a file is kept."""
+    """A failure leaves the old one, and nothing beside it. The mode of a file is kept."""
     path = tmp_path / "a"
     path.write_text("old")
     path.chmod(0o640)

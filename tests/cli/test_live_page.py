@@ -20,7 +20,7 @@ async def quick(arrival: Arrival) -> None:
 
 
 def test_the_page_shows_the_figures_so_far(run):
-    """In the middle of a run and after it; it reloads itself without a script."""
+    """In the middle of a run and after it. The page reloads itself without a script."""
 
     async def watch() -> list[str]:
         load = LoadRun(quick, OpenLoop(rate=10, duration_s=10))

@@ -72,3 +72,19 @@ def test_names_of_arguments_become_flags():
     assert "a rate and users" == with_flags("a rate and users")
     assert "use --workers 1, or --to-rate or trace" == with_flags("use workers=1, or to_rate or trace")
     assert "--rate needs an end" == with_flags("--rate needs an end")
+
+
+def test_an_outage_is_told_in_a_sentence_that_says_how_to_end_it(capsys):
+    """What is waited for, for how long, and how to stop."""
+    fields = {"grace_s": 600.0, "held": 1, "error_type": "ServerError", "error": '"the server said 503"'}
+    with logging_to_stderr():
+        structlog.get_logger("sampling").warning("outage_began", **fields)
+        structlog.get_logger("sampling").warning("outage_over", lasted_s=12.5, held=1)
+        structlog.get_logger("sampling").warning("outage_grace_spent", grace_s=600.0, held=1)
+    began, over, spent = capsys.readouterr().err.splitlines()
+    assert "Waiting up to 600 s" in began
+    assert "Ctrl-C" in began
+    assert "--outage-grace" in began
+    assert '"the server said 503"' in began
+    assert "answers again after 12.5 s" in over
+    assert "no answer in 600 s" in spent

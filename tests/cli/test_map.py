@@ -17,6 +17,7 @@ from anyio.from_thread import start_blocking_portal
 from sampling import ItemOutcome, Usage
 from sampling.cli._app import run
 from sampling.cli._plain_progress import PlainProgress
+from sampling.cli._prompts import Prompts
 from sampling.fanout import ItemFinished
 from sampling.fanout.journal import export
 from sampling.testing.servers import OpenAIServer, Reply
@@ -55,7 +56,7 @@ def prompts(tmp_path) -> Callable[[int], Path]:
 
 
 def command(server, *arguments: object) -> list[str]:
-    """What to run."""
+    """Return the command line of a run."""
     return [sys.executable, "-m", "sampling", "map", "--backend", f"openai:any@{server.url}", *map(str, arguments)]
 
 
@@ -84,7 +85,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def lines_of(path: Path) -> list[dict]:
-    """What was written."""
+    """Return the rows of a file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -180,7 +181,7 @@ def test_a_halt_ends_the_answers_with_the_prompt_that_halted(server, prompts, tm
 
 
 def test_an_error_ends_the_run_and_what_was_answered_is_kept(server, prompts, tmp_path):
-    """F7: a key that is refused, say: one line that says so, and the command that goes on."""
+    """F7: one line says that the key was refused, and another has the command that resumes."""
     refusal = Reply(status=401, error={"error": {"message": "no"}})
     server.reply = lambda request: refusal if asked(request) == "say 3" else echo(request)
     out = tmp_path / "answers.jsonl"
@@ -372,6 +373,9 @@ def test_what_is_no_text_is_named_by_its_line(tmp_path, capsys):
         (["{prompts}", "--journal", "{prompts}"], "is the file of prompts, which is never overwritten"),
         (["{prompts}", "--out", "a", "--journal", "a"], "is the journal, which is never overwritten"),
         (["{prompts}", "--out", "no/such/a"], "there is no directory 'no/such'"),
+        (["{prompts}", "--model", "m"], "No such option: --model"),
+        (["{prompts}", "--model", "m"], "The model is part of --backend openai:MODEL"),
+        (["{prompts}", "--base-url", "u"], "The address is part of --backend openai:MODEL@URL"),
         (["{prompts}", "--out", "nowhere.jsonl", "--resume"], "--resume: there is no journal nowhere.jsonl.journal"),
     ],
 )
@@ -380,6 +384,51 @@ def test_a_wrong_flag_is_exit_code_2_and_says_what_is_right(prompts, capsys, arg
     path = str(prompts(1))
     assert 2 == run(["map", *[argument.format(prompts=path) for argument in arguments], "--backend", "simulated"])
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("table", "found"),
+    [
+        ("prompt\nHi\n\nHo\n", [("2", "Hi"), ("4", "Ho")]),
+        ("key,prompt\na,Hi\nb,Ho\n", [("a", "Hi"), ("b", "Ho")]),
+        ("\ufeffprompt;key;more\r\n1,5;a;x\r\n", [("a", "1,5")]),
+        ("key\tprompt\na\tHi, you\n", [("a", "Hi, you")]),
+        ('prompt,key\n"two\nlines, ""quoted""",7\n', [("7", 'two\nlines, "quoted"')]),
+    ],
+)
+def test_a_table_is_read_by_the_names_in_its_first_row(tmp_path, table, found):
+    """With the separators of spreadsheets, and twice, because a run reads the file again."""
+    path = tmp_path / "prompts.CSV"
+    path.write_bytes(table.encode())
+    with Prompts(path) as prompts:
+        assert [(prompt.key, prompt.text) for prompt in prompts.check()] == found == list(prompts)
+        assert 0 == prompts.bad_count
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        (b"id,text\n1,Hi\n", 'line 2: no field "prompt"; found "id", "text"'),
+        (b"prompt,key\nHi, you,1\n", "line 2: 3 fields, but the first row has 2: quote a text with a comma"),
+        (b"prompt,key\nHi,\n", 'line 2: the field "key" is empty'),
+        (b"prompt\nHi\nh\xe4\n", "not UTF-8: save the file as CSV in UTF-8"),
+        (b'prompt\n"Hi\n', "line 2: not CSV: unexpected end of data"),
+    ],
+)
+def test_a_broken_row_of_a_table_is_named_by_its_line(tmp_path, capsys, table, problem):
+    """A row without a prompt, a comma without quotes, another encoding, and a quote that is not closed."""
+    path = tmp_path / "prompts.csv"
+    path.write_bytes(table)
+    assert 2 == run(["map", str(path), "--backend", "simulated"])
+    assert problem in capsys.readouterr().err
+
+
+def test_a_file_of_another_format_is_answered_with_the_formats(tmp_path, capsys):
+    """Not one line is a prompt, so to skip the bad ones would not help."""
+    path = tmp_path / "prompts.txt"
+    path.write_text("Name a river\nName a city\n")
+    assert 2 == run(["map", str(path), "--backend", "simulated"])
+    assert "plain text is read with --text" in capsys.readouterr().err
 
 
 def test_a_file_without_a_prompt_is_refused(tmp_path, capsys):

@@ -183,7 +183,7 @@ def test_without_a_journal_the_rows_until_then_are_kept(server, prompts, tmp_pat
 
 
 def test_a_report_that_cannot_be_written_is_saved_elsewhere(tmp_path):
-    """The traffic was paid for; the line has the command that writes it when there is room."""
+    """The traffic was paid for. The line has the command that writes the report when there is room."""
     out = tmp_path / "r.json"
     out.symlink_to("/dev/full")
     traffic = ("--backend", "simulated", "--virtual", "--rate", "2", "--duration", "20s")
@@ -233,7 +233,7 @@ def on_a_terminal(*arguments: object) -> str:
 
 
 def test_a_terminal_gets_no_control_characters_of_a_model_and_whole_lines(server):
-    """Escapes are shown as text; a notice stands on a line of its own above the live display."""
+    """Escapes are shown as text, and a notice is on a line of its own above the live display."""
     server.reply = lambda _: BUSY if len(server.requests) <= 2 else Reply(["\x1b]0;owned\x07", "red"])
     shown = on_a_terminal("sample", "Hi", *backend(server))
     assert "\\x1b]0;owned\\x07red" in shown
@@ -256,7 +256,7 @@ def test_a_pipe_gets_the_bytes_as_they_are(server):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_has_its_exit_code(number, code, server):
-    """R16: also where there is nothing to write; the server sees its client go."""
+    """R16: also where there is nothing to write. The connections to the server are closed."""
     server.reply = Reply(["x"], endless=True, interval_s=0.02)
     with started("sample", "Hi", *backend(server)) as process:
         while not server.requests:

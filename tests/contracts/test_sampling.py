@@ -490,7 +490,7 @@ class TestS12:
 
 class TestS13:
     def test_the_next_action_restates_the_original_with_what_failed(self, run):
-        """S13: each requirement that failed with its reason, never those that passed; the context stays as it was."""
+        """S13: each requirement that failed with its reason, never those that passed. The context stays as it was."""
         reqs = [
             Requirement("is a poem", check=lambda text: True),
             Requirement("is short", check=lambda text: (False, "it has 80 words, 20 are allowed")),

@@ -228,7 +228,7 @@ class TestTheVote:
 
     @pytest.mark.parametrize("certainty", [0.9, 0.95, 0.99])
     def test_less_than_certain_it_is_wrong_less_often_than_it_says(self, certainty):
-        """S19: the full vote would have another outcome in less than 1 - certainty of the calls; draws are saved."""
+        """S19: the full vote would have another outcome in less than 1 - certainty of the calls. Draws are saved."""
         rng = random.Random(int(certainty * 100))
         strategy = MajorityVotingStrategy(str, certainty=certainty)
         changed = made = 0

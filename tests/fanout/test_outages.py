@@ -4,6 +4,7 @@ import anyio
 import pytest
 
 from sampling import MultiTurnStrategy, RejectionSamplingStrategy, Requirement, TransientError, fan_out, open_fan_out
+from sampling.errors import ConnectFailed, RateLimited
 from tests.faults.journals import InlineJournal, answering, asked, numbers, stored
 
 ONCE = RejectionSamplingStrategy()
@@ -101,6 +102,43 @@ def test_an_item_that_always_fails_is_found_out(run, max_concurrency):
     assert {"succeeded": 19, "failed": 0, "errored": 1} == result.counts()
     assert "errored" == result.outcomes[7].status
     assert server.requests[-1][0] < 40
+
+
+def test_the_last_item_that_always_fails_costs_a_minute_at_most(run):
+    """F18: with no other item left to compare with, the item's own error counts long before the grace ends."""
+    server = Server(poison=["5"])
+    result = run(run_all, server, 6, on_error="continue", max_concurrency=1)
+    assert {"succeeded": 5, "failed": 0, "errored": 1} == result.counts()
+    assert [5, 6, 8, 12, 20, 36] == [when for when, question in server.requests if question == "5"]
+
+
+def test_an_outage_at_the_last_item_is_waited_out(run):
+    """F18: half a minute without the server does not cost the last item."""
+    server = Server((4.5, 30))
+    assert {"succeeded": 6, "failed": 0, "errored": 0} == run(run_all, server, 6, max_concurrency=1).counts()
+
+
+@pytest.mark.parametrize("error", [ConnectFailed("no route"), RateLimited("429")])
+def test_a_server_that_is_known_to_be_away_gets_the_whole_grace_for_the_last_item(run, error):
+    """F18: an error that is not about the item can't be the item's own."""
+    began_at = None
+
+    async def backend(request):
+        nonlocal began_at
+        began_at = anyio.current_time() if began_at is None else began_at
+        if asked(request) == "3" and anyio.current_time() - began_at < 500:
+            raise error
+        await anyio.sleep(1)
+        return "yes"
+
+    result = run(fan_out, ONCE, numbers(4), None, backend, max_concurrency=1)
+    assert 4 == result.counts()["succeeded"]
+
+
+def test_items_that_fail_together_at_the_end_are_an_outage(run):
+    """F18: two items that fail are no coincidence, so they get the whole grace."""
+    server = Server((4.5, 300))
+    assert {"succeeded": 20, "failed": 0, "errored": 0} == run(run_all, server).counts()
 
 
 def test_every_request_of_a_held_item_is_accounted(run, tmp_path):

@@ -94,7 +94,7 @@ class TestNumber:
 
     @pytest.mark.parametrize("text", ["", "none", "-", float("nan"), float("inf"), "9" * 400])
     def test_an_answer_without_a_number_does_not_vote(self, text):
-        """Neither does infinity, nor an absurdly long number."""
+        """Infinity and an absurdly long number do not vote either."""
         assert number(text) is None
 
 

@@ -1,8 +1,7 @@
 """`AnthropicBackend`, for Anthropic's Messages API."""
 
-import ssl
-from collections.abc import Collection, Mapping
-from typing import final, get_args
+from collections.abc import Mapping
+from typing import Unpack, final, get_args
 
 from sampling._arguments import check_int, check_str, short_repr
 from sampling._redaction import clears_locals
@@ -12,8 +11,8 @@ from sampling.backends.anthropic._answer import StreamedMessage
 from sampling.backends.anthropic._request import Cache, Settings, Thinking, messages_body, structured_mode
 from sampling.backends.http._address import ANTHROPIC
 from sampling.backends.http._body import encode_json
-from sampling.backends.http._chat_backend import MIB, ChatBackend
-from sampling.backends.http._default_transport import TransportLike
+from sampling.backends.http._chat_backend import ChatBackend
+from sampling.backends.http._settings import HttpSettings
 from sampling.backends.http._streamed import StreamedResponse
 from sampling.messages import Request
 from sampling.parts import File, Image
@@ -38,11 +37,12 @@ class AnthropicBackend(ChatBackend):
     generating when the client disconnects. The backend never retries.
 
     Messages of the roles "system" and "developer" become the system prompt. Signed reasoning goes back to the model
-    with the conversation.
+    with the conversation. In `structured="native"`, a schema that the server can't enforce, such as a recursive type,
+    becomes a tool, and one that can't be the arguments of a tool goes into the last message.
     """
 
     @clears_locals
-    def __init__(  # noqa: PLR0913 - each of them is one thing that servers, networks or users differ in
+    def __init__(
         self,
         model: str | None = None,
         api_key: str | None = None,
@@ -52,21 +52,7 @@ class AnthropicBackend(ChatBackend):
         max_tokens: int = 16_384,
         cache: Cache | None = None,
         thinking: Thinking = "adaptive",
-        timeout_s: float = 600.0,
-        connect_timeout_s: float = 10.0,
-        max_connections: int = 100,
-        max_request_bytes: int = 32 * MIB,
-        max_response_bytes: int = 32 * MIB,
-        headers: Mapping[str, str] | None = None,
-        send_env_key: bool = False,
-        allow_http: bool = False,
-        allowed_hosts: Collection[str] | None = None,
-        public_only: bool = False,
-        trust_env: bool = False,
-        ssl_context: ssl.SSLContext | None = None,
-        drop_unsupported: bool = False,
-        structured: Structured = "native",
-        transport: TransportLike = None,
+        **settings: Unpack[HttpSettings],
     ) -> None:
         """
         Validate the arguments. Nothing is sent before the first request.
@@ -94,40 +80,7 @@ class AnthropicBackend(ChatBackend):
             thinking: How `Options.reasoning_effort` is sent. "adaptive" sends the effort, and the model decides how
                 long it thinks. "budget" sends a limit of thinking tokens, for models before Claude 4.6.
 
-            timeout_s: The time limit for a whole request, from waiting for a connection to the last byte of the answer.
-
-            connect_timeout_s: The time limit for connecting.
-
-            max_connections: The maximum number of connections. Further requests wait.
-
-            max_request_bytes: The maximum size of a request. A longer one raises `RequestTooLarge` and is not sent.
-
-            max_response_bytes: The maximum size of a response. A longer one raises `ResponseTooLarge`.
-
-            headers: Headers of every request, such as anthropic-beta. Their values are kept secret, like the key.
-
-            send_env_key: Send ANTHROPIC_API_KEY to the given base_url.
-
-            allow_http: Accept http:// on other machines than this one.
-
-            allowed_hosts: The only hosts that base_url may name. Set it for a base_url that comes from others.
-
-            public_only: Connect only to public addresses.
-
-            trust_env: Use the proxies and the certificate authorities that the environment names.
-
-            ssl_context: The context to verify an https server with, instead of the authorities of the system.
-
-            drop_unsupported: Drop options that the API does not have, such as `seed`, with a warning.
-                By default they raise `Unsupported`, and nothing is sent.
-
-            structured: How to ask for an answer that matches `Options.schema`. "native" gives it to the server.
-                "tool" makes the model call a tool whose arguments are the answer. "prompt" puts it into the last
-                message. What the server can't enforce, such as a recursive type, becomes a tool, and what can't be
-                the arguments of a tool goes into the message.
-
-            transport: `"httpcore2"` to send requests with that library, as is done where a proxy or `public_only`
-                applies anyway, or a function that creates a transport of your own.
+            settings: Connections, limits and other settings of all backends for HTTP APIs.
         """
         if cache is not None and cache not in get_args(Cache):
             raise ValueError(f"cache must be 'auto', '5m', '1h' or None, got {short_repr(cache)}")
@@ -140,25 +93,11 @@ class AnthropicBackend(ChatBackend):
             base_url,
             api_key,
             model,
-            timeout_s=timeout_s,
-            connect_timeout_s=connect_timeout_s,
-            max_connections=max_connections,
-            max_request_bytes=max_request_bytes,
-            max_response_bytes=max_response_bytes,
-            headers=headers,
-            send_env_key=send_env_key,
-            allow_http=allow_http,
-            allowed_hosts=allowed_hosts,
-            public_only=public_only,
-            trust_env=trust_env,
-            ssl_context=ssl_context,
-            drop_unsupported=drop_unsupported,
-            structured=structured,
-            transport=transport,
+            **settings,
         )
         self._settings = Settings(self.max_tokens, self.structured, cache, thinking)
         without = (*_SAMPLING_OPTIONS, *_MISSING_OPTIONS) if api_version >= _WITHOUT_SAMPLING else _MISSING_OPTIONS
-        self._support = Support("the Anthropic API", (*TEXT_PARTS, Image, File), without, drop_unsupported)
+        self._support = Support("the Anthropic API", (*TEXT_PARTS, Image, File), without, self._drop_unsupported)
 
     def _url(self, model: str) -> str:
         # Many users know base URLs with a /v1 from other APIs.

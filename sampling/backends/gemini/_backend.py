@@ -1,14 +1,11 @@
 """`GeminiBackend`, for Google's Gemini API."""
 
 import re
-import ssl
-from collections.abc import Collection, Mapping
-from typing import final
+from typing import Unpack, final
 from urllib.parse import quote
 
 from sampling._arguments import check_bool, check_str
 from sampling._redaction import clears_locals
-from sampling.backends._structured import Structured
 from sampling.backends._support import TEXT_PARTS, Support
 from sampling.backends.gemini._answer import StreamedGeminiAnswer
 from sampling.backends.gemini._errors import GeminiErrorResponse
@@ -16,8 +13,8 @@ from sampling.backends.gemini._request import MISSING_OPTIONS, gemini_body, mode
 from sampling.backends.gemini._thinking import can_think
 from sampling.backends.http._address import GEMINI
 from sampling.backends.http._body import encode_json
-from sampling.backends.http._chat_backend import MIB, ChatBackend
-from sampling.backends.http._default_transport import TransportLike
+from sampling.backends.http._chat_backend import ChatBackend
+from sampling.backends.http._settings import HttpSettings
 from sampling.backends.http._streamed import StreamedResponse
 from sampling.messages import Request
 from sampling.parts import Media
@@ -40,33 +37,20 @@ class GeminiBackend(ChatBackend):
     Thought signatures go back to Gemini with the conversation, as the API requires for tool calls.
 
     Connections, streaming, limits and errors are those of `OpenAIBackend`. The backend never retries.
+    Models before Gemini 3 refuse `structured="native"` beside tools.
     """
 
     @clears_locals
-    def __init__(  # noqa: PLR0913 - each of them is one thing that servers, networks or users differ in
+    def __init__(
         self,
         model: str | None = None,
         api_key: str | None = None,
         *,
         base_url: str | None = None,
         api_version: str = "v1beta",
-        timeout_s: float = 600.0,
-        connect_timeout_s: float = 10.0,
-        max_connections: int = 100,
-        max_request_bytes: int = 32 * MIB,
-        max_response_bytes: int = 32 * MIB,
-        headers: Mapping[str, str] | None = None,
-        send_env_key: bool = False,
-        allow_http: bool = False,
-        allowed_hosts: Collection[str] | None = None,
-        public_only: bool = False,
-        trust_env: bool = False,
-        ssl_context: ssl.SSLContext | None = None,
         include_thoughts: bool = False,
         allow_missing_finish: bool = False,
-        drop_unsupported: bool = False,
-        structured: Structured = "native",
-        transport: TransportLike = None,
+        **settings: Unpack[HttpSettings],
     ) -> None:
         """
         Validate the arguments. Nothing is sent before the first request.
@@ -83,44 +67,12 @@ class GeminiBackend(ChatBackend):
 
             api_version: The version of the API. Most features appear first in "v1beta".
 
-            timeout_s: The time limit for a whole request, from waiting for a connection to the last byte of the answer.
-
-            connect_timeout_s: The time limit for connecting.
-
-            max_connections: The maximum number of connections. Further requests wait.
-
-            max_request_bytes: The maximum size of a request. A longer one raises `RequestTooLarge` and is not sent.
-
-            max_response_bytes: The maximum size of a response. A longer one raises `ResponseTooLarge`.
-
-            headers: Headers of every request. Their values are kept secret, like the key.
-
-            send_env_key: Send the key of the environment to the given base_url.
-
-            allow_http: Accept http:// on other machines than this one.
-
-            allowed_hosts: The only hosts that base_url may name. Set it for a base_url that comes from others.
-
-            public_only: Connect only to public addresses, as those of `OpenAIBackend`.
-
-            trust_env: Use the proxies and the certificate authorities that the environment names.
-
-            ssl_context: The context to verify an https server with, instead of the authorities of the system.
-
             include_thoughts: Request summaries of the thoughts, for `Generation.reasoning`. Models that do not think
                 refuse it.
 
             allow_missing_finish: Accept an answer without a finishReason as complete.
 
-            drop_unsupported: Drop options that the API does not have, such as `min_p`, with a warning.
-                By default they raise `Unsupported`, and nothing is sent.
-
-            structured: How to ask for an answer that matches `Options.schema`. "native" gives it to the server.
-                "tool" makes the model call a tool whose arguments are the answer. "prompt" puts it into the last
-                message. Models before Gemini 3 refuse "native" beside tools.
-
-            transport: `"httpcore2"` to send requests with that library, as is done where a proxy or `public_only`
-                applies anyway, or a function that creates a transport of your own.
+            settings: Connections, limits and other settings of all backends for HTTP APIs.
         """
         check_bool("include_thoughts", include_thoughts)
         check_bool("allow_missing_finish", allow_missing_finish)
@@ -132,28 +84,14 @@ class GeminiBackend(ChatBackend):
             base_url,
             api_key,
             model,
-            timeout_s=timeout_s,
-            connect_timeout_s=connect_timeout_s,
-            max_connections=max_connections,
-            max_request_bytes=max_request_bytes,
-            max_response_bytes=max_response_bytes,
-            headers=headers,
-            send_env_key=send_env_key,
-            allow_http=allow_http,
-            allowed_hosts=allowed_hosts,
-            public_only=public_only,
-            trust_env=trust_env,
-            ssl_context=ssl_context,
-            drop_unsupported=drop_unsupported,
-            structured=structured,
-            transport=transport,
+            **settings,
         )
         if self.base_url.endswith(f"/{api_version}"):
             raise ValueError(f"base_url must end before '/{api_version}', which is added to it, got {self.base_url!r}")
         self.api_version = api_version
         self._include_thoughts = include_thoughts
         self._allow_missing_finish = allow_missing_finish
-        self._support = Support("the Gemini API", (*TEXT_PARTS, Media), MISSING_OPTIONS, drop_unsupported)
+        self._support = Support("the Gemini API", (*TEXT_PARTS, Media), MISSING_OPTIONS, self._drop_unsupported)
 
     _error_type = GeminiErrorResponse
 

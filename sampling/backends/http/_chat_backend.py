@@ -13,7 +13,15 @@ from typing import Any, Literal, NoReturn, Self, cast
 import anyio
 from anyio.lowlevel import checkpoint, current_token
 
-from sampling._arguments import check_bool, check_instance, check_int, check_number, check_str, wrong_type
+from sampling._arguments import (
+    check_bool,
+    check_instance,
+    check_int,
+    check_number,
+    check_str,
+    unknown_keyword,
+    wrong_type,
+)
 from sampling._engine.scope import report_usage
 from sampling._json.bounded import loads
 from sampling._log import Logger
@@ -27,6 +35,7 @@ from sampling.backends.http._body import resolve_model
 from sampling.backends.http._default_transport import TransportLike, default_transport
 from sampling.backends.http._errors import ErrorResponse
 from sampling.backends.http._events import EventReader
+from sampling.backends.http._settings import SYNONYMS
 from sampling.backends.http._streamed import StreamedResponse
 from sampling.backends.http._transport import CLOSE_GRACE_S, Transport, WireRequest, WireResponse
 from sampling.errors import (
@@ -79,24 +88,28 @@ class ChatBackend(ABC):
         base_url: str | None,
         api_key: str | None,
         model: str | None,
+        /,
         *,
-        timeout_s: float,
-        connect_timeout_s: float,
-        max_connections: int,
-        max_request_bytes: int,
-        max_response_bytes: int,
-        headers: Mapping[str, str] | None,
-        send_env_key: bool,
-        allow_http: bool,
-        allowed_hosts: Collection[str] | None,
-        public_only: bool,
-        trust_env: bool,
-        ssl_context: ssl.SSLContext | None,
-        drop_unsupported: bool,
-        structured: Structured,
-        transport: TransportLike,
+        timeout_s: float = 600.0,
+        connect_timeout_s: float = 10.0,
+        max_connections: int = 100,
+        max_request_bytes: int = 32 * MIB,
+        max_response_bytes: int = 32 * MIB,
+        headers: Mapping[str, str] | None = None,
+        send_env_key: bool = False,
+        allow_http: bool = False,
+        allowed_hosts: Collection[str] | None = None,
+        public_only: bool = False,
+        trust_env: bool = False,
+        ssl_context: ssl.SSLContext | None = None,
+        drop_unsupported: bool = False,
+        structured: Structured = "native",
+        transport: TransportLike = None,
+        **unknown: object,
     ) -> None:
-        """Validate the arguments, which the providers describe."""
+        """Validate the arguments, which the providers and `HttpSettings` describe."""
+        if unknown:
+            raise unknown_keyword(type(self), min(unknown), SYNONYMS)
         flags = {
             "send_env_key": send_env_key,
             "allow_http": allow_http,
@@ -125,6 +138,7 @@ class ChatBackend(ABC):
         self.max_request_bytes: int = check_int("max_request_bytes", max_request_bytes, least=1)
         self.max_response_bytes: int = check_int("max_response_bytes", max_response_bytes, least=1)
         self.trust_env = trust_env
+        self._drop_unsupported = drop_unsupported
         self.structured: Structured = check_structured(structured)
         if ssl_context is not None:
             check_instance("ssl_context", ssl_context, ssl.SSLContext, "an ssl.SSLContext or None")

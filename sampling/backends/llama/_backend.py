@@ -14,7 +14,7 @@ from anyio.lowlevel import current_token
 from sampling._arguments import check_bool, check_instance, check_number
 from sampling.backends._structured import Structured, check_structured
 from sampling.backends._support import Support
-from sampling.backends.llama._server import LlamaServer
+from sampling.backends.llama._server import LlamaServer, LlamaSettings
 from sampling.backends.llama._threads import LlamaInProcess
 from sampling.backends.openai._backend import OpenAIBackend
 from sampling.errors import BackendError, ConnectFailed, ConnectionLost, FatalError, ModelNotFound
@@ -86,7 +86,8 @@ class LlamaBackend:
 
             context_tokens: The maximum length of each conversation, including the answer.
 
-            threads: The number of compute threads. None leaves it to llama.cpp, or uses one for the embedded model.
+            threads: The number of compute threads. None leaves it to llama.cpp, which uses about one per core,
+                or uses one for the embedded model, which is fastest.
 
             gpu_layers: The number of layers on the GPU. None leaves it to llama.cpp, which uses as many as fit.
 
@@ -98,16 +99,10 @@ class LlamaBackend:
 
             structured: How to ask for an answer that matches `Options.schema`, as in `OpenAIBackend`.
         """
-        server = LlamaServer(
-            model_path,
-            slots=slots,
-            context_tokens=context_tokens,
-            threads=threads,
-            gpu_layers=gpu_layers,
-            startup_timeout_s=startup_timeout_s,
-        )
-        self._settings = server.settings
-        self._host: Host = LlamaInProcess(server.settings) if check_bool("in_process", in_process) else server
+        settings = LlamaSettings(model_path, slots, context_tokens, threads, gpu_layers)
+        self._settings = settings
+        server = LlamaServer(settings, startup_timeout_s=startup_timeout_s)
+        self._host: Host = LlamaInProcess(settings) if check_bool("in_process", in_process) else server
         self._timeout_s = check_number("timeout_s", timeout_s, above=0)
         self._structured: Structured = check_structured(structured)
         self._client: OpenAIBackend | None = None

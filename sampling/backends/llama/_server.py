@@ -7,7 +7,6 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import TracebackType
@@ -28,11 +27,11 @@ def _new_key() -> Secret:
     return Secret(secrets.token_urlsafe(32))
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class LlamaSettings:
     """The model to load and its settings."""
 
-    source: GGUFModel = attrs.field(converter=find_model, alias="model_path")
+    source: GGUFModel = attrs.field(default=None, converter=find_model, alias="model_path")
     slots: int = 8
     context_tokens: int = 4_096
     threads: int | None = None
@@ -112,36 +111,9 @@ class LlamaServer(LlamaHost):
     This class needs no event loop. In async code, use `LlamaBackend`.
     """
 
-    def __init__(
-        self,
-        model_path: str | PathLike[str] | None = None,
-        *,
-        slots: int = 8,
-        context_tokens: int = 4_096,
-        threads: int | None = None,
-        gpu_layers: int | None = None,
-        startup_timeout_s: float = 300.0,
-    ) -> None:
-        """
-        Validate the arguments. Nothing is loaded before the server is started.
-
-        Args:
-            model_path: A GGUF file, "smollm2", or None for the embedded model.
-
-            slots: The number of requests served at once.
-
-            context_tokens: The maximum length of each conversation, including the answer.
-
-            threads: The number of compute threads. None leaves it to llama.cpp, which uses about one per core,
-                or uses one for the embedded model, which is fastest.
-
-            gpu_layers: The number of layers on the GPU. None leaves it to llama.cpp, which uses as many as fit.
-
-            startup_timeout_s: The time limit for loading.
-        """
-        self.settings = LlamaSettings(
-            model_path=model_path, slots=slots, context_tokens=context_tokens, threads=threads, gpu_layers=gpu_layers
-        )
+    def __init__(self, settings: LlamaSettings, *, startup_timeout_s: float = 300.0) -> None:
+        """Nothing is loaded before the server is started."""
+        self.settings = settings
         self._startup_timeout_s = check_number("startup_timeout_s", startup_timeout_s, above=0)
         self._process: subprocess.Popen[str] | None = None
         self._messages: IO[str] | None = None

@@ -1,19 +1,16 @@
 """`OpenAIBackend`, for servers with the OpenAI API: OpenAI, vLLM, llama.cpp, Ollama, TGI, OpenRouter, …"""
 
-import ssl
-from collections.abc import Collection, Mapping
-from typing import final, get_args
+from typing import Unpack, final, get_args
 
 from sampling._arguments import check_bool, check_str
 from sampling._engine.scope import count_request
 from sampling._picklable import Picklable
 from sampling._redaction import clears_locals
-from sampling.backends._structured import Structured
 from sampling.backends._support import TEXT_PARTS, Support
 from sampling.backends.http._address import AZURE, OPENAI
-from sampling.backends.http._chat_backend import MIB, ChatBackend, Receiver
-from sampling.backends.http._default_transport import TransportLike
+from sampling.backends.http._chat_backend import ChatBackend, Receiver
 from sampling.backends.http._errors import ErrorResponse
+from sampling.backends.http._settings import HttpSettings
 from sampling.backends.http._streamed import StreamedResponse
 from sampling.backends.http._transport import Transport, WireRequest
 from sampling.backends.openai._answer import StreamedAnswer
@@ -73,25 +70,11 @@ class OpenAIBackend(ChatBackend):
         *,
         endpoint: Endpoint = "chat",
         api_version: str | None = None,
-        timeout_s: float = 600.0,
-        connect_timeout_s: float = 10.0,
-        max_connections: int = 100,
-        max_request_bytes: int = 32 * MIB,
-        max_response_bytes: int = 32 * MIB,
-        headers: Mapping[str, str] | None = None,
-        send_env_key: bool = False,
-        allow_http: bool = False,
-        allowed_hosts: Collection[str] | None = None,
-        public_only: bool = False,
-        trust_env: bool = False,
-        ssl_context: ssl.SSLContext | None = None,
         include_usage: bool = True,
         allow_missing_finish: bool = False,
         check_ids: bool = True,
         split_thinking: bool = True,
-        drop_unsupported: bool = False,
-        structured: Structured = "native",
-        transport: TransportLike = None,
+        **settings: Unpack[HttpSettings],
     ) -> None:
         """
         Validate the arguments. Nothing is sent before the first request.
@@ -112,31 +95,6 @@ class OpenAIBackend(ChatBackend):
                 the key is sent as Azure expects it, and AZURE_OPENAI_ENDPOINT and AZURE_OPENAI_API_KEY are the
                 defaults of base_url and api_key.
 
-            timeout_s: The time limit for a whole request, from waiting for a connection to the last byte of the answer.
-
-            connect_timeout_s: The time limit for connecting.
-
-            max_connections: The maximum number of connections. Further requests wait.
-
-            max_request_bytes: The maximum size of a request. A longer one raises `RequestTooLarge` and is not sent.
-
-            max_response_bytes: The maximum size of a response. A longer one raises `ResponseTooLarge`.
-
-            headers: Headers of every request. Their values are kept secret, like the key.
-
-            send_env_key: Send OPENAI_API_KEY to the given base_url.
-
-            allow_http: Accept http:// on other machines than this one.
-
-            allowed_hosts: The only hosts that base_url may name. Set it for a base_url that comes from others.
-
-            public_only: Connect only to public addresses. The connection goes to the address that was checked,
-                so a name that resolves to your own network a moment later (DNS rebinding) does not get through.
-
-            trust_env: Use the proxies and the certificate authorities that the environment names.
-
-            ssl_context: The context to verify an https server with, instead of the authorities of the system.
-
             include_usage: Request the token counts. Turn it off for servers that reject `stream_options`.
 
             allow_missing_finish: Accept an answer without a finish_reason as complete.
@@ -145,15 +103,7 @@ class OpenAIBackend(ChatBackend):
 
             split_thinking: Move a `<think>` block at the beginning of the text to `reasoning`.
 
-            drop_unsupported: Drop options that the API does not have, such as `top_k` at OpenAI, with a warning.
-                By default they raise `Unsupported`, and nothing is sent.
-
-            structured: How to ask for an answer that matches `Options.schema`. "native" gives it to the server.
-                "tool" makes the model call a tool whose arguments are the answer. "prompt" puts it into the last
-                message, for servers that can do neither.
-
-            transport: `"httpcore2"` to send requests with that library, as is done where a proxy or `public_only`
-                applies anyway, or a function that creates a transport of your own.
+            settings: Connections, limits and other settings of all backends for HTTP APIs.
         """
         flags = {
             "include_usage": include_usage,
@@ -173,21 +123,7 @@ class OpenAIBackend(ChatBackend):
             base_url,
             api_key,
             model,
-            timeout_s=timeout_s,
-            connect_timeout_s=connect_timeout_s,
-            max_connections=max_connections,
-            max_request_bytes=max_request_bytes,
-            max_response_bytes=max_response_bytes,
-            headers=headers,
-            send_env_key=send_env_key,
-            allow_http=allow_http,
-            allowed_hosts=allowed_hosts,
-            public_only=public_only,
-            trust_env=trust_env,
-            ssl_context=ssl_context,
-            drop_unsupported=drop_unsupported,
-            structured=structured,
-            transport=transport,
+            **settings,
         )
         self.endpoint: Endpoint = endpoint
         self._include_usage = include_usage
@@ -195,7 +131,7 @@ class OpenAIBackend(ChatBackend):
         self._check_ids = check_ids
         # A model that continues a text may be given an open <think> by the caller.
         self._split_thinking = split_thinking and endpoint == "chat"
-        self._support = _support(endpoint, is_openai=self._address.is_openai, drop_unsupported=drop_unsupported)
+        self._support = _support(endpoint, is_openai=self._address.is_openai, drop_unsupported=self._drop_unsupported)
         # OpenAI's reasoning models reject `max_tokens`, and compatible servers may not know the new name.
         # If the guess is wrong for a model, the server says so, and the other name is used from then on.
         is_new = endpoint == "chat" and (self._address.is_openai or api_version is not None)

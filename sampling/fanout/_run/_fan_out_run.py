@@ -28,7 +28,7 @@ from sampling.fanout._announcer import Announcer
 from sampling.fanout._arguments import FanOutArguments
 from sampling.fanout._delivery import OutcomeBuffer
 from sampling.fanout._run._ending import Ending, RunStatus
-from sampling.fanout._run._outage import Outage, failed_transiently, has_answer
+from sampling.fanout._run._outage import Outage, has_answer, transient_error
 from sampling.fanout._run._slots import Slots
 from sampling.fanout._run._spending import ItemAccount, stopped_by_budget
 from sampling.fanout._source import END, Source
@@ -67,7 +67,7 @@ class FanOut(Generic[T]):
         self._buffer = OutcomeBuffer(ordered=arguments.ordered)
         self._slots = Slots(arguments.max_concurrency, max_buffered=arguments.max_buffered)
         self._ending = Ending(arguments)
-        self._outage = Outage(arguments.outage_grace_s, self._slots.notify)
+        self._outage = Outage(arguments.outage_grace_s, self._slots.notify, self._has_one_item_left)
         self._announcer = Announcer(arguments)
         self._stack: AsyncExitStack | None = None
         self._entered = False
@@ -400,15 +400,18 @@ class FanOut(Generic[T]):
                     outcome = await self._call(item, account)
             if outcome is None:
                 return _timed_out(item, account, timeout_s)
-            if not failed_transiently(outcome):
+            if transient_error(outcome) is None:
                 if has_answer(outcome):
                     outage.answered(started_at)
                 return outcome
             failed_at = anyio.current_time()
-            if not await outage.wait(item.index, first_failed_at, answered=has_answer(outcome)):
+            if not await outage.wait(outcome, first_failed_at):
                 return outcome
             first_failed_at = min(first_failed_at, failed_at)
             account.start_another_call(outcome.result)
+
+    def _has_one_item_left(self) -> bool:
+        return not self._admitting and len(self._running) == 1
 
     async def _call(self, item: Item[T], account: ItemAccount) -> ItemOutcome[T]:
         try:

@@ -8,12 +8,13 @@ from typing import Any, Final
 import anyio
 
 from sampling._log import Logger
-from sampling.errors import BackendError
+from sampling._text import quoted
+from sampling.errors import BackendError, ConnectFailed, RateLimited
 from sampling.fanout._run._spending import stopped_by_budget
 from sampling.fanout.items import ItemOutcome
 from sampling.results import SamplingResult
 
-__all__ = ["Outage", "failed_transiently", "has_answer"]
+__all__ = ["Outage", "has_answer", "transient_error"]
 
 log = Logger()
 
@@ -21,6 +22,10 @@ _FIRST_INTERVAL_S: Final = 1.0
 _LONGEST_INTERVAL_S: Final = 60.0
 _PROBES_OF_ONE_ITEM: Final = 2
 """The number of probes with the same item after which another one is tried: the item itself may be the cause."""
+
+_MAX_ERROR_CHARS: Final = 200
+_LAST_ITEM_GRACE_S: Final = 60.0
+"""The grace of a run's last item. There is no other item to compare with, and the item itself may be the cause."""
 
 
 class Outage:
@@ -31,13 +36,19 @@ class Outage:
     Held items keep their slots, so the run pauses by itself once every call fails.
     One held item at a time calls again, at growing intervals. The answer to a call that started later releases all.
     An item that fails again although others were answered in between is the cause itself, and its error counts.
-    After `grace_s` without an answer, all errors count again.
+    After `grace_s` without an answer, all errors count again. For an item that is the only one left, they count after
+    a minute, unless the error is about the server and not about the item.
     """
 
-    def __init__(self, grace_s: float, notify: Callable[[], None]) -> None:
-        """Call `notify` when `needs_another_item` may have changed."""
+    def __init__(self, grace_s: float, notify: Callable[[], None], is_last: Callable[[], bool] = lambda: False) -> None:
+        """
+        Call `notify` when `needs_another_item` may have changed.
+
+        `is_last` returns whether all other items have ended, and no more will come.
+        """
         self._grace_s = grace_s
         self._notify = notify
+        self._is_last = is_last
         self.answer_seen = False
         """Whether the run has had an answer. Before that, an error more likely is a mistake in the settings."""
 
@@ -77,21 +88,21 @@ class Outage:
                 log.warning("outage_over", lasted_s=lasted_s, held=len(self._held))
             self._end()
 
-    async def wait(self, index: int, first_failed_at: float, *, answered: bool) -> bool:
+    async def wait(self, outcome: ItemOutcome[Any], first_failed_at: float) -> bool:
         """
         Hold an item whose call failed transiently. Return whether to call again.
 
         `first_failed_at` is the time of the item's first failure, or `math.inf` if this is the first.
-        `answered` says whether an earlier request of the same call was answered.
         """
-        self.answer_seen |= answered
+        index, error = outcome.index, transient_error(outcome)
+        self.answer_seen |= has_answer(outcome)
         if not self._grace_s or not self.answer_seen or self._grace_spent or self._newest_answered >= first_failed_at:
             return False
         self._begin()
         self._held.append(index)
         self._notify()
         try:
-            return await self._wait_for_turn(index, self._number)
+            return await self._wait_for_turn(index, self._number, error)
         finally:
             self._held.remove(index)
 
@@ -101,10 +112,17 @@ class Outage:
             self._interval_s = _FIRST_INTERVAL_S
             self._next_probe_at = self._began_at + self._interval_s
 
-    def _announce(self) -> None:
+    def _announce(self, grace_s: float, error: BaseException | None) -> None:
         if not self._announced:
             self._announced = True
-            log.warning("outage_began", grace_s=self._grace_s, held=len(self._held))
+            fields = {"error_type": type(error).__name__, "error": quoted(str(error), _MAX_ERROR_CHARS)}
+            log.warning("outage_began", grace_s=grace_s, held=len(self._held), **fields)
+
+    def _grace(self, error: BaseException | None) -> float:
+        """Return how long to wait for an answer after this error."""
+        if self._is_last() and not isinstance(error, (ConnectFailed, RateLimited)):
+            return min(self._grace_s, _LAST_ITEM_GRACE_S)
+        return self._grace_s
 
     def _end(self) -> None:
         self._number += 1
@@ -114,15 +132,16 @@ class Outage:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def _wait_for_turn(self, index: int, number: int) -> bool:
+    async def _wait_for_turn(self, index: int, number: int, error: BaseException | None) -> bool:
         while self._number == number:
-            now, deadline = anyio.current_time(), self._began_at + self._grace_s
+            now, grace_s = anyio.current_time(), self._grace(error)
+            deadline = self._began_at + grace_s
             if now >= deadline:
-                log.warning("outage_grace_spent", grace_s=self._grace_s, held=len(self._held))
+                log.warning("outage_grace_spent", grace_s=grace_s, held=len(self._held))
                 self._grace_spent = True
                 self._end()
             elif now >= self._next_probe_at and self._held[0] == index:
-                self._announce()
+                self._announce(grace_s, error)
                 self._interval_s = min(2 * self._interval_s, _LONGEST_INTERVAL_S)
                 self._next_probe_at = now + self._interval_s
                 self._probes[index] = self._probes.get(index, 0) + 1
@@ -138,14 +157,14 @@ def has_answer(outcome: ItemOutcome[Any]) -> bool:
     return outcome.status == "succeeded" or (outcome.result is not None and bool(outcome.result.slices))
 
 
-def failed_transiently(outcome: ItemOutcome[Any]) -> bool:
-    """Return whether another call may succeed, because the backend's transient errors ended this one."""
-    if outcome.status == "errored":
-        return _is_transient(outcome.error)
-    result = outcome.result
-    if outcome.status == "succeeded" or result is None or stopped_by_budget(result):
-        return False
-    return any(_is_transient(error) for error in _last_errors(result))
+def transient_error(outcome: ItemOutcome[Any]) -> BaseException | None:
+    """Return the transient error of the backend that ended the item's call, or None. Another call may succeed."""
+    result, errors = outcome.result, [outcome.error]
+    if outcome.status != "errored":
+        if outcome.status == "succeeded" or result is None or stopped_by_budget(result):
+            return None
+        errors = _last_errors(result)
+    return next(filter(_is_transient, errors), None)
 
 
 def _last_errors(result: SamplingResult[Any]) -> list[BaseException | None]:

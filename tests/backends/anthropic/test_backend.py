@@ -302,7 +302,7 @@ class TestErrors:
         assert (await ask([head(length=len(body)), *[bytes([byte]) for byte in body]])).text == "é😀"
 
     async def test_a_giant_answer_is_cut_off(self):
-        """Whether it is one line or many."""
+        """An answer that is too long is an error, in one line or in many."""
         for script in (
             [head() + b"data: ", Drip(b"x" * 50_000)],
             [head() + begun() + block(), Drip(said("x" * 9_000))],

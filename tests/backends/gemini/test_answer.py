@@ -112,7 +112,7 @@ class TestFinish:
             generated({"usageMetadata": {"promptTokenCount": 3}})
 
     def test_older_models_end_every_chunk(self):
-        """The text goes on all the same."""
+        """A finish reason in every chunk does not end the answer, and all of the text is read."""
         assert "ab" == generated(chunk(text("a"), finish="STOP"), chunk(text("b"), finish="STOP")).text
 
     def test_only_an_end_that_other_chunks_did_not_have_is_the_end(self):
@@ -143,7 +143,7 @@ class TestFinish:
 
 class TestParts:
     def test_thoughts_are_not_text(self):
-        """Neither in the text nor in the pieces that are passed on."""
+        """Thoughts are in `reasoning`, and not in the text or in its pieces."""
         answer = read()
         assert "" == answer.add(json.dumps(chunk(text("Hm. ", thought=True), text("Ah.", thought=True))))
         assert "4" == answer.add(json.dumps(chunk(text("4"), finish="STOP")))

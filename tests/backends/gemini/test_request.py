@@ -133,7 +133,7 @@ class TestExtra:
             body(extra={"generationConfig": [1]})
 
     def test_tokens_are_not_smuggled_past_a_budget(self):
-        """Neither by their number nor by more candidates."""
+        """`extra` can set neither the limit of tokens nor the number of candidates."""
         for config in ({"maxOutputTokens": 10**6}, {"candidateCount": 8}):
             with pytest.raises(ValueError, match="budgets don't see"):
                 Options(extra={"generationConfig": config})

@@ -51,7 +51,7 @@ def test_a_hundred_samples_are_a_hundred_answers_and_the_same_ones_again(run, st
 
 
 def test_what_was_there_already_has_used_nothing(run, store):
-    """Neither the result nor the budget counts it, not even by estimate."""
+    """A cached answer adds nothing to the usage of the result or of the budget."""
     cached = Cached(SimulatedBackend(output_tokens=10), store=store)
 
     async def twice():
@@ -126,7 +126,7 @@ class WithFingerprint(WithModel):
 
     @property
     def model(self):
-        """What it answers with, and what tells nothing."""
+        """Return the name of the model, which its answers and its fingerprint share."""
         return self.name
 
     def fingerprint(self):

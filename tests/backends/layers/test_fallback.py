@@ -189,7 +189,7 @@ def test_bad_settings_are_refused_by_name(others, on, message):
 
 
 def test_the_repr_shows_the_line():
-    """In order, and on what it goes on if that is not the default."""
+    """The repr has the backends in order, and the errors that lead to the next one if they are not the default."""
 
     async def one(request): ...
 

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 
 from sampling import FatalError, Message, Options, RejectionSamplingStrategy, Request, Requirement
 from sampling.backends.llama import LlamaBackend
-from sampling.backends.llama._server import LlamaServer, LlamaSettings
+from sampling.backends.llama._server import LlamaSettings
 from sampling.backends.llama._threads import LlamaInProcess
 from sampling.backends.openai import OpenAIBackend
 from sampling.errors import BadRequest, ModelNotFound
@@ -183,7 +183,6 @@ def test_it_works_without_an_event_loop_too(new_backend, in_process):
 # What can go wrong.
 
 
-@pytest.mark.parametrize("kind", [LlamaBackend, LlamaServer])
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -196,10 +195,10 @@ def test_it_works_without_an_event_loop_too(new_backend, in_process):
         ({"startup_timeout_s": 0}, ValueError, "startup_timeout_s must be > 0, got 0"),
     ],
 )
-def test_wrong_arguments_are_named(tiny_gguf, kind, arguments, error, message):
+def test_wrong_arguments_are_named(tiny_gguf, arguments, error, message):
     """An argument that can't be used is an error where it is passed in, with its name and value."""
     with pytest.raises(error, match=message):
-        kind(**{"model_path": tiny_gguf, **arguments})
+        LlamaBackend(**{"model_path": tiny_gguf, **arguments})
 
 
 @both_ways
@@ -311,8 +310,9 @@ def status_of(address: str, method: str, path: str, body: str | None = None) -> 
 def test_a_server_ends_with_the_process_that_started_it(tiny_gguf):
     """Row 58: even a process that is killed leaves no server behind to hold its memory."""
     program = (
-        "import sys, time; from sampling.backends.llama._server import LlamaServer\n"
-        "with LlamaServer(sys.argv[1], threads=1) as server: print(server.address, flush=True); time.sleep(60)"
+        "import sys, time; from sampling.backends.llama._server import LlamaServer, LlamaSettings\n"
+        "with LlamaServer(LlamaSettings(sys.argv[1], threads=1)) as server:\n"
+        "    print(server.address, flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", program, str(tiny_gguf)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:  # noqa: S603 - this interpreter

