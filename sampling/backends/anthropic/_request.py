@@ -55,8 +55,8 @@ def structured_mode(options: Options, chosen: Structured) -> Structured:
     return "tool" if answer_schema(options.schema).schema.get("type") == "object" else "prompt"
 
 
-def messages_body(request: Request, model: str, settings: Settings) -> Json:
-    """Return the body of the POST for a request."""
+def messages_body(request: Request, model: str, settings: Settings, *, stream: bool = True) -> Json:
+    """Return the body of the POST for a request. In a batch, it is not streamed."""
     options = request.options
     mode = structured_mode(options, settings.structured)
     schema = None if options.schema is None else answer_schema(options.schema)
@@ -84,7 +84,8 @@ def messages_body(request: Request, model: str, settings: Settings) -> Json:
     add_extra(body, options, _RESERVED)
     if config and _MERGED in options.extra:
         body[_MERGED] = {**config, **_mapping(options.extra[_MERGED])}
-    body["stream"] = True
+    if stream:
+        body["stream"] = True
     return body
 
 
