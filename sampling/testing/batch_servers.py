@@ -190,8 +190,8 @@ class BatchServer:
     ) -> Json | bytes:
         parts = path.strip("/").split("/")
         if parts[:3] == ["v1", "messages", "batches"]:
-            if "x-api-key" not in headers or "anthropic-version" not in headers:
-                raise _Refused(401, "authentication_error", "x-api-key and anthropic-version are required")
+            if not headers.keys() & {"x-api-key", "authorization"} or "anthropic-version" not in headers:
+                raise _Refused(401, "authentication_error", "a key and anthropic-version are required")
             return self._anthropic(method, parts[3:], query, body)
         if not headers.get("authorization", "").startswith("Bearer "):
             raise _Refused(401, "invalid_api_key", "a key is required")

@@ -5,6 +5,6 @@ Needs the extra `openai` or `anthropic`, as the backend does.
 """
 
 from sampling.fanout.batch._engine import BatchEngine
-from sampling.fanout.batch._settings import BatchProgress
+from sampling.fanout.batch._settings import PRICE_FACTOR, BatchProgress
 
-__all__ = ["BatchEngine", "BatchProgress"]
+__all__ = ["PRICE_FACTOR", "BatchEngine", "BatchProgress"]

@@ -6,7 +6,7 @@ from typing import Final
 
 from sampling._arguments import check_bool, check_int, check_number, wrong_type
 from sampling.fanout.batch._run import BatchRun
-from sampling.fanout.batch._settings import BatchProgress, Settings
+from sampling.fanout.batch._settings import PRICE_FACTOR, BatchProgress, Settings
 from sampling.fanout.engines import SampleItem, Work
 
 __all__ = ["BatchEngine"]
@@ -50,7 +50,7 @@ class BatchEngine:
         max_batch_bytes: int = 64 * _MIB,
         cancel_on_exit: bool = True,
         cancel_grace_s: float = 30.0,
-        price_factor: float = 0.5,
+        price_factor: float = PRICE_FACTOR,
         on_progress: Callable[[BatchProgress], None] | None = None,
     ) -> None:
         """
