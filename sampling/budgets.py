@@ -12,7 +12,7 @@ from sampling._arguments import check_int, check_number, short_repr
 from sampling._event_loop import Wakeup
 from sampling._text import estimate_tokens
 from sampling.errors import BudgetExceeded, UnknownPrice
-from sampling.usage import NO_USAGE, Usage
+from sampling.usage import NO_USAGE, Price, Usage
 
 __all__ = ["Budget", "Reservation"]
 
@@ -67,6 +67,7 @@ class Budget:
         self._usage = Usage()
         self._largest_answer = 0
         self._largest_cost = 0.0
+        self._expected: Price | None = None
         self._is_unpriced = False
         self._first_used_s: float | None = None
         self._deadline: tuple[object, float] | None = None
@@ -227,8 +228,21 @@ class Budget:
         tokens = estimate_tokens(asked.prompt_chars) + answer_tokens
         # At least one token: otherwise an empty prompt would fit into a used-up budget.
         tokens = max(tokens, 1) + used.total_tokens - held.tokens
-        cost = max(self._largest_cost, used.cost / earlier) + used.cost - held.cost
+        cost = max(self._largest_cost, used.cost / earlier)
+        if self._expected is not None:
+            cost = max(cost, self._expected.of(Usage(estimate_tokens(asked.prompt_chars), answer_tokens)))
+        cost += used.cost - held.cost
         return Reservation(asked.attempts, 1, max(tokens, 0), max(cost, 0.0))
+
+    def expect_price(self, price: Price) -> None:
+        """
+        Estimate the cost of a request by this price from now on, not only by the requests before it.
+
+        For requests that are sent many at a time, such as those of a batch: their reservations must be right
+        before the first of them is settled.
+        """
+        with self._lock:
+            self._expected = price
 
     def hold(self, wanted: Reservation) -> None:
         """

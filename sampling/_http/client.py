@@ -140,7 +140,7 @@ class NativeTransport(Client):
 
     async def open(self, request: WireRequest) -> Response:
         """Send a request and wait for the status and headers of the response."""
-        target = _target(request.url)
+        target = _target(request.method, request.url)
         payload = None if target is None else _payload(target.start, request)
         # Raised here, where no local variable holds the key.
         if target is None or payload is None:
@@ -152,14 +152,14 @@ class NativeTransport(Client):
 
 
 @lru_cache(maxsize=256)
-def _target(url: str) -> _Target | None:
+def _target(method: str, url: str) -> _Target | None:
     parts = urlsplit(url)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if not _TARGET.fullmatch(path) or not _TARGET.fullmatch(parts.netloc) or parts.hostname is None:
         return None
     tls = parts.scheme == "https"
     origin = Origin(tls, parts.hostname, parts.port or (443 if tls else 80))
-    return _Target(origin, f"POST {path} HTTP/1.1\r\nHost: {parts.netloc}\r\n")
+    return _Target(origin, f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc}\r\n")
 
 
 def _payload(start: str, request: WireRequest) -> Payload | None:

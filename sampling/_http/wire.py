@@ -1,5 +1,5 @@
 """
-The transport interface: send one POST and read the bytes of its response.
+The transport interface: send one request and read the bytes of its response.
 
 A transport does not follow redirects, keep cookies, decompress or retry. The backend decides about all of these.
 """
@@ -17,7 +17,7 @@ CLOSE_GRACE_S = 1.0
 
 @attrs.frozen
 class WireRequest:
-    """One POST request."""
+    """One request."""
 
     url: str
     headers: Mapping[str, str] = attrs.field(repr=False)
@@ -26,6 +26,8 @@ class WireRequest:
     body: bytes = attrs.field(repr=False)
     on_sent: Callable[[], None] = attrs.field(repr=False)
     """Called when the first bytes are sent. From then on the server may work on the request and charge for it."""
+
+    method: str = "POST"
 
 
 class WireResponse(Protocol):

@@ -72,6 +72,8 @@ class MapJob:
     journal: Journal | None
     out: Path | None
     engine: FanOutEngine | None
+    price_factor: float = 1.0
+    """The price of a request, as a part of that in --price."""
 
     @property
     def all_requirements(self) -> list[Requirement]:
@@ -140,7 +142,7 @@ def show_worst_case(job: MapJob, worst: WorstCase, price: Price | None, retries:
         "requests": f"{worst.requests:,}",
         "input tokens": f"{worst.input_tokens:,}",
         "output tokens": f"{worst.output_tokens:,}" if limited else unknown,
-        **({"cost": f"{worst.cost(price):,.4f}" if limited else unknown} if price is not None else {}),
+        **({"cost": f"{worst.cost(price) * job.price_factor:,.4f}" if limited else unknown} if price else {}),
     }
     lines = [f"{len(job.prompts):,} prompts with {job.strategy!r}. At most:"]
     lines += [f"  {name:<14}{figure:>18}" for name, figure in figures.items()]
@@ -154,6 +156,8 @@ def _assumptions(job: MapJob, retries: int, *, priced: bool, limited: bool) -> I
         yield "Answers have no length limit: set --max-tokens."
     if not priced:
         yield "Add --price IN/OUT, the price of a million tokens, to see the cost."
+    if job.price_factor != 1.0 and priced:
+        yield f"A request in a batch costs {job.price_factor:g} of --price."
     if retries:
         yield f"Retries after transient errors, up to {retries} per request, are not included."
     if job.budget is not None:

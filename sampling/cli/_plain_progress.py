@@ -4,11 +4,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from sampling.fanout.batch import BatchProgress
 from sampling.fanout.items import ItemFinished, ItemStatus
 from sampling.hooks import Hooks
 from sampling.usage import NO_USAGE
 
-__all__ = ["PlainProgress"]
+__all__ = ["BatchLines", "PlainProgress"]
 
 
 class PlainProgress:
@@ -57,6 +58,23 @@ class PlainProgress:
             rate = new / elapsed_s
             parts += [f"{rate:.3g} per second", f"about {_duration((self._total - done) / rate)} left"]
         return ", ".join(parts)
+
+
+class BatchLines:
+    """Prints a line when the state of a batch changes."""
+
+    def __init__(self, print_line: Callable[[str], None]) -> None:
+        self._print_line = print_line
+        self._printed: dict[int, str] = {}
+
+    def __call__(self, progress: BatchProgress) -> None:
+        """Print the state of a batch, if it differs from the one that was printed last."""
+        counts = f"{progress.done:,} of {progress.requests:,} done"
+        failed = f", {progress.failed:,} with an error" if progress.failed else ""
+        line = f"batch {progress.number} ({progress.batch_id}): {progress.status}, {counts}{failed}"
+        if self._printed.get(progress.number) != line:
+            self._printed[progress.number] = line
+            self._print_line(line)
 
 
 def _duration(seconds: float) -> str:

@@ -17,11 +17,13 @@ from sampling.cli._answer_format import parse_format
 from sampling.cli._files import Force, check_output, is_same_file, is_special
 from sampling.cli._headers import Headers
 from sampling.cli._map_run import MapJob, check, run, show_worst_case
+from sampling.cli._plain_progress import BatchLines
 from sampling.cli._prompts import Prompts
 from sampling.cli._signals import SignalHandler
 from sampling.cli._specs import choose_backend, parse_backend, parse_requirements, parse_strategy, wrap_backend
 from sampling.cli._status import print_status
-from sampling.fanout import FanOutEngine
+from sampling.fanout import BatchEngine, FanOutEngine
+from sampling.fanout.batch import PRICE_FACTOR as BATCH_PRICE_FACTOR
 from sampling.fanout.journal import Journal
 from sampling.messages import Options
 from sampling.protocols import Backend
@@ -40,6 +42,9 @@ With --out, a journal beside it records every prompt before and after it is aske
 failure, run the same command with --resume to ask only the rest. Ctrl-C starts nothing new and waits up to --grace
 seconds for calls in flight. A second Ctrl-C cancels them.
 
+With --batch, the prompts go through the batch API of the provider: half the price, within a day. Repairs are the next
+batch. Ctrl-C cancels the batches and keeps what is finished, and --resume finds those of a run that was killed.
+
 In a line of the output, `failures` has every failed requirement with its reason, and every error. With --type,
 --require json or --require schema:FILE, the server is told the schema, and `value` is the parsed answer.
 
@@ -54,6 +59,7 @@ Examples:
   sampling map prompts.jsonl --out answers.jsonl --strategy multi-turn --depth 3 --breadth 2 --require json --resume
   sampling map prompts.jsonl --backend openai:gpt-5-mini --max-concurrency 32 --price 0.25/2 --budget-cost 5 -o a.jsonl
   sampling map mails.jsonl --type shop:Invoice --system "Extract the invoice." --depth 3 --out invoices.jsonl
+  sampling map prompts.jsonl --backend openai:gpt-5-mini --batch --require json --depth 2 --out answers.jsonl
   head -3 questions.txt | sampling map - --text --require arithmetic
 """
 
@@ -98,7 +104,10 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
     allow_http: flags.AllowHttp = False,
     header: flags.Header = None,
     retries: flags.Retries = 3,
-    max_concurrency: Annotated[int, typer.Option("--max-concurrency", "-k", min=1, help="Prompts in flight.")] = 8,
+    max_concurrency: Annotated[
+        int | None,
+        typer.Option("--max-concurrency", "-k", min=1, help="Prompts in flight. Default: 8, with --batch 10,000."),
+    ] = None,
     max_requests: Annotated[
         int | None, typer.Option(min=1, help="Requests in flight, over all prompts. Default: no limit.")
     ] = None,
@@ -147,6 +156,12 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds that calls in flight have to finish after Ctrl-C.")
     ] = 30.0,
+    batch: Annotated[
+        bool,
+        typer.Option(
+            "--batch", help="Send the prompts through the batch API of openai: or anthropic:, at half the price."
+        ),
+    ] = False,
     actors: Annotated[int | None, typer.Option(min=1, help="Run on this many actors of a Ray cluster.")] = None,
     ray_address: Annotated[
         str | None, typer.Option(help="The address of the cluster. Default: RAY_ADDRESS, else a local Ray.")
@@ -157,9 +172,13 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
         with flags.usage_errors():
             priced = flags.parse_price(price)
             _check_dependencies(budget_cost, price, ray_address, actors)
+            spec = choose_backend(backend, require or ())
+            if batch:
+                limited = budget_tokens is not None or budget_cost is not None
+                _check_batch(spec, actors, needs_max_tokens=limited and max_tokens is None)
             make_backend = partial(
                 _backend,
-                choose_backend(backend, require or ()),
+                spec,
                 send_env_key=send_env_key,
                 allow_http=allow_http,
                 headers=Headers.parse(header),
@@ -182,7 +201,7 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
                 context=flags.system_context(system),
                 options=Options(temperature=temperature, max_tokens=max_tokens, seed=seed, schema=answer_format.schema),
                 budget=_budget(budget_tokens, budget_cost, budget_requests),
-                max_concurrency=max_concurrency,
+                max_concurrency=max_concurrency or 8,
                 max_requests=max_requests,
                 item_timeout_s=item_timeout,
                 outage_grace_s=outage_grace,
@@ -191,7 +210,8 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
                 on_error=on_error.value,
                 journal=None if no_journal else files.open_journal(accept_changes=accept_changes),
                 out=out,
-                engine=None if actors is None else _ray(ray_address, actors, make_backend),
+                engine=_engine(max_concurrency, ray_address, actors, make_backend, batch=batch),
+                price_factor=BATCH_PRICE_FACTOR if batch else 1.0,
             )
             worst = check(job, skip_bad=skip_bad)
         if dry_run:
@@ -207,6 +227,17 @@ def _check_dependencies(
         raise ValueError("--budget-cost needs --price IN/OUT, because servers do not report their prices")
     if ray_address is not None and actors is None:
         raise ValueError("--ray-address needs --actors, the number of processes to use there")
+
+
+def _check_batch(spec: str, actors: int | None, *, needs_max_tokens: bool) -> None:
+    if spec.partition(":")[0] not in {"openai", "anthropic"}:
+        raise ValueError(
+            f"--batch needs --backend openai:MODEL or anthropic:MODEL, got {spec!r}: others have no batches"
+        )
+    if actors is not None:
+        raise ValueError("--batch and --actors exclude each other: the provider works on a batch, not this machine")
+    if needs_max_tokens:
+        raise ValueError("--batch with --budget-tokens or --budget-cost needs --max-tokens, because it is sent at once")
 
 
 def _requirements(specs: Sequence[str]) -> list[Requirement]:
@@ -238,6 +269,15 @@ def _budget(tokens: int | None, cost: float | None, requests: int | None) -> Bud
     if tokens is None and cost is None and requests is None:
         return None
     return Budget(tokens=tokens, cost=cost, requests=requests)
+
+
+def _engine(
+    window: int | None, address: str | None, actors: int | None, make_backend: "partial[Backend]", *, batch: bool
+) -> FanOutEngine | None:
+    if batch:
+        lines = BatchLines(print_status)
+        return BatchEngine(on_progress=lines) if window is None else BatchEngine(on_progress=lines, window=window)
+    return None if actors is None else _ray(address, actors, make_backend)
 
 
 def _ray(address: str | None, actors: int, make_backend: "partial[Backend]") -> FanOutEngine:

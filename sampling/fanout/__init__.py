@@ -2,13 +2,15 @@
 Sample many items: with bounded concurrency, in order, and resumable.
 
 `fan_out` returns all outcomes, `open_fan_out` streams them.
-See `sampling.fanout.journal` to resume a run after a crash, and `sampling.fanout.ray` to run it on a cluster.
+See `sampling.fanout.journal` to resume a run after a crash, `sampling.fanout.batch` for the batch APIs of providers,
+and `sampling.fanout.ray` to run it on a cluster.
 """
 
 from sampling.fanout._arguments import Items, OnError, OnFailure
 from sampling.fanout._fan_out import fan_out, open_fan_out
 from sampling.fanout._run import FanOut, RunStatus
-from sampling.fanout.engines import FanOutEngine, LocalEngine, SampleItem, Work
+from sampling.fanout.batch import BatchEngine, BatchProgress
+from sampling.fanout.engines import EngineNotes, FanOutEngine, LocalEngine, Note, SampleItem, Work
 from sampling.fanout.items import (
     FanOutEvent,
     FanOutFinished,
@@ -22,6 +24,9 @@ from sampling.fanout.items import (
 )
 
 __all__ = [
+    "BatchEngine",
+    "BatchProgress",
+    "EngineNotes",
     "FanOut",
     "FanOutEngine",
     "FanOutEvent",
@@ -35,6 +40,7 @@ __all__ = [
     "ItemStatus",
     "Items",
     "LocalEngine",
+    "Note",
     "OnError",
     "OnFailure",
     "RunStatus",

@@ -118,6 +118,7 @@ def check_arguments(  # noqa: PLR0913 - they are the arguments of fan_out
     _check_choice("on_error", on_error, get_args(OnError))
     if engine is not None:
         _check_engine(engine)
+    window: int | None = getattr(engine, "window", None)
     run_hooks, call_hooks = _split_hooks(hooks)
     return FanOutArguments(
         strategy=strategy,
@@ -125,7 +126,7 @@ def check_arguments(  # noqa: PLR0913 - they are the arguments of fan_out
         context=ctx,
         backend=backend,
         requirements=as_requirements("reqs", reqs),
-        max_concurrency=max_concurrency,
+        max_concurrency=max_concurrency if window is None else window,
         on_failure=on_failure,
         on_error=on_error,
         journal=_journal(journal),
@@ -139,7 +140,7 @@ def check_arguments(  # noqa: PLR0913 - they are the arguments of fan_out
         outage_grace_s=check_number("outage_grace_s", outage_grace_s, least=0),
         retry=_checked_retry(retry, has_journal=journal is not None),
         ordered=check_bool("ordered", ordered),
-        max_buffered=check_int("max_buffered", max_buffered, least=0),
+        max_buffered=max(check_int("max_buffered", max_buffered, least=0), window or 0),
     )
 
 

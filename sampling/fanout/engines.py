@@ -1,9 +1,9 @@
 """Engines that run the calls, in this process or elsewhere."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 
@@ -17,7 +17,61 @@ from sampling.requirements import Requirement
 from sampling.results import SamplingResult
 from sampling.strategy import BaseSamplingStrategy
 
-__all__ = ["FanOutEngine", "LocalEngine", "SampleItem", "Work"]
+__all__ = ["EngineNotes", "FanOutEngine", "LocalEngine", "Note", "SampleItem", "Work"]
+
+
+class Note(NamedTuple):
+    """What an engine keeps in the journal of a run."""
+
+    kind: str
+    name: str
+    """Unique among the notes of its kind."""
+
+    item: int | None
+    """The place of the item that it is about. It is deleted when that item has an outcome."""
+
+    value: str
+
+
+class EngineNotes(Protocol):
+    """
+    The notes of an engine in the journal of its run.
+
+    An engine keeps here what a later process has to know in order not to pay twice.
+    When `put` returns, the notes are on disk.
+    """
+
+    def slot_of(self, item: Item[Any]) -> int:
+        """Return the place of an item in the journal, which stays the same if items are added before it."""
+        ...
+
+    async def begin(self) -> None:
+        """Say that this engine has notes. Call it before anything is sent."""
+        ...
+
+    async def put(self, notes: Sequence[Note], dropped: Sequence[tuple[str, str]] = ()) -> None:
+        """Write notes, and delete others by kind and name, in one transaction."""
+        ...
+
+    async def read(self, kind: str) -> list[Note]:
+        """Return all notes of a kind."""
+        ...
+
+    async def get(self, kind: str, name: str) -> str | None:
+        """Return the value of a note."""
+        ...
+
+    async def names(self, kind: str) -> list[str]:
+        """Return the names of all notes of a kind."""
+        ...
+
+    async def account(self, in_doubt: Collection[int]) -> None:
+        """Say which items, by their places, may be billed twice because an earlier process started them."""
+        ...
+
+    def maybe_billed_twice(self, item: int) -> None:
+        """Report that an item may be billed twice, by its index."""
+        ...
 
 
 @attrs.frozen(kw_only=True)
@@ -40,6 +94,9 @@ class Work:
     max_requests: int | None = None
     """The number of requests to `backend` in flight at once, over all items. An engine has to keep to it."""
 
+    notes: EngineNotes | None = None
+    """The notes of the engine in the journal. None without a journal."""
+
 
 SampleItem: TypeAlias = Callable[[Item[Any]], Awaitable[SamplingResult[Any]]]
 """Samples one item. Returns the result of `strategy.sample`, or raises its error with its own type."""
@@ -52,6 +109,9 @@ class FanOutEngine(Protocol):
 
     The run does everything else: it reads and orders items, limits concurrency, halts, writes the journal
     and emits its own events.
+
+    An engine may have an attribute `window`, a number of items. It then replaces `max_concurrency` and is the least
+    `max_buffered`: for engines whose items wait for hours and cost little meanwhile.
     """
 
     def open(self, work: Work) -> AbstractAsyncContextManager[SampleItem]:

@@ -8,8 +8,10 @@ from sampling._redaction import clears_locals
 from sampling.backends._structured import Structured
 from sampling.backends._support import TEXT_PARTS, Support
 from sampling.backends.anthropic._answer import StreamedMessage
+from sampling.backends.anthropic._batches import AnthropicBatches
 from sampling.backends.anthropic._request import Cache, Settings, Thinking, messages_body, structured_mode
 from sampling.backends.http._address import ANTHROPIC
+from sampling.backends.http._batches import BatchClient
 from sampling.backends.http._body import encode_json
 from sampling.backends.http._chat_backend import ChatBackend
 from sampling.backends.http._settings import HttpSettings
@@ -111,6 +113,18 @@ class AnthropicBackend(ChatBackend):
 
     def _body(self, request: Request, model: str) -> bytes:
         return encode_json(messages_body(request, model, self._settings), self.max_request_bytes)
+
+    def _batch_body(self, request: Request, model: str) -> bytes:
+        return encode_json(messages_body(request, model, self._settings, stream=False), self.max_request_bytes)
+
+    def batch_client(self) -> BatchClient:
+        """Return a client of Anthropic's Message Batches API, for `BatchEngine`."""
+        return AnthropicBatches(
+            self._rest_client(),
+            base_url=self.base_url.removesuffix("/v1"),
+            where=f"anthropic {self.base_url}",
+            max_line_bytes=self.max_response_bytes,
+        )
 
     def _new_answer(self, request: Request, input_tokens_estimate: int) -> StreamedResponse:
         return StreamedMessage(self._redactor, input_tokens_estimate)

@@ -62,8 +62,8 @@ def structured_mode(options: Options, chosen: Structured) -> Structured:
     return feasible("tool", options)
 
 
-def messages_body(request: Request, model: str, settings: Settings) -> Json:
-    """Return the body of the POST for a request."""
+def messages_body(request: Request, model: str, settings: Settings, *, stream: bool = True) -> Json:
+    """Return the body of the POST for a request. In a batch, it is not streamed."""
     options = request.options
     mode = structured_mode(options, settings.structured)
     schema = None if options.schema is None else answer_schema(options.schema)
@@ -91,7 +91,8 @@ def messages_body(request: Request, model: str, settings: Settings) -> Json:
     add_extra(body, options, _RESERVED)
     if config and _MERGED in options.extra:
         body[_MERGED] = {**config, **_mapping(options.extra[_MERGED])}
-    body["stream"] = True
+    if stream:
+        body["stream"] = True
     return body
 
 

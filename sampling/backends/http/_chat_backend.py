@@ -28,13 +28,16 @@ from sampling._log import Logger
 from sampling._redaction import Redactor, Secret, clears_locals
 from sampling._requests import observers, report_first_chunk, send
 from sampling._text import estimate_tokens
+from sampling.backends._deferral import Deferral, DeferredReply, Ticket, current_deferral
 from sampling.backends._structured import Structured, answer_from_tool, check_structured, feasible
 from sampling.backends._support import Support
 from sampling.backends.http._address import Provider, resolve_address
+from sampling.backends.http._batches import BatchClient
 from sampling.backends.http._body import resolve_model
 from sampling.backends.http._default_transport import TransportLike, default_transport
 from sampling.backends.http._errors import ErrorResponse
 from sampling.backends.http._events import EventReader
+from sampling.backends.http._rest import RestClient
 from sampling.backends.http._settings import SYNONYMS
 from sampling.backends.http._streamed import StreamedResponse
 from sampling.backends.http._transport import CLOSE_GRACE_S, Transport, WireRequest, WireResponse
@@ -46,6 +49,7 @@ from sampling.errors import (
     MalformedResponse,
     ResponseTooLarge,
     Timeout,
+    Unsupported,
 )
 from sampling.messages import Generation, Request
 from sampling.usage import Usage
@@ -185,6 +189,14 @@ class ChatBackend(ABC):
     def _new_answer(self, request: Request, input_tokens_estimate: int) -> StreamedResponse:
         """Return the reader of the events of one response."""
 
+    def batch_client(self) -> BatchClient:
+        """Return a client of the provider's batch API, for `BatchEngine`."""
+        raise Unsupported(f"{type(self).__name__} has no batch API")
+
+    def _batch_body(self, request: Request, model: str) -> bytes:
+        """Return the body of a request in a batch, which is not streamed."""
+        raise Unsupported(f"{type(self).__name__} has no batch API")
+
     def _supported(self, request: Request) -> Request:
         """Return the request as the provider can send it, or raise `Unsupported`."""
         return self._support.check(request)
@@ -269,6 +281,9 @@ class ChatBackend(ABC):
         return await self._answer_supported(request, receive)
 
     async def _answer_supported(self, request: Request, receive: Receiver) -> Generation:
+        deferral = current_deferral(self)
+        if deferral is not None:
+            return await self._defer(deferral, request, receive)
         transport = self._transport
         if transport is not None and self._loop == current_token():
             return await self._send(transport, request, receive)
@@ -288,6 +303,15 @@ class ChatBackend(ABC):
     def _model_of(self, request: Request) -> str:
         return resolve_model(request.options.model or self.model, self._provider.model_variable)
 
+    def _own_headers(self) -> dict[str, str]:
+        """Return the headers of the provider, of the caller, and of the key."""
+        headers = {**self._provider_headers(), **{name: value.reveal() for name, value in self._headers.items()}}
+        if self._address.key is not None:
+            # A header that the caller passed takes precedence.
+            name, value = self._key_header(self._address.key.reveal())
+            headers.setdefault(name, value)
+        return headers
+
     def _wire_request(self, request: Request, answer: StreamedResponse) -> WireRequest:
         model = self._model_of(request)
         body = self._body(request, model)
@@ -297,20 +321,15 @@ class ChatBackend(ABC):
             "accept-encoding": "identity",
             "content-type": "application/json",
             "user-agent": "sampling",
-            **self._provider_headers(),
-            **{name: value.reveal() for name, value in self._headers.items()},
+            **self._own_headers(),
         }
-        if self._address.key is not None:
-            # A header that the caller passed takes precedence.
-            name, value = self._key_header(self._address.key.reveal())
-            headers.setdefault(name, value)
         if request.idempotency_key is not None:
             headers.setdefault("idempotency-key", _idempotency_header(request.idempotency_key, body))
         return WireRequest(self._url(model), headers, body, answer.mark_sent)
 
     async def _send(self, transport: Transport, request: Request, receive: Receiver) -> Generation:
         """Send a request and read the whole response before the deadline."""
-        answer = self._new_answer(request, 1 + estimate_tokens(sum(message.chars for message in request.messages)))
+        answer = self._new_answer(request, _estimated_tokens(request))
         wire = self._wire_request(request, answer)
         try:
             # One deadline around everything: a server that sends a byte now and then never trips a read timeout.
@@ -326,6 +345,50 @@ class ChatBackend(ABC):
         except BackendError as error:
             error.partial_text = answer.text or error.partial_text
             raise
+
+    async def _defer(self, deferral: Deferral, request: Request, receive: Receiver) -> Generation:
+        """Have a request answered later, and read its whole response."""
+        model = self._model_of(request)
+        body = self._batch_body(request, model)
+        answer = self._new_answer(request, _estimated_tokens(request))
+        ticket = deferral.park(self, model, body)
+        try:
+            reply = await ticket.wait()
+            _pass_on(self._read_reply(reply, answer, body), receive)
+            return self._finish(answer, request, receive)
+        finally:
+            self._report_deferred(ticket, answer)
+
+    def _read_reply(self, reply: DeferredReply, answer: StreamedResponse, body: bytes) -> str:
+        if reply.status != 200:
+            refusal = self._error_type.from_response(reply.status, {}, reply.body, self._redactor)
+            if not reply.status:
+                # Only the error tells the status.
+                error = loads(reply.body.decode("utf-8", "replace"))
+                refusal = self._error_type.from_error_object(_inner_error(error), self._redactor)
+            raise self._refused(refusal, WireRequest("", {}, body, lambda: None))
+        return self._read_whole(reply.body, answer) + answer.finish()
+
+    def _report_deferred(self, ticket: Ticket, answer: StreamedResponse) -> None:
+        """Report the usage of a deferred request, also of one that is no longer waited for."""
+        reply = ticket.reply
+        if reply is not None and reply.status == 200:
+            if not answer.started:
+                # Cancelled between the arrival of the response and its reading.
+                with suppress(BackendError):
+                    self._read_whole(reply.body, answer)
+            report_usage(answer.spent)
+        else:
+            report_usage(answer.spent if ticket.is_sent and reply is None else Usage())
+
+    def _rest_client(self) -> RestClient:
+        return RestClient(
+            new_transport=self._new_transport,
+            headers=self._own_headers,
+            as_error=lambda response, body: self._read_error(response, body).as_error(),
+            redactor=self._redactor,
+            timeout_s=self.timeout_s,
+        )
 
     async def _deliver(
         self, transport: Transport, wire: WireRequest, request: Request, answer: StreamedResponse, receive: Receiver
@@ -427,6 +490,15 @@ class ChatBackend(ABC):
             return None
         error = cast("dict[str, Any]", parsed).get("error") if isinstance(parsed, dict) else None
         return None if error is None else self._error_type.from_error_object(error, self._redactor).as_error()
+
+
+def _estimated_tokens(request: Request) -> int:
+    return 1 + estimate_tokens(sum(message.chars for message in request.messages))
+
+
+def _inner_error(error: object) -> object:
+    fields = cast("dict[str, Any]", error) if isinstance(error, dict) else {}
+    return fields.get("error", fields)
 
 
 def _pass_on(piece: str, receive: Receiver) -> None:

@@ -82,7 +82,7 @@ class HttpcoreTransport:
 
     def _request(self, request: WireRequest) -> httpcore2.Request:
         return httpcore2.Request(
-            "POST",
+            request.method,
             request.url,
             headers=[
                 ("Host", urlsplit(request.url).netloc),

@@ -7,6 +7,7 @@ import attrs
 
 from sampling._arguments import check_instance
 from sampling._engine import scope as identity
+from sampling.backends._deferral import price_factor
 from sampling.backends.layers._layer import Layer, Receive, UsageMeter, call_backend, iter_backends
 from sampling.errors import BadRequest, MissingExtra
 from sampling.messages import Generation, Request
@@ -75,7 +76,16 @@ class Priced(Layer):
         if usage.cost:
             return usage
         cost = self._list_price(model or "", usage) if self.price is None else self.price.of(usage)
-        return attrs.evolve(usage, cost=cost)
+        return attrs.evolve(usage, cost=cost * min([price_factor(one) for one in iter_backends(self.inner[0])]))
+
+    def price_of(self, model: str | None) -> Price:
+        """Return the price of a million tokens of a model, or raise a ValueError if the price list does not have it."""
+        if self.price is not None:
+            return self.price
+        name, million = model or self._model or "", 1_000_000
+        return Price(
+            self._list_price(name, Usage(input_tokens=million)), self._list_price(name, Usage(output_tokens=million))
+        )
 
     def _list_price(self, model: str, usage: Usage) -> float:
         """Return the cost by the price list, or raise a ValueError if it does not have the model."""

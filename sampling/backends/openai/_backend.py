@@ -6,20 +6,23 @@ from sampling._arguments import check_bool, check_str
 from sampling._engine.scope import count_request
 from sampling._picklable import Picklable
 from sampling._redaction import clears_locals
+from sampling.backends._deferral import Deferral
 from sampling.backends._support import TEXT_PARTS, Support
 from sampling.backends.http._address import AZURE, OPENAI
+from sampling.backends.http._batches import BatchClient
 from sampling.backends.http._chat_backend import ChatBackend, Receiver
 from sampling.backends.http._errors import ErrorResponse
 from sampling.backends.http._settings import HttpSettings
 from sampling.backends.http._streamed import StreamedResponse
 from sampling.backends.http._transport import Transport, WireRequest
 from sampling.backends.openai._answer import StreamedAnswer
-from sampling.backends.openai._endpoints import Endpoint, endpoint_url
+from sampling.backends.openai._batches import OpenAIBatches
+from sampling.backends.openai._endpoints import PATHS, Endpoint, endpoint_url
 from sampling.backends.openai._request import encode_body
 from sampling.backends.openai._responses_answer import StreamedResponsesAnswer
 from sampling.backends.openai._responses_request import MISSING_OPTIONS
-from sampling.errors import BadRequest
-from sampling.messages import Request
+from sampling.errors import BadRequest, Unsupported
+from sampling.messages import Generation, Request
 from sampling.parts import Media, Text
 
 __all__ = ["OpenAIBackend"]
@@ -148,6 +151,12 @@ class OpenAIBackend(ChatBackend):
         return ("authorization", f"Bearer {key}") if self.api_version is None else ("api-key", key)
 
     def _body(self, request: Request, model: str) -> bytes:
+        return self._encoded(request, model, stream=True)
+
+    def _batch_body(self, request: Request, model: str) -> bytes:
+        return self._encoded(request, model, stream=False)
+
+    def _encoded(self, request: Request, model: str, *, stream: bool) -> bytes:
         return encode_body(
             request,
             model=model,
@@ -156,6 +165,19 @@ class OpenAIBackend(ChatBackend):
             include_usage=self._include_usage,
             max_bytes=self.max_request_bytes,
             structured=self._structured_for(request),
+            stream=stream,
+        )
+
+    def batch_client(self) -> BatchClient:
+        """Return a client of OpenAI's Batch API, for `BatchEngine`."""
+        if self.api_version is not None:
+            raise Unsupported("batches at Azure are not supported", hint="Use OpenAI's own API, or send them online.")
+        return OpenAIBatches(
+            self._rest_client(),
+            base_url=self.base_url,
+            path=PATHS[self.endpoint],
+            where=f"openai {self.base_url} {self.endpoint}",
+            max_line_bytes=self.max_response_bytes,
         )
 
     def _new_answer(self, request: Request, input_tokens_estimate: int) -> StreamedResponse:
@@ -174,6 +196,21 @@ class OpenAIBackend(ChatBackend):
             if refusal.refuses_parameter(name) and f'"{name}":'.encode() in wire.body:
                 return _ParameterRefused(name, error)
         return error
+
+    async def _defer(self, deferral: Deferral, request: Request, receive: Receiver) -> Generation:
+        try:
+            return await super()._defer(deferral, request, receive)
+        except _ParameterRefused as refused:
+            model = self._model_of(request)
+            # Another request of the batch may have learned the name by now.
+            old, new = _MAX_TOKENS_NAMES
+            self._max_tokens_name_of[model] = old if refused.name == new else new
+            first = refused.error
+        count_request()
+        try:
+            return await super()._defer(deferral, request, receive)
+        except (_ParameterRefused, BadRequest):
+            raise first from None
 
     async def _deliver(
         self, transport: Transport, wire: WireRequest, request: Request, answer: StreamedResponse, receive: Receiver

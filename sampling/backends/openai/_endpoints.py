@@ -3,12 +3,12 @@
 from typing import Literal, TypeAlias
 from urllib.parse import quote
 
-__all__ = ["Endpoint", "endpoint_url"]
+__all__ = ["PATHS", "Endpoint", "endpoint_url"]
 
 Endpoint: TypeAlias = Literal["chat", "completions", "responses"]
 """The API to use: chat and responses take a conversation, completions continues a text."""
 
-_PATHS = {"chat": "/chat/completions", "completions": "/completions", "responses": "/responses"}
+PATHS = {"chat": "/chat/completions", "completions": "/completions", "responses": "/responses"}
 
 
 def endpoint_url(base_url: str, endpoint: Endpoint, *, api_version: str | None, model: str) -> str:
@@ -17,7 +17,7 @@ def endpoint_url(base_url: str, endpoint: Endpoint, *, api_version: str | None, 
 
     With an `api_version` it is that of Azure, which has the name of the deployment in its path.
     """
-    path = _PATHS[endpoint]
+    path = PATHS[endpoint]
     if api_version is None:
         return f"{base_url}{path}"
     return f"{_azure_base(base_url, endpoint, model)}{path}?api-version={quote(api_version, safe='')}"

@@ -28,8 +28,9 @@ def encode_body(
     include_usage: bool,
     max_bytes: int,
     structured: Structured = "native",
+    stream: bool = True,
 ) -> bytes:
-    """Return the body of the POST for a request."""
+    """Return the body of the POST for a request. In a batch, it is not streamed."""
     options = request.options
     name = resolve_model(options.model or model, "OPENAI_MODEL")
     if endpoint == "responses":
@@ -37,6 +38,9 @@ def encode_body(
     else:
         body = _completions_body(request, name, endpoint, max_tokens_name, structured)
     add_extra(body, options, _RESERVED)
+    if not stream:
+        body.pop("stream_options", None)
+        return encode_json(body, max_bytes)
     body["stream"] = True
     if include_usage and endpoint != "responses":
         body["stream_options"] = {"include_usage": True, **_mapping(options.extra.get("stream_options"))}

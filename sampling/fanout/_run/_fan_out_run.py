@@ -157,6 +157,8 @@ class FanOut(Generic[T]):
             writers.start_soon(session.run_writer, name="sampling fan-out: journal")
         await self._announcer.emit_started(self.run_id, 0 if session is None else session.state.recorded)
         self._sample = await stack.enter_async_context(arguments.engine.open(self._work()))
+        if session is not None:
+            await session.check_notes()
         self._tasks = await stack.enter_async_context(anyio.create_task_group())
         self._entered = True
         self._tasks.start_soon(self._admit, name="sampling fan-out: items")
@@ -174,6 +176,7 @@ class FanOut(Generic[T]):
             hooks=arguments.call_hooks,
             max_concurrency=arguments.max_concurrency,
             max_requests=arguments.max_requests,
+            notes=None if self._session is None else self._session.notes,
         )
 
     async def __aexit__(

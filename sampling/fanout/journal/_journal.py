@@ -20,6 +20,7 @@ from sampling.errors import JournalDamaged, JournalMismatch
 from sampling.fanout.items import Item, ItemOutcome, ItemStatus, as_item
 from sampling.fanout.journal._fingerprint import fingerprint_of, item_digest, legacy_item_digest
 from sampling.fanout.journal._matching import RecordedItems
+from sampling.fanout.journal._notes import BATCH, JournalNotes, NoteStore
 from sampling.fanout.journal._records import Recorder
 from sampling.fanout.journal._store import (
     ALL_OUTCOMES,
@@ -223,6 +224,10 @@ class Session:
         self.sampled_again: list[int] = []
         """Indexes of items that an earlier process started, and that are sampled again."""
 
+        self.notes = JournalNotes(
+            NoteStore(self._store), self._in_thread, lambda index: self._slots.get(index, index), self.sampled_again
+        )
+
     # Open and close.
 
     async def open(self, items: object, budget: Budget | None) -> None:
@@ -249,6 +254,17 @@ class Session:
             log.warning("journal_cannot_compare", path=str(self._journal.path), places=unseen)
         if self.state.changes:
             log.warning("journal_changed", path=str(self._journal.path), changes=len(self.state.changes))
+
+    async def check_notes(self) -> None:
+        """Refuse to go on without an engine that knows the batches which a provider is working on."""
+        if self.notes.in_use or not (batches := await self.notes.names(BATCH)):
+            return
+        if self._journal.on_change == "refuse":
+            raise JournalMismatch(
+                f"{self._journal.path} was begun with a BatchEngine:",
+                [f"{len(batches):,} batch(es) are in progress at the provider: resume with the engine, or pay again"],
+            )
+        log.warning("journal_batches_ignored", path=str(self._journal.path), batches=len(batches))
 
     def _charge(self, budget: Budget) -> None:
         # Charge only what is new: the same budget may have paid for an earlier part of the run, in this process.
@@ -422,7 +438,7 @@ class Session:
     def intend(self, item: Item[Any], digest: int) -> Batch[PendingOutcome]:
         """Queue the intent to sample an item."""
         slot = self._slots.get(item.index, item.index)
-        if slot in self.state.interrupted:
+        if slot in self.state.interrupted and slot not in self.notes.accounted:
             self.sampled_again.append(item.index)
         return self._writer.put_intent(Intent(slot, digest))
 
@@ -446,6 +462,7 @@ class Session:
             batch.withdrawn,
             positions=self._positions,
             replaced=self._replaced,
+            has_notes=self.notes.in_use,
         )
 
     def _row(self, entry: PendingOutcome) -> OutcomeRow:

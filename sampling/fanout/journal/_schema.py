@@ -108,6 +108,18 @@ _VERSIONS: Final = (
         WHEN NOT EXISTS (SELECT 1 FROM replaced WHERE replaced.item = OLD.item AND replaced.life = OLD.life)
         BEGIN SELECT RAISE(ABORT, 'an outcome is never deleted'); END;
     """,
+    # 5: what an engine has to know after a restart, such as the batches that a provider works on.
+    """
+    CREATE TABLE notes (
+        kind TEXT NOT NULL,
+        name TEXT NOT NULL,
+        item INTEGER,
+        value TEXT NOT NULL,
+        checksum INTEGER NOT NULL,
+        PRIMARY KEY (kind, name)
+    );
+    CREATE INDEX notes_of_items ON notes (item) WHERE item IS NOT NULL;
+    """,
 )
 
 VERSION: Final = len(_VERSIONS)

@@ -295,6 +295,7 @@ class Store:
         *,
         positions: Mapping[int, int] | None = None,
         replaced: Collection[int] = (),
+        has_notes: bool = False,
     ) -> None:
         """
         Write intents and outcomes in one transaction. When it returns, they are on disk.
@@ -302,6 +303,7 @@ class Store:
         `withdrawn` are items whose intent of this process is deleted.
         `positions` are the indexes of items that are stored under another number.
         `replaced` are items that have an outcome already, which is kept apart.
+        `has_notes` says that the engine may have notes on these items, which go when they have an outcome.
         """
         process = self.process
         indexes = positions or {}
@@ -322,6 +324,20 @@ class Store:
             database.executemany(
                 "DELETE FROM intents WHERE item = ? AND life = ?", [(item, process) for item in withdrawn]
             )
+            if has_notes:
+                database.executemany("DELETE FROM notes WHERE item = ?", [(row.item,) for row in outcomes])
+
+    @contextmanager
+    def writing(self) -> Generator[sqlite3.Connection]:
+        """Write in one transaction. When the block ends, it is on disk."""
+        with self._translate_errors("written"), self._transaction() as database:
+            yield database
+
+    @contextmanager
+    def reading(self) -> Generator[sqlite3.Connection]:
+        """Read in the block."""
+        with self._translate_errors("read"):
+            yield self._connection
 
     @contextmanager
     def _transaction(self) -> Generator[sqlite3.Connection]:

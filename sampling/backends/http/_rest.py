@@ -1,0 +1,135 @@
+"""Calls of a provider's API beside its streams: JSON, uploads, and files that are read line by line."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self, cast
+
+import anyio
+
+from sampling._json.bounded import loads
+from sampling._redaction import Redactor
+from sampling.backends.http._fields import Json
+from sampling.backends.http._transport import CLOSE_GRACE_S, Transport, WireRequest, WireResponse
+from sampling.errors import BackendError, MalformedResponse, ResponseTooLarge, Timeout
+
+__all__ = ["RestClient"]
+
+_MAX_JSON_BYTES = 4 * 1024 * 1024
+_MAX_ERROR_BYTES = 64 * 1024
+
+
+class RestClient:
+    """
+    Sends requests of any method with the headers and the keys of a backend.
+
+    It is an async context manager with connections of its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        new_transport: Callable[[], Transport],
+        headers: Callable[[], Mapping[str, str]],
+        as_error: Callable[[WireResponse, bytes], BackendError],
+        redactor: Redactor,
+        timeout_s: float,
+    ) -> None:
+        """
+        Set how to connect.
+
+        `headers` is a function, so that no key is kept here. `timeout_s` limits the time to the first byte of a
+        response, and the time between two pieces of it.
+        """
+        self._new_transport = new_transport
+        self._headers = headers
+        self._as_error = as_error
+        self._redactor = redactor
+        self._timeout_s = timeout_s
+        self._transport: Transport | None = None
+
+    async def __aenter__(self) -> Self:
+        self._transport = self._new_transport()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
+                await transport.aclose()
+
+    async def json(self, method: str, url: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Json:
+        """Send a request, and return the JSON object of its response."""
+        data = bytearray()
+        async with self._response(method, url, body, headers or {}) as response:
+            while piece := await self._read(response):
+                data += piece
+                if len(data) > _MAX_JSON_BYTES:
+                    raise ResponseTooLarge(f"the response has more than {_MAX_JSON_BYTES:,} bytes")
+        try:
+            parsed = loads(data.decode("utf-8", "replace"))
+        except ValueError:
+            parsed = None
+        if not isinstance(parsed, dict):
+            raise MalformedResponse(f"the response is not a JSON object: {self._redactor.sample(bytes(data))}")
+        return cast("Json", parsed)
+
+    async def read_lines(self, url: str, take: Callable[[bytes], Awaitable[bool]], *, max_bytes: int) -> None:
+        """
+        Read a file, and pass each of its lines to `take`, until that returns False.
+
+        Of a line with more than `max_bytes`, only that many are passed on.
+        """
+        rest = bytearray()
+        async with self._response("GET", url, b"", {}) as response:
+            while piece := await self._read(response):
+                *lines, last = piece.split(b"\n")
+                for line in lines:
+                    rest += line[: max_bytes - len(rest)]
+                    if not await _pass_on(rest, take):
+                        return
+                rest += last[: max_bytes - len(rest)]
+        await _pass_on(rest, take)
+
+    @asynccontextmanager
+    async def _response(
+        self, method: str, url: str, body: bytes, headers: Mapping[str, str]
+    ) -> AsyncGenerator[WireResponse]:
+        """Send a request and open its response. An error status raises."""
+        if self._transport is None:
+            raise RuntimeError("this client is not open")
+        sent = {"accept": "*/*", "accept-encoding": "identity", "user-agent": "sampling", **self._headers(), **headers}
+        response: WireResponse | None = None
+        with anyio.move_on_after(self._timeout_s):
+            response = await self._transport.open(WireRequest(url, sent, body, lambda: None, method))
+        if response is None:
+            raise self._timeout()
+        try:
+            if response.status >= 300:
+                raise self._as_error(response, await self._beginning(response))
+            yield response
+        finally:
+            with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
+                await response.aclose()
+
+    async def _read(self, response: WireResponse) -> bytes:
+        with anyio.move_on_after(self._timeout_s):
+            return await response.read()
+        raise self._timeout()
+
+    async def _beginning(self, response: WireResponse) -> bytes:
+        data = b""
+        while len(data) < _MAX_ERROR_BYTES and (piece := await self._read(response)):
+            data += piece
+        return data
+
+    def _timeout(self) -> Timeout:
+        return Timeout(f"the server sent nothing for {self._timeout_s:g} s")
+
+
+async def _pass_on(line: bytearray, take: Callable[[bytes], Awaitable[bool]]) -> bool:
+    text = bytes(line).strip()
+    line.clear()
+    return await take(text) if text else True

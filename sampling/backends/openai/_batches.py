@@ -1,0 +1,125 @@
+"""OpenAI's Batch API: a file of requests, a batch of it, and files of replies."""
+
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final, cast
+from urllib.parse import quote
+
+from sampling.backends._deferral import DeferredReply
+from sampling.backends.http._batches import BatchClient, BatchProblem, BatchReply, BatchState, ReplyKind
+from sampling.backends.http._fields import Json, list_of_objects, object_or_none, optional
+from sampling.backends.http._rest import RestClient
+from sampling.errors import MalformedResponse
+
+__all__ = ["OpenAIBatches"]
+
+_ENDED: Final = frozenset({"failed", "completed", "expired", "cancelled"})
+_NOT_RUN: Final[dict[str, ReplyKind]] = {"batch_expired": "expired", "batch_cancelled": "cancelled"}
+_LIMIT_CODES: Final = frozenset({"token_limit_exceeded", "rate_limit_exceeded", "request_limit_exceeded"})
+_NAME: Final = "sampling_batch"
+
+
+class OpenAIBatches(BatchClient):
+    """A client of OpenAI's Batch API."""
+
+    max_requests: ClassVar[int] = 50_000
+    max_bytes: ClassVar[int] = 200_000_000
+    after_parameter: ClassVar[str] = "after"
+    keeps_names: ClassVar[bool] = True
+
+    def __init__(self, rest: RestClient, *, base_url: str, path: str, where: str, max_line_bytes: int) -> None:
+        """Set the address of the API, and the path of the requests."""
+        super().__init__(rest, f"{base_url}/batches", where=where, max_line_bytes=max_line_bytes)
+        self._base_url = base_url
+        self._path = f"/v1{path}"
+
+    def line(self, custom_id: str, body: bytes) -> bytes:
+        """Return a line of the file of requests."""
+        head = f'{{"custom_id":"{custom_id}","method":"POST","url":"{self._path}","body":'
+        return b"%b%b}" % (head.encode(), body)
+
+    async def upload(self, lines: Sequence[bytes], name: str) -> str | None:
+        """Upload the file of requests, and return its id."""
+        mark = f"sampling-{secrets.token_hex(16)}"
+        parts = (
+            f'--{mark}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+            f'--{mark}\r\nContent-Disposition: form-data; name="file"; filename="{name}.jsonl"\r\n'
+            "Content-Type: application/jsonl\r\n\r\n"
+        )
+        body = b"".join([parts.encode(), b"\n".join(lines), f"\n\r\n--{mark}--\r\n".encode()])
+        headers = {"content-type": f"multipart/form-data; boundary={mark}"}
+        return _id(await self._rest.json("POST", f"{self._base_url}/files", body, headers))
+
+    async def create(self, lines: Sequence[bytes], file_id: str | None, name: str) -> str:
+        """Create a batch of an uploaded file."""
+        body = {
+            "input_file_id": file_id,
+            "endpoint": self._path,
+            "completion_window": "24h",
+            "metadata": {_NAME: name},
+        }
+        headers = {"content-type": "application/json", "idempotency-key": name}
+        return _id(await self._rest.json("POST", self._url, json.dumps(body).encode(), headers))
+
+    def parse(self, line: Json) -> BatchReply | None:
+        """Return what a line of an output or error file says."""
+        custom_id, response, error = line.get("custom_id"), line.get("response"), line.get("error")
+        if not isinstance(custom_id, str):
+            return None
+        if isinstance(response, dict):
+            fields = cast("Json", response)
+            status, body = fields.get("status_code"), json.dumps(fields.get("body")).encode()
+            # Some replies have the status 0, which is that of a request that got no response.
+            is_status = isinstance(status, int) and 100 <= status <= 599
+            return BatchReply(custom_id, "answered", DeferredReply(int(status or 0) if is_status else 500, body))
+        if isinstance(error, dict):
+            code = str(cast("Json", error).get("code"))
+            if code in _NOT_RUN:
+                return BatchReply(custom_id, _NOT_RUN[code])
+            body = json.dumps({"error": error}).encode()
+            return BatchReply(custom_id, "answered", DeferredReply(504 if code == "request_timeout" else 0, body))
+        return None
+
+    def _state(self, batch: Json) -> BatchState:
+        return _state(batch)
+
+    def _file_url(self, file: str) -> str:
+        return f"{self._base_url}/files/{quote(file, safe='')}/content"
+
+
+def _id(fields: Json) -> str:
+    found = optional(fields, "id", str)
+    if not found:
+        raise MalformedResponse("the response has no id")
+    return found
+
+
+def _state(batch: Json) -> BatchState:
+    counts = object_or_none(batch, "request_counts") or {}
+    errors = object_or_none(batch, "errors") or {}
+    metadata = object_or_none(batch, "metadata") or {}
+    status = optional(batch, "status", str) or ""
+    files = [optional(batch, name, str) for name in ("output_file_id", "error_file_id")]
+    return BatchState(
+        batch_id=_id(batch),
+        status=status,
+        ended=status in _ENDED,
+        total=optional(counts, "total", int) or 0,
+        done=(optional(counts, "completed", int) or 0) + (optional(counts, "failed", int) or 0),
+        failed=optional(counts, "failed", int) or 0,
+        created_s=_number(batch.get("created_at")),
+        name=optional(metadata, _NAME, str),
+        files=tuple([file for file in files if file]),
+        problems=tuple([_problem(error) for error in list_of_objects(errors, "data")]) if status == "failed" else (),
+    )
+
+
+def _problem(error: Json) -> BatchProblem:
+    is_about_limit = error.get("code") in _LIMIT_CODES
+    line = error.get("line")
+    return BatchProblem(error, line if type(line) is int else None, is_about_limit)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

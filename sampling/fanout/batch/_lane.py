@@ -1,0 +1,228 @@
+"""Gather requests of one model, and create batches of them."""
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import anyio
+
+from sampling._engine.scope import new_sampling_id
+from sampling._log import Logger
+from sampling.backends.http._batches import BatchClient
+from sampling.errors import BackendError, BadRequest, ConnectFailed, RateLimited
+from sampling.fanout.batch._ledger import Batch, Ledger
+from sampling.fanout.batch._settings import Settings
+from sampling.fanout.batch._tickets import ParkedRequest
+
+__all__ = ["Lane", "patiently", "possible_batches"]
+
+T = TypeVar("T")
+
+log = Logger("sampling.fanout.batch")
+
+_LONGEST_LINGER: Final = 10
+"""The number of `linger_s` after which a batch is created although requests still come."""
+
+_PATIENCE_S: Final = 3600.0
+"""How long an upload or the creation of a batch is tried again after transient errors."""
+
+_FIRST_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 60.0
+_CREATE_GRACE_S: Final = 120.0
+_CLOCK_SKEW_S: Final = 300.0
+
+
+class Lane:
+    """
+    The requests for one model of one backend.
+
+    A batch of OpenAI has one model, so that each model has a lane of its own.
+    """
+
+    def __init__(
+        self, client: BatchClient, settings: Settings, ledger: Ledger, started: Callable[[Batch], None]
+    ) -> None:
+        """Call `started` with each batch that was created."""
+        self._client = client
+        self._settings = settings
+        self._ledger = ledger
+        self._started = started
+        self._queue: deque[ParkedRequest] = deque()
+        self._arrived = 0
+        self._bytes = 0
+        self._wake = anyio.Event()
+        self._most = self._limit = min(settings.max_batch_requests or client.max_requests, client.max_requests)
+        self._max_bytes = min(settings.max_batch_bytes, client.max_bytes)
+        self._paused_until = 0.0
+
+    def add(self, request: ParkedRequest) -> None:
+        """Queue a request for the next batch."""
+        request.is_sent = False
+        self._queue.append(request)
+        self._arrived += 1
+        self._bytes += len(request.body)
+        if len(self._queue) == 1 or self._is_full:
+            self._wake.set()
+
+    def pause(self, pause_s: float) -> None:
+        """Create no batch for a while: the account has too much in its queue."""
+        self._paused_until = anyio.current_time() + pause_s
+
+    def shrink(self, refused: int) -> None:
+        """Make smaller batches: one of this size was refused although no other was in progress."""
+        self._limit = max(1, min(self._limit, refused // 2))
+
+    def resume(self) -> None:
+        """End a pause, and make larger batches again, because one has ended."""
+        self._paused_until = 0.0
+        self._limit = min(2 * self._limit, self._most)
+        self._wake.set()
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._queue) >= self._limit or self._bytes >= self._max_bytes
+
+    async def run(self) -> None:
+        """Create batches until cancelled."""
+        while True:
+            if not self._queue:
+                await self._wait()
+            await self._gather()
+            requests = self._take()
+            if requests:
+                await self._submit(requests)
+
+    async def _wait(self, timeout_s: float | None = None) -> None:
+        """Wait until there is a request, the queue is full, or the time is over."""
+        self._wake = anyio.Event()
+        with anyio.move_on_after(timeout_s):
+            await self._wake.wait()
+
+    async def _gather(self) -> None:
+        """Wait until no more requests come for a while, or the batch is full."""
+        linger_s = self._settings.linger_s
+        latest = anyio.current_time() + _LONGEST_LINGER * linger_s
+        arrived = -1
+        while not self._is_full and arrived != self._arrived and anyio.current_time() < latest:
+            arrived = self._arrived
+            await self._wait(linger_s)
+        while (pause_s := self._paused_until - anyio.current_time()) > 0:
+            await self._wait(pause_s)
+
+    def _take(self) -> list[ParkedRequest]:
+        """Take requests for one batch. Those that nobody waits for any more are dropped."""
+        taken: list[ParkedRequest] = []
+        size = 0
+        while self._queue and len(taken) < self._limit:
+            request = self._queue[0]
+            # Each has some bytes around it.
+            needed = len(request.body) + 200
+            if taken and size + needed > self._max_bytes:
+                break
+            self._queue.popleft()
+            self._bytes -= len(request.body)
+            if not request.is_abandoned:
+                taken.append(request)
+                size += needed
+        return taken
+
+    async def _submit(self, requests: list[ParkedRequest]) -> None:
+        client, ledger = self._client, self._ledger
+        members = {request.custom_id: request.slot for request in requests}
+        batch = Batch(f"sampling-{new_sampling_id()}", client, 0, members)
+        batch.tickets = {request.custom_id: request for request in requests}
+        lines = [client.line(request.custom_id, request.body) for request in requests]
+        try:
+            await ledger.begin(batch)
+            batch.file_id = await patiently(lambda: client.upload(lines, batch.name))
+            batch.state = "sending"
+            await ledger.update(batch)
+            await self._create(batch, lines)
+            batch.state = "running"
+            # From here on a later process finds it, even if this one is cancelled.
+            with anyio.CancelScope(shield=True):
+                await ledger.update(batch)
+        except Exception as error:  # noqa: BLE001 - it is that of each request
+            log.warning("batch_not_created", requests=len(requests), error_type=type(error).__name__)
+            for request in requests:
+                request.fail(error)
+            with anyio.CancelScope(shield=True):
+                await self._forget(batch)
+            return
+        for request in requests:
+            request.tries += 1
+            request.is_sent = True
+        self._started(batch)
+
+    async def _forget(self, batch: Batch) -> None:
+        try:
+            await self._ledger.end(batch)
+        except Exception as error:  # noqa: BLE001 - the requests have failed already, most likely for the same reason
+            log.warning("batch_not_forgotten", error_type=type(error).__name__)
+
+    async def _create(self, batch: Batch, lines: list[bytes]) -> None:
+        """Create a batch. If it is not known whether that succeeded, look for the batch first."""
+        client = self._client
+
+        async def create() -> None:
+            if batch.candidates:
+                return
+            try:
+                # Not cancelled on the way: otherwise the batch might exist, and nobody would know its id.
+                with anyio.move_on_after(_CREATE_GRACE_S, shield=True):
+                    batch.batch_id = await client.create(lines, batch.file_id, batch.name)
+            except BackendError as error:
+                if not error.retryable or isinstance(error, RateLimited | ConnectFailed):
+                    raise
+                await self._look_for(batch)
+                if batch.batch_id is None:
+                    raise
+            if batch.batch_id is None:
+                await self._look_for(batch)
+
+        await patiently(create)
+
+    async def _look_for(self, batch: Batch) -> None:
+        found = await patiently(lambda: possible_batches(batch, self._ledger.known_ids))
+        batch.batch_id, batch.candidates = (found[0], found[1:]) if found else (None, [])
+        batch.is_verified = self._client.keeps_names or not found
+        if not found:
+            self._ledger.maybe_billed_twice(batch.tickets.values())
+
+
+async def possible_batches(batch: Batch, known: set[str]) -> list[str]:
+    """
+    Return the ids of batches at the provider that may be this one.
+
+    There is one or none if the provider keeps the name. Otherwise its time and its size tell, and later its results.
+    """
+    client = batch.client
+    try:
+        states = await client.recent(batch.created_s - _CLOCK_SKEW_S)
+    except BadRequest:
+        # A server without a list of batches.
+        return []
+    if client.keeps_names:
+        return [state.batch_id for state in states if state.name == batch.name]
+    latest = batch.created_s + _PATIENCE_S + _CLOCK_SKEW_S
+    return [
+        state.batch_id
+        for state in states
+        if state.total == batch.size and (state.created_s or 0.0) <= latest and state.batch_id not in known
+    ]
+
+
+async def patiently(work: Callable[[], Awaitable[T]]) -> T:
+    """Do something, and again after transient errors, at growing intervals."""
+    deadline = anyio.current_time() + _PATIENCE_S
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            return await work()
+        except BackendError as error:
+            if not error.retryable or anyio.current_time() + pause_s > deadline:
+                raise
+            log.warning("batch_api_failed", error_type=type(error).__name__, again_in_s=pause_s)
+            wanted = getattr(error, "retry_after_s", None) or 0.0
+        await anyio.sleep(max(pause_s, wanted))
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -1,0 +1,158 @@
+"""The record of batches and answers, in the journal if there is one."""
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+import attrs
+
+from sampling._json.bounded import loads
+from sampling.backends._deferral import DeferredReply
+from sampling.backends.http._batches import BatchClient
+from sampling.fanout.batch._tickets import ParkedRequest
+from sampling.fanout.engines import EngineNotes, Note
+from sampling.fanout.journal._notes import BATCH
+
+__all__ = ["Batch", "Ledger"]
+
+State: TypeAlias = Literal["prepared", "sending", "running", "cancelling"]
+"""
+The state of a batch. It is recorded before the step that it names:
+
+"prepared": nothing can have been billed. "sending": it may exist at the provider. "running": its id is known.
+"cancelling": this library has cancelled it.
+"""
+
+_ENDED: Final = "ended batch"
+_REQUEST: Final = "request"
+_ANSWER: Final = "answer"
+
+
+@attrs.define(eq=False)
+class Batch:
+    """A batch, and the requests that are not settled yet."""
+
+    name: str
+    client: BatchClient
+    number: int
+    requests: dict[str, int]
+    """The places of the items, by the id of the request. Settled ones are removed."""
+
+    tickets: dict[str, ParkedRequest] = attrs.field(factory=dict[str, ParkedRequest])
+    """Those that wait for it, by the id of the request."""
+
+    state: State = "prepared"
+    batch_id: str | None = None
+    file_id: str | None = None
+    created_s: float = attrs.field(factory=time.time)
+    candidates: list[str] = attrs.field(factory=list[str])
+    """Batches at the provider that may be this one, if its id could not be recorded and the provider keeps no names."""
+
+    size: int = attrs.field(init=False)
+    resumed: bool = False
+    timed_out: bool = False
+    is_verified: bool = True
+    """False while the results have to show that it really is this batch."""
+
+    error: Exception | None = None
+    """The error that ended the watch over it."""
+
+    def __attrs_post_init__(self) -> None:
+        self.size = len(self.requests)
+
+
+class Ledger:
+    """Keeps what a later process has to know. Without a journal, it keeps nothing."""
+
+    def __init__(self, notes: EngineNotes | None) -> None:
+        self._notes = notes
+        self.answered: set[str] = set()
+        """The ids of requests whose answers are in the journal."""
+
+        self.known_ids: set[str] = set()
+        """The ids of all batches of the run, at the provider."""
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether a later process can go on with the batches of this one."""
+        return self._notes is not None
+
+    async def load(self, clients: dict[str, BatchClient]) -> list[Batch]:
+        """Return the batches of earlier processes that have not ended. Those of other providers are left alone."""
+        if self._notes is None:
+            return []
+        await self._notes.begin()
+        self.answered = set(await self._notes.names(_ANSWER))
+        # The value is the name of the batch, and the position in it.
+        requests = sorted(await self._notes.read(_REQUEST), key=lambda note: int(note.value.split()[1]))
+        members: dict[str, dict[str, int]] = {}
+        for note in requests:
+            members.setdefault(note.value.split()[0], {})[note.name] = note.item or 0
+        self.known_ids = {loads(note.value)["batch_id"] for note in await self._notes.read(_ENDED)}
+        batches: list[Batch] = []
+        for note in await self._notes.read(BATCH):
+            fields: dict[str, Any] = loads(note.value)
+            self.known_ids.add(fields["batch_id"])
+            client = clients.get(fields["where"])
+            if client is not None:
+                batch = Batch(note.name, client, 0, members.get(note.name, {}), resumed=True)
+                for name in ("state", "batch_id", "file_id", "created_s", "size"):
+                    setattr(batch, name, fields[name])
+                batches.append(batch)
+        return batches
+
+    async def account(self, in_doubt: Iterable[int]) -> None:
+        """Say which items of earlier processes may be billed twice."""
+        if self._notes is not None:
+            await self._notes.account(set(in_doubt))
+
+    def maybe_billed_twice(self, requests: Iterable[ParkedRequest]) -> None:
+        """Report that items may be billed twice."""
+        if self._notes is not None:
+            for request in requests:
+                self._notes.maybe_billed_twice(request.item.index)
+
+    async def begin(self, batch: Batch) -> None:
+        """Record a batch and its requests, before anything is sent."""
+        members = enumerate(batch.requests.items())
+        notes = [Note(_REQUEST, one, slot, f"{batch.name} {position}") for position, (one, slot) in members]
+        await self._put([*notes, self._note(BATCH, batch)])
+
+    async def update(self, batch: Batch) -> None:
+        """Record the state of a batch."""
+        if batch.batch_id is not None:
+            self.known_ids.add(batch.batch_id)
+        await self._put([self._note(BATCH, batch)])
+
+    async def settle(self, batch: Batch, answers: Sequence[tuple[str, DeferredReply]], other: Iterable[str]) -> None:
+        """Record answers, and forget requests of a batch that have none, so that they are sent again."""
+        notes = [Note(_ANSWER, one, batch.requests[one], reply.body.decode()) for one, reply in answers]
+        await self._put(notes, [(_REQUEST, one) for one in (*[one for one, _ in answers], *other)])
+        if self.is_durable:
+            self.answered.update([one for one, _ in answers])
+
+    async def end(self, batch: Batch) -> None:
+        """Record that nothing more comes from a batch."""
+        dropped = [(_REQUEST, one) for one in batch.requests]
+        await self._put([self._note(_ENDED, batch)], [*dropped, (BATCH, batch.name)])
+
+    async def answer(self, custom_id: str) -> DeferredReply | None:
+        """Return a recorded answer."""
+        found = None if self._notes is None else await self._notes.get(_ANSWER, custom_id)
+        return None if found is None else DeferredReply(200, found.encode())
+
+    async def _put(self, notes: Sequence[Note], dropped: Sequence[tuple[str, str]] = ()) -> None:
+        if self._notes is not None:
+            await self._notes.put(notes, dropped)
+
+    def _note(self, kind: str, batch: Batch) -> Note:
+        fields = {
+            "where": batch.client.where,
+            "state": batch.state,
+            "batch_id": batch.batch_id,
+            "file_id": batch.file_id,
+            "created_s": batch.created_s,
+            "size": batch.size,
+        }
+        return Note(kind, batch.name, None, json.dumps(fields))

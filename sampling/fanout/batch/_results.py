@@ -1,0 +1,177 @@
+"""Read the results of a batch, and sort them into answers and requests to send again."""
+
+import re
+from collections.abc import Callable
+from typing import Final, TypeAlias, cast
+
+import attrs
+
+from sampling._json.bounded import loads
+from sampling._log import Logger
+from sampling._redaction import Redactor
+from sampling.backends._deferral import DeferredReply
+from sampling.backends.http._batches import BatchProblem, BatchReply, BatchState
+from sampling.backends.http._errors import ErrorResponse
+from sampling.backends.http._fields import Json
+from sampling.errors import (
+    BackendError,
+    FatalError,
+    MalformedResponse,
+    RateLimited,
+    ResponseTooLarge,
+    Timeout,
+)
+from sampling.fanout.batch._lane import patiently
+from sampling.fanout.batch._ledger import Batch, Ledger
+from sampling.fanout.batch._tickets import ParkedRequest
+
+__all__ = ["Results", "error_of_problem"]
+
+log = Logger("sampling.fanout.batch")
+
+_CHUNK: Final = 200
+"""The number of answers that are written to the journal at once."""
+
+_CUSTOM_ID: Final = re.compile(rb'"custom_id"\s*:\s*"([\w-]{1,64})"')
+_NOBODY: Final = Redactor([])
+
+Again: TypeAlias = Callable[[ParkedRequest], None]
+
+
+@attrs.define
+class Results:
+    """The results of one batch, while they are read."""
+
+    _batch: Batch
+    _ledger: Ledger
+    _max_tries: int
+    _again: Again
+    """Queues a request for a later batch."""
+
+    _answers: list[tuple[str, DeferredReply]] = attrs.field(factory=list[tuple[str, DeferredReply]])
+    _others: list[tuple[str, BatchReply | BackendError]] = attrs.field(
+        factory=list[tuple[str, "BatchReply | BackendError"]]
+    )
+    _pending: set[str] = attrs.field(factory=set[str])
+    ignored: int = 0
+    """The number of lines that make no sense, or are about no request of the batch."""
+
+    found: int = 0
+    """The number of requests that have a line."""
+
+    async def read(self, state: BatchState) -> None:
+        """Read all lines. After a broken connection, read again from the beginning: settled requests are skipped."""
+        await patiently(lambda: self._read(state))
+
+    async def _read(self, state: BatchState) -> None:
+        self._answers, self._others, self._pending = [], [], set()
+        await self._batch.client.read(state, self._take)
+        await self._flush()
+
+    async def _take(self, line: bytes) -> bool:
+        custom_id, entry = self._entry(line)
+        # A second line about the same request is no second answer.
+        if entry is None or custom_id not in self._batch.requests or custom_id in self._pending:
+            self.ignored += 1
+            return True
+        self._pending.add(custom_id)
+        if isinstance(entry, BatchReply) and entry.reply is not None and entry.reply.status == 200:
+            self._answers.append((custom_id, entry.reply))
+        else:
+            self._others.append((custom_id, entry))
+        if len(self._pending) >= _CHUNK:
+            await self._flush()
+        return True
+
+    def _entry(self, line: bytes) -> tuple[str, BatchReply | BackendError | None]:
+        client = self._batch.client
+        if len(line) >= client.max_line_bytes:
+            found = _CUSTOM_ID.search(line[:10_000])
+            limit = f"the answer has {client.max_line_bytes:,} bytes or more"
+            return ("", None) if found is None else (found[1].decode(), ResponseTooLarge(limit))
+        try:
+            fields = loads(line.decode())
+            reply = client.parse(cast("Json", fields)) if isinstance(fields, dict) else None
+        except ValueError:
+            reply = None
+        return ("", None) if reply is None else (reply.custom_id, reply)
+
+    async def _flush(self) -> None:
+        """Record what was read, and then hand it out."""
+        batch = self._batch
+        answers, others = self._answers, self._others
+        self._answers, self._others, self._pending = [], [], set()
+        await self._ledger.settle(batch, answers, [custom_id for custom_id, _ in others])
+        self.found += len(answers) + len(others)
+        for custom_id, reply in answers:
+            del batch.requests[custom_id]
+            ticket = batch.tickets.pop(custom_id, None)
+            if ticket is not None:
+                ticket.answer(reply)
+        for custom_id, entry in others:
+            del batch.requests[custom_id]
+            ticket = batch.tickets.pop(custom_id, None)
+            if ticket is not None:
+                self._hand_out(ticket, entry)
+
+    def _hand_out(self, ticket: ParkedRequest, entry: BatchReply | BackendError) -> None:
+        if isinstance(entry, BackendError):
+            ticket.fail(entry)
+        elif entry.reply is not None:
+            self._hand_out_error(ticket, entry.reply)
+        elif entry.kind == "expired":
+            self._again_or(ticket, Timeout("the provider did not get to the request within its time"))
+        elif self._batch.timed_out:
+            ticket.fail(Timeout("the batch took too long and was cancelled", hint="Raise max_wait_s."))
+        elif self._batch.state == "cancelling":
+            # An earlier process has cancelled it, and this one goes on.
+            self._again(ticket)
+        else:
+            hint = "Somebody else has cancelled it. Run again to send its requests again."
+            ticket.fail(FatalError("the batch was cancelled at the provider", hint=hint))
+
+    def _hand_out_error(self, ticket: ParkedRequest, reply: DeferredReply) -> None:
+        if error_of_reply(reply).retryable and ticket.tries < self._max_tries:
+            self._again(ticket)
+        else:
+            # The backend raises it as it raises those of other requests.
+            ticket.answer(reply)
+
+    def _again_or(self, ticket: ParkedRequest, error: BackendError) -> None:
+        if ticket.tries < self._max_tries:
+            self._again(ticket)
+        else:
+            ticket.fail(error)
+
+    async def finish(self) -> None:
+        """Settle the requests that the results did not mention."""
+        batch = self._batch
+        if self.ignored:
+            log.warning("batch_lines_ignored", batch=batch.batch_id, lines=self.ignored)
+        await self._ledger.end(batch)
+        missing = [batch.tickets.pop(custom_id) for custom_id in tuple(batch.tickets)]
+        batch.requests.clear()
+        if missing:
+            log.warning("batch_replies_missing", batch=batch.batch_id, requests=len(missing))
+            # Nobody knows whether the provider has worked on them.
+            self._ledger.maybe_billed_twice(missing)
+        for ticket in missing:
+            self._again_or(ticket, MalformedResponse("the results of the batch have no line for the request"))
+
+
+def error_of_reply(reply: DeferredReply) -> BackendError:
+    """Return the error of a reply, as far as it decides whether to try again."""
+    if reply.status:
+        return ErrorResponse.from_response(reply.status, {}, reply.body, _NOBODY).as_error()
+    parsed = loads(reply.body.decode("utf-8", "replace"))
+    fields = cast("Json", parsed) if isinstance(parsed, dict) else {}
+    return ErrorResponse.from_error_object(fields.get("error", fields), _NOBODY).as_error()
+
+
+def error_of_problem(problem: BatchProblem) -> BackendError:
+    """Return the error of a request whose batch was refused."""
+    found = ErrorResponse.from_error_object(problem.error, _NOBODY)
+    if problem.is_about_limit:
+        return RateLimited(f"the batch was refused: {found.message}")
+    # An unknown code is no failure of the server, as it would be in a stream.
+    return attrs.evolve(found, status=400 if found.status == 500 else found.status).as_error()

@@ -1,0 +1,386 @@
+"""One run over batch APIs."""
+
+import math
+import time
+from contextlib import AsyncExitStack
+from itertools import count
+from types import TracebackType
+from typing import Any, Final
+
+import anyio
+import attrs
+from anyio.abc import TaskGroup
+
+from sampling._engine.scope import current_item
+from sampling._log import Logger
+from sampling.backends._deferral import defer_to, stop_deferring
+from sampling.backends.http._batches import BatchClient, BatchState
+from sampling.backends.http._chat_backend import ChatBackend
+from sampling.backends.layers import Priced
+from sampling.backends.layers._layer import iter_backends
+from sampling.errors import BackendError, Timeout, Unsupported
+from sampling.fanout.batch._lane import Lane, patiently, possible_batches
+from sampling.fanout.batch._ledger import Batch, Ledger
+from sampling.fanout.batch._results import Results, error_of_problem
+from sampling.fanout.batch._settings import BatchProgress, Settings
+from sampling.fanout.batch._tickets import ItemRequests, ParkedRequest
+from sampling.fanout.engines import SampleItem, Work, limit_requests
+from sampling.fanout.items import Item
+from sampling.results import SamplingResult
+from sampling.usage import NO_USAGE, Price
+
+__all__ = ["BatchRun"]
+
+log = Logger("sampling.fanout.batch")
+
+_POLL_GROWTH: Final = 1.5
+_CANCEL_POLL_S: Final = 2.0
+_CANCEL_PATIENCE_S: Final = 900.0
+
+
+class BatchRun:
+    """One run: the lanes that create batches, and the watch over batches in progress."""
+
+    def __init__(self, work: Work, settings: Settings) -> None:
+        self._work = attrs.evolve(work, backend=limit_requests(work.backend, work.max_requests))
+        self._settings = settings
+        self._ledger = Ledger(work.notes)
+        self._clients: dict[object, BatchClient] = {}
+        self._lanes: dict[tuple[object, str], Lane] = {}
+        self._running: dict[str, Batch] = {}
+        """Batches that have not ended, by name."""
+
+        self._batch_of: dict[str, Batch] = {}
+        """The batches in progress, by the ids of their requests."""
+
+        self._numbers = count(1)
+        self._stack = AsyncExitStack()
+        self._tasks: TaskGroup
+
+    # Enter and exit.
+
+    async def __aenter__(self) -> SampleItem:
+        self._clients = _clients_of(self._work)
+        _prepare_budget(self._work, self._settings.price_factor)
+        async with AsyncExitStack() as stack:
+            for client in self._clients.values():
+                await stack.enter_async_context(client)
+            stack.push_async_callback(self._cancel_batches)
+            resumed = await self._ledger.load({client.where: client for client in self._clients.values()})
+            self._tasks = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(self._tasks.cancel_scope.cancel)
+            await self._ledger.account(await self._resume(resumed))
+            self._stack = stack.pop_all()
+        return self._sample
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # The tasks end first, then batches are cancelled, and then the connections are closed.
+        await self._stack.aclose()
+
+    async def _resume(self, batches: list[Batch]) -> set[int]:
+        """Go on with the batches of earlier processes. Return the items that may be billed twice."""
+        in_doubt: set[int] = set()
+        for batch in batches:
+            if batch.state == "sending":
+                await self._find(batch)
+            if batch.batch_id is not None:
+                self._watch_soon(batch)
+            else:
+                in_doubt.update(batch.requests.values() if batch.state == "sending" else ())
+                await self._ledger.end(batch)
+        if self._running:
+            log.info("batches_resumed", batches=len(self._running))
+        return in_doubt
+
+    async def _find(self, batch: Batch) -> None:
+        """Look for a batch that may have been created, although its id was not recorded."""
+        found = await patiently(lambda: possible_batches(batch, self._ledger.known_ids))
+        if found:
+            batch.batch_id, batch.candidates, batch.state = found[0], found[1:], "running"
+            batch.is_verified = batch.client.keeps_names
+            await self._ledger.update(batch)
+
+    # Items.
+
+    async def _sample(self, item: Item[Any]) -> SamplingResult[Any]:
+        work, notes = self._work, self._work.notes
+        requests = ItemRequests(
+            item,
+            item.index if notes is None else notes.slot_of(item),
+            run_id=work.run_id,
+            price_factor=self._settings.price_factor,
+            lane_of=self._lane_of,
+            accept=self._accept,
+        )
+        token = defer_to(requests)
+        try:
+            result = await work.strategy.sample(
+                item.action,
+                work.context,
+                work.backend,
+                work.requirements,
+                options=work.options,
+                budget=work.budget,
+                hooks=work.hooks,
+            )
+        except anyio.get_cancelled_exc_class():
+            self._leave_to_resume()
+            raise
+        finally:
+            stop_deferring(token)
+        if result.success or not result.errors:
+            # After errors the item may be sampled again, and then uses the answers that it has.
+            self._ledger.answered.difference_update(requests.ids)
+        return result
+
+    def _leave_to_resume(self) -> None:
+        """Count nothing for an item without an outcome: a resume finds its answers, and counts them then."""
+        scope = current_item()
+        if scope is not None and self._ledger.is_durable:
+            scope.spent, scope.requests, scope.attempts, scope.estimated_tokens = NO_USAGE, 0, 0, 0
+
+    def _lane_of(self, backend: object, model: str) -> Lane | None:
+        client = self._clients.get(id(backend))
+        if client is None:
+            return None
+        lane = self._lanes.get((client, model))
+        if lane is None:
+            lane = self._lanes[client, model] = Lane(client, self._settings, self._ledger, self._watch_soon)
+            self._tasks.start_soon(lane.run, name="sampling fan-out: batches")
+        return lane
+
+    def _accept(self, request: ParkedRequest) -> None:
+        batch = self._batch_of.get(request.custom_id)
+        if request.custom_id in self._ledger.answered:
+            self._tasks.start_soon(self._replay, request)
+        elif batch is None:
+            request.lane.add(request)
+        elif batch.error is not None:
+            request.fail(batch.error)
+        else:
+            request.is_sent = True
+            request.tries = max(request.tries, 1)
+            batch.tickets[request.custom_id] = request
+
+    async def _replay(self, request: ParkedRequest) -> None:
+        """Answer a request from the journal."""
+        try:
+            reply = await self._ledger.answer(request.custom_id)
+        except Exception as error:  # noqa: BLE001 - it is that of the request
+            request.fail(error)
+            return
+        if reply is None:
+            request.lane.add(request)
+        else:
+            request.answer(reply)
+
+    # Batches in progress.
+
+    def _watch_soon(self, batch: Batch) -> None:
+        batch.number = next(self._numbers)
+        self._running[batch.name] = batch
+        self._batch_of.update(dict.fromkeys(batch.requests, batch))
+        self._report(batch, "created")
+        log.info("batch_created", batch=batch.batch_id, number=batch.number, requests=batch.size)
+        self._tasks.start_soon(self._watch, batch, name="sampling fan-out: a batch")
+
+    async def _watch(self, batch: Batch) -> None:
+        ids = tuple(batch.requests)
+        try:
+            state = await self._wait_for_end(batch)
+            await self._collect(batch, state)
+        except Exception as error:  # noqa: BLE001 - it is that of the requests
+            log.warning("batch_failed", batch=batch.batch_id, error_type=type(error).__name__)
+            batch.error = error
+            for request in batch.tickets.values():
+                request.fail(error)
+            return
+        self._running.pop(batch.name, None)
+        for custom_id in ids:
+            if self._batch_of.get(custom_id) is batch:
+                del self._batch_of[custom_id]
+        if not state.problems:
+            for lane in self._lanes.values():
+                lane.resume()
+
+    async def _wait_for_end(self, batch: Batch) -> BatchState:
+        """Poll until a batch has ended. Errors of the server are waited out."""
+        settings = self._settings
+        age_s = max(0.0, time.time() - batch.created_s) if batch.resumed else 0.0
+        deadline = anyio.current_time() + max(settings.max_wait_s - age_s, 0.0)
+        interval_s = 0.0 if batch.resumed else settings.poll_interval_s
+        while True:
+            await anyio.sleep(min(interval_s, max(deadline - anyio.current_time(), 0.0)))
+            interval_s = min(max(interval_s * _POLL_GROWTH, settings.poll_interval_s), settings.max_poll_interval_s)
+            state = await self._state(batch)
+            if state is not None and state.ended:
+                self._report(batch, state.status, state)
+                return state
+            if state is not None:
+                self._report(batch, state.status, state)
+            if anyio.current_time() >= deadline:
+                if batch.timed_out:
+                    raise Timeout(f"the batch had not ended after {settings.max_wait_s:g} s", hint="Raise max_wait_s.")
+                batch.timed_out = True
+                deadline = anyio.current_time() + _CANCEL_PATIENCE_S
+                await self._cancel(batch)
+
+    async def _state(self, batch: Batch) -> BatchState | None:
+        try:
+            return await batch.client.state(batch.batch_id or "")
+        except BackendError as error:
+            if not error.retryable:
+                raise
+            log.warning("batch_not_polled", batch=batch.batch_id, error_type=type(error).__name__)
+            return None
+
+    async def _collect(self, batch: Batch, state: BatchState) -> None:
+        if state.problems:
+            await self._handle_refusal(batch, state)
+            return
+        results = Results(batch, self._ledger, self._settings.max_tries, self._send_again)
+        await results.read(state)
+        if not results.found and not batch.is_verified and batch.requests:
+            await self._handle_stranger(batch)
+            return
+        await results.finish()
+        log.info("batch_ended", batch=batch.batch_id, number=batch.number, status=state.status)
+
+    def _send_again(self, request: ParkedRequest) -> None:
+        if not request.is_abandoned:
+            request.lane.add(request)
+
+    async def _handle_refusal(self, batch: Batch, state: BatchState) -> None:
+        """Handle a batch that the provider refused as a whole. Nothing of it was billed."""
+        log.warning("batch_refused", batch=batch.batch_id, requests=batch.size, problems=len(state.problems))
+        ids, tickets = list(batch.requests), dict(batch.tickets)
+        batch.tickets.clear()
+        await self._ledger.end(batch)
+        batch.requests.clear()
+        problem = state.problems[0]
+        if problem.is_about_limit:
+            self._send_smaller(batch, list(tickets.values()), error_of_problem(problem))
+            return
+        at_fault = {ids[one.line - 1]: one for one in state.problems if one.line and one.line <= len(ids)}
+        for custom_id, ticket in tickets.items():
+            if not at_fault:
+                ticket.fail(error_of_problem(problem))
+            elif custom_id in at_fault:
+                ticket.fail(error_of_problem(at_fault[custom_id]))
+            else:
+                self._send_again(ticket)
+
+    def _send_smaller(self, batch: Batch, tickets: list[ParkedRequest], error: BackendError) -> None:
+        """Wait for room in the queue of the account, or make smaller batches if nothing else is in it."""
+        is_alone = len(self._running) == 1
+        for lane in {ticket.lane for ticket in tickets}:
+            lane.pause(self._settings.max_poll_interval_s)
+            if is_alone:
+                lane.shrink(batch.size)
+        for ticket in tickets:
+            if batch.size > 1 or not is_alone or ticket.tries < self._settings.max_tries:
+                self._send_again(ticket)
+            else:
+                ticket.fail(error)
+
+    async def _handle_stranger(self, batch: Batch) -> None:
+        """Handle a batch that was taken for one of ours, and has none of our requests."""
+        tickets = list(batch.tickets.values())
+        batch.tickets.clear()
+        if batch.candidates:
+            batch.batch_id = batch.candidates.pop(0)
+            batch.tickets = {ticket.custom_id: ticket for ticket in tickets}
+            await self._collect(batch, await self._wait_for_end(batch))
+            return
+        await self._ledger.end(batch)
+        batch.requests.clear()
+        self._ledger.maybe_billed_twice(tickets)
+        for ticket in tickets:
+            self._send_again(ticket)
+
+    def _report(self, batch: Batch, status: str, state: BatchState | None = None) -> None:
+        if self._settings.on_progress is None:
+            return
+        progress = BatchProgress(
+            number=batch.number,
+            batch_id=batch.batch_id,
+            status=status,
+            requests=batch.size,
+            done=0 if state is None else state.done,
+            failed=0 if state is None else state.failed,
+            ended=state is not None and state.ended,
+            resumed=batch.resumed,
+        )
+        try:
+            self._settings.on_progress(progress)
+        except Exception as error:  # noqa: BLE001 - a display can't end a run
+            log.warning("batch_progress_failed", error_type=type(error).__name__)
+
+    # Cancelling.
+
+    async def _cancel(self, batch: Batch) -> None:
+        batch.state = "cancelling"
+        await self._ledger.update(batch)
+        await batch.client.cancel(batch.batch_id or "")
+
+    async def _cancel_batches(self) -> None:
+        """Cancel the batches that are in progress when the run ends, and keep what they have finished."""
+        batches = [batch for batch in self._running.values() if batch.error is None]
+        if not batches or not self._settings.cancel_on_exit:
+            return
+        log.warning("batches_cancelled", batches=len(batches), requests=sum(len(batch.requests) for batch in batches))
+        # A request to cancel takes a moment even if nothing is to be waited for.
+        with anyio.move_on_after(max(self._settings.cancel_grace_s, _CANCEL_POLL_S), shield=True):
+            async with anyio.create_task_group() as group:
+                for batch in batches:
+                    group.start_soon(self._cancel_and_keep, batch)
+
+    async def _cancel_and_keep(self, batch: Batch) -> None:
+        try:
+            batch.tickets.clear()
+            await self._cancel(batch)
+            deadline = anyio.current_time() + (self._settings.cancel_grace_s if self._ledger.is_durable else -math.inf)
+            while anyio.current_time() < deadline:
+                state = await self._state(batch)
+                if state is not None and state.ended:
+                    self._report(batch, state.status, state)
+                    await self._collect(batch, state)
+                    return
+                await anyio.sleep(_CANCEL_POLL_S)
+        except Exception as error:  # noqa: BLE001 - a resume finds the batch again
+            log.warning("batch_not_cancelled", batch=batch.batch_id, error_type=type(error).__name__)
+
+
+def _clients_of(work: Work) -> dict[object, BatchClient]:
+    """Return the clients of all backends that have a batch API, by the id of the backend."""
+    clients: dict[object, BatchClient] = {}
+    refusal: Unsupported | None = None
+    for backend in iter_backends(work.backend):
+        if isinstance(backend, ChatBackend):
+            try:
+                clients[id(backend)] = backend.batch_client()
+            except Unsupported as error:
+                refusal = error
+    if not clients:
+        raise refusal or Unsupported(
+            "the backend has no batch API", hint="BatchEngine needs an OpenAIBackend or an AnthropicBackend."
+        )
+    return clients
+
+
+def _prepare_budget(work: Work, price_factor: float) -> None:
+    """Let a budget reserve at the prices of a batch, because all of a batch is sent before any of it is settled."""
+    budget = work.budget
+    if budget is None or (budget.tokens is None and budget.cost is None):
+        return
+    if work.options is None or work.options.max_tokens is None:
+        raise ValueError(
+            "a budget of tokens or cost needs options=Options(max_tokens=…) with BatchEngine: "
+            "a batch is sent as a whole, so what it may use must be known before"
+        )
+    if budget.cost is not None:
+        prices = [one.price_of(work.options.model) for one in iter_backends(work.backend) if isinstance(one, Priced)]
+        for price in prices[:1]:
+            budget.expect_price(Price(price.input_per_million * price_factor, price.output_per_million * price_factor))

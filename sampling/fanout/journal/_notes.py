@@ -1,0 +1,135 @@
+"""What an engine keeps in a journal, so that a later process can go on with it."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sampling.errors import JournalDamaged
+from sampling.fanout.engines import Note
+from sampling.fanout.items import Item
+from sampling.fanout.journal._schema import checksum
+
+if TYPE_CHECKING:
+    from sampling.fanout.journal._store import Store
+
+__all__ = ["BATCH", "JournalNotes", "NoteStore"]
+
+BATCH = "batch"
+"""The kind of the notes on batches that have not ended."""
+
+_LIFE = "life"
+"""The kind of the notes that say which processes had an engine with notes."""
+
+
+class NoteStore:
+    """The notes in the file of a journal. All of this blocks."""
+
+    def __init__(self, store: "Store") -> None:
+        self._store = store
+
+    def put(self, notes: Sequence[Note], dropped: Sequence[tuple[str, str]] = ()) -> None:
+        """Write and delete notes in one transaction. A note replaces one of the same kind and name."""
+        rows = [(*note, checksum(*note)) for note in notes]
+        with self._store.writing() as database:
+            database.executemany("INSERT OR REPLACE INTO notes VALUES (?, ?, ?, ?, ?)", rows)
+            database.executemany("DELETE FROM notes WHERE kind = ? AND name = ?", dropped)
+
+    def read(self, kind: str) -> list[Note]:
+        """Return all notes of a kind."""
+        return self._read("WHERE kind = ?", (kind,))
+
+    def get(self, kind: str, name: str) -> str | None:
+        """Return the value of a note."""
+        found = self._read("WHERE kind = ? AND name = ?", (kind, name))
+        return found[0].value if found else None
+
+    def names(self, kind: str) -> list[str]:
+        """Return the names of all notes of a kind."""
+        with self._store.reading() as database:
+            return [name for (name,) in database.execute("SELECT name FROM notes WHERE kind = ?", (kind,))]
+
+    def _read(self, where: str, values: tuple[str, ...]) -> list[Note]:
+        with self._store.reading() as database:
+            rows = database.execute(f"SELECT kind, name, item, value, checksum FROM notes {where}", values).fetchall()  # noqa: S608 - ours
+        for *columns, stored in rows:
+            if checksum(*columns) != stored:
+                raise JournalDamaged(f"{self._store.path} is damaged: a note has a wrong checksum")
+        return [Note(*columns) for *columns, _ in rows]
+
+    def begin(self) -> None:
+        """Record that this process has an engine with notes."""
+        self.put([Note(_LIFE, str(self._store.process), None, "")])
+
+    def forget_intents(self, in_doubt: Iterable[int]) -> list[int]:
+        """
+        Delete intents of earlier processes that had an engine with notes, and return their items.
+
+        Such an engine knows what it sent, so these items are not billed twice, except for those in doubt.
+        """
+        in_flight = "SELECT item, life FROM intents WHERE life != ? AND item NOT IN (SELECT item FROM outcomes)"
+        with self._store.writing() as database:
+            known = {int(name) for (name,) in database.execute("SELECT name FROM notes WHERE kind = ?", (_LIFE,))}
+            rows = database.execute(in_flight, (self._store.process,)).fetchall()
+            # An item that an engine without notes has started may be billed twice all the same.
+            unknown = {item for item, process in rows if process not in known}
+            items = {item for item, _ in rows} - unknown - set(in_doubt)
+            earlier = [(item, self._store.process) for item in items]
+            database.executemany("DELETE FROM intents WHERE item = ? AND life != ?", earlier)
+        return sorted(items)
+
+
+class JournalNotes:
+    """The notes of an engine in the journal of its run."""
+
+    def __init__(
+        self,
+        notes: NoteStore,
+        in_thread: Callable[..., Any],
+        slot_of: Callable[[int], int],
+        sampled_again: list[int],
+    ) -> None:
+        self._notes = notes
+        self._in_thread = in_thread
+        self._slot_of = slot_of
+        self._sampled_again = sampled_again
+        self.accounted: frozenset[int] = frozenset()
+        """Places of items that an earlier process started, and that are not billed twice."""
+
+        self.in_use = False
+        """Whether the engine of this run has notes."""
+
+    def slot_of(self, item: Item[Any]) -> int:
+        """Return the place of an item in the journal, which stays the same if items are added before it."""
+        return self._slot_of(item.index)
+
+    async def begin(self) -> None:
+        """Say that this engine has notes. Call it before anything is sent."""
+        self.in_use = True
+        await self._in_thread(self._notes.begin)
+
+    async def put(self, notes: Sequence[Note], dropped: Sequence[tuple[str, str]] = ()) -> None:
+        """Write and delete notes in one transaction. When it returns, they are on disk."""
+        await self._in_thread(self._notes.put, notes, dropped)
+
+    async def read(self, kind: str) -> list[Note]:
+        """Return all notes of a kind."""
+        found: list[Note] = await self._in_thread(self._notes.read, kind)
+        return found
+
+    async def get(self, kind: str, name: str) -> str | None:
+        """Return the value of a note."""
+        found: str | None = await self._in_thread(self._notes.get, kind, name)
+        return found
+
+    async def names(self, kind: str) -> list[str]:
+        """Return the names of all notes of a kind."""
+        found: list[str] = await self._in_thread(self._notes.names, kind)
+        return found
+
+    async def account(self, in_doubt: Collection[int]) -> None:
+        """Say which of the interrupted items may be billed twice. Notes tell the state of the others."""
+        self.accounted = frozenset(await self._in_thread(self._notes.forget_intents, in_doubt))
+
+    def maybe_billed_twice(self, item: int) -> None:
+        """Report that an item may be billed twice, by its index."""
+        if item not in self._sampled_again:
+            self._sampled_again.append(item)
