@@ -9,6 +9,7 @@ from sampling._virtual_time import Deadlocked, Spinning, run_virtual
 from sampling.testing.capture import CapturedEvents
 from sampling.testing.conformance import RuleBroken, check_backend
 from sampling.testing.invariants import InvariantBroken, Watch
+from sampling.testing.pass_rate import PassRate, PassRateTooLow, assert_samples, assert_samples_sync
 from sampling.testing.schedules import (
     BOTH_LOOPS,
     Exploration,
@@ -31,12 +32,16 @@ __all__ = [
     "NeverReached",
     "Nondeterministic",
     "Outcome",
+    "PassRate",
+    "PassRateTooLow",
     "RuleBroken",
     "ScriptExhausted",
     "ScriptedBackend",
     "Spinning",
     "Watch",
     "World",
+    "assert_samples",
+    "assert_samples_sync",
     "cancel_at_every_step",
     "check_backend",
     "explore",

@@ -63,13 +63,13 @@ class Browser:
         assert "error" not in answer, answer
         return answer["result"]
 
-    def open(self, path: Path, *, width: int, height: int = 900, scheme: str = "light") -> None:
-        """Show a file in a window of this size, in light or dark."""
+    def open(self, page: Path | str, *, width: int, height: int = 900, scheme: str = "light") -> None:
+        """Show a file or an address in a window of this size, in light or dark."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
         )
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         while (event := self._receive()).get("method") != "Page.loadEventFired":
             self._note(event)
 
