@@ -159,7 +159,8 @@ def has_answer(outcome: ItemOutcome[Any]) -> bool:
 
 def transient_error(outcome: ItemOutcome[Any]) -> BaseException | None:
     """Return the transient error of the backend that ended the item's call, or None. Another call may succeed."""
-    result, errors = outcome.result, [outcome.error]
+    result = outcome.result
+    errors: list[BaseException | None] = [outcome.error]
     if outcome.status != "errored":
         if outcome.status == "succeeded" or result is None or stopped_by_budget(result):
             return None
