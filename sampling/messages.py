@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from inspect import iscoroutinefunction
-from typing import Any, Generic, Literal, TypeVar, cast, final, get_args, overload
+from typing import Any, Generic, Literal, Self, TypeVar, cast, final, get_args, overload
 
 import attrs
 
@@ -325,14 +325,15 @@ class Action(Generic[T]):
 
     def _with(self, text: str, content: Content) -> "Action[T]":
         # Bypass __init__: the parser was checked when this action was created.
-        if type(self) is Action:
-            other = object.__new__(Action)
-        else:
-            # With all fields of a subclass.
-            other = copy(self)
-            if hasattr(self, "__dict__"):
-                other.__dict__.update(self.__dict__)
+        other = object.__new__(type(self)) if type(self) is Action else self._copied()
         other._fill(content, self.parser, self.schema, text)
+        return other
+
+    def _copied(self) -> Self:
+        """Return a copy with all fields of a subclass, which need not be one of attrs."""
+        other = copy(self)
+        if hasattr(self, "__dict__"):
+            other.__dict__.update(self.__dict__)
         return other
 
     def parse(self, text: str) -> T:

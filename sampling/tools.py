@@ -31,7 +31,7 @@ def _json_copy(schema: object) -> dict[str, Any]:
     if given.get("type") != "object":
         raise ValueError(f'schema must be that of an object, with "type": "object", got {short_repr(given)}')
     if not isinstance(given.get("properties", {}), Mapping):
-        raise ValueError(f'the "properties" of schema must be an object of schemas, got {short_repr(given)}')
+        raise ValueError(f'the "properties" of schema must be an object of schemas, got {short_repr(given)}')  # noqa: TRY004 - as for the type
     try:
         return cast("dict[str, Any]", json.loads(json.dumps(given, allow_nan=False)))
     except (TypeError, ValueError, RecursionError) as error:

@@ -94,7 +94,7 @@ def _status(error: Exception) -> int | None:
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):
         # botocore
-        metadata = cast("Mapping[str, Any]", response).get("ResponseMetadata") or {}
+        metadata: Mapping[str, Any] = cast("Mapping[str, Any]", response).get("ResponseMetadata") or {}
         return _valid_status(metadata.get("HTTPStatusCode"))
     given = (getattr(error, "status_code", None), getattr(error, "code", None), getattr(response, "status_code", None))
     return next(filter(None, map(_valid_status, given)), None)

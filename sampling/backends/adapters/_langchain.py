@@ -1,7 +1,7 @@
 """Adapter for LangChain chat models."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from anyio.lowlevel import checkpoint
 
@@ -98,8 +98,8 @@ async def _read(stream: Any, answer: StreamedText) -> StreamedText:
 
 def _logprobs(given: Any) -> tuple[Any, ...]:
     """Return the log probabilities of a chunk: one object per token."""
-    content = given.get("content") if isinstance(given, Mapping) else given
-    return tuple(content) if isinstance(content, list) else ()
+    content: object = cast("Mapping[str, Any]", given).get("content") if isinstance(given, Mapping) else given
+    return tuple(cast("list[Any]", content)) if isinstance(content, list) else ()
 
 
 def _tool_choice(options: Options) -> str | None:

@@ -192,7 +192,9 @@ def _usage(used: Any) -> Usage:
 
 def _logprobs(response: Any) -> tuple[Any, ...]:
     """Return the log probabilities, which are those of the response or of its parts."""
-    details = [getattr(one, "provider_details", None) or {} for one in (response, *response.parts)]
+    details: list[Mapping[str, Any]] = [
+        getattr(one, "provider_details", None) or {} for one in (response, *response.parts)
+    ]
     return tuple([token for one in details for token in one.get("logprobs") or ()])
 
 

@@ -1,7 +1,7 @@
 """Convert options into the settings of a pydantic-ai model, which ignores those that it does not have."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
@@ -71,8 +71,8 @@ class ModelSettings:
         self.name = f"pydantic-ai's {type(model).__name__}"
         self._classes = {kind.__name__ for kind in type(model).__mro__}
         self._profile: Mapping[str, Any] = getattr(model, "profile", None) or {}
-        self._ignored: frozenset[str] = getattr(model, "unsupported_settings", frozenset()) | frozenset(
-            self._profile.get("openai_unsupported_model_settings", ())
+        self._ignored: frozenset[str] = frozenset(
+            [*getattr(model, "unsupported_settings", ()), *self._profile.get("openai_unsupported_model_settings", ())]
         )
         self._logprobs = next((prefix for kind, prefix in _PREFIXES.items() if kind in self._classes), None)
         self._takes_body = bool(self._classes & _COMPATIBLE) and "extra_body" not in self._ignored
@@ -138,7 +138,7 @@ class ModelSettings:
         body: Json = dict(settings.get("extra_body") or {})
         for name, value in extra.items():
             if name == "extra_body" and isinstance(value, Mapping):
-                body.update(value)
+                body.update(cast("Mapping[str, Any]", value))
             elif name in _SHARED or self._is_own(name):
                 settings[name] = value
             else:
