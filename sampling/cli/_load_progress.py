@@ -10,10 +10,9 @@ from anyio.abc import TaskStatus
 
 from sampling.cli._files import reason_of
 from sampling.cli._status import print_status
-from sampling.load import Tally
 from sampling.telemetry.run_progress import run_progress
 
-__all__ = ["EndedRun", "ProgressUpdate", "describe_tally", "run_with_progress"]
+__all__ = ["EndedRun", "ProgressUpdate", "run_with_progress"]
 
 T = TypeVar("T")
 
@@ -40,15 +39,6 @@ class EndedRun(Generic[T]):
 
     problem: str | None = None
     """The reason why the system ended the run, such as a full disk, if it did."""
-
-
-def describe_tally(counts: Tally) -> str:
-    """Return the counters of a load run as text."""
-    parts = [f"{counts.admitted:,} sent", f"{counts.in_flight:,} in flight", f"{counts.succeeded:,} answered"]
-    parts += [
-        f"{number:,} {name}" for name, number in (("failed", counts.failed), ("dropped", counts.dropped)) if number
-    ]
-    return ", ".join(parts)
 
 
 async def run_with_progress(

@@ -4,6 +4,9 @@ Show the progress of a run on one line, in a terminal, a notebook or a log.
     with fan_out_progress() as hooks:
         result = await fan_out(strategy, items, None, backend, hooks=hooks)
 
+    with load_progress(run, total_s=60):
+        report = await run.run()
+
 Runs of other kinds say themselves how far they are:
 
     with run_progress() as update:
@@ -14,6 +17,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from sampling._arguments import check_int, check_number
 from sampling.errors import MissingExtra
@@ -30,7 +34,10 @@ try:
 except ImportError as _error:
     raise MissingExtra("a progress bar", "rich", "cli") from _error
 
-__all__ = ["fan_out_progress", "run_progress"]
+if TYPE_CHECKING:
+    from sampling.load import LoadRun, PopulationsRun, Tally
+
+__all__ = ["describe_tally", "fan_out_progress", "load_progress", "run_progress"]
 
 _MAX_BAR_WIDTH = 30
 _RATE_WINDOW_S = 30.0
@@ -92,6 +99,44 @@ def run_progress(
 
     with live_display(render, console, show=show, transient=True, line=lambda: shown[0][0], line_every_s=print_every_s):
         yield update
+
+
+@contextmanager
+def load_progress(
+    run: "LoadRun | PopulationsRun",
+    *,
+    total_s: float | None = None,
+    console: Console | None = None,
+    show: bool | None = None,
+    print_every_s: float | None = None,
+) -> Generator[None]:
+    """
+    Show the counts of a load run while the block runs.
+
+    `total_s` is its duration with the warm-up, if you want a bar. The other arguments are those of `fan_out_progress`.
+    """
+    if total_s is not None:
+        check_number("total_s", total_s, above=0)
+    started_s = time.monotonic()
+
+    def plain() -> str:
+        return f"{time.monotonic() - started_s:.0f} s: {describe_tally(run.progress)}"
+
+    def render() -> Table:
+        share = 0.0 if total_s is None else min((time.monotonic() - started_s) / total_s, 1.0)
+        return _line(ProgressBar(total=None if total_s is None else 1.0, completed=share), Text(plain()))
+
+    with live_display(render, console, show=show, line=plain, line_every_s=print_every_s):
+        yield
+
+
+def describe_tally(counts: "Tally") -> str:
+    """Return the counts of a load run as text."""
+    parts = [f"{counts.admitted:,} sent", f"{counts.in_flight:,} in flight", f"{counts.succeeded:,} answered"]
+    parts += [
+        f"{number:,} {name}" for name, number in (("failed", counts.failed), ("dropped", counts.dropped)) if number
+    ]
+    return ", ".join(parts)
 
 
 def _line(bar: ProgressBar, facts: Text) -> Table:

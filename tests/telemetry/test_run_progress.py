@@ -5,13 +5,15 @@ import threading
 import time
 from io import StringIO
 
+import anyio
 import pytest
 from rich.console import Console
 
 from sampling import Generation, RejectionSamplingStrategy, Requirement, Usage, fan_out
 from sampling.fanout.items import ItemFinished, ItemOutcome
+from sampling.load import ClosedLoop, LoadRun
 from sampling.telemetry import run_progress as module
-from sampling.telemetry.run_progress import fan_out_progress, run_progress
+from sampling.telemetry.run_progress import fan_out_progress, load_progress, run_progress
 from sampling.testing import After, ScriptedBackend
 
 ONCE = RejectionSamplingStrategy()
@@ -163,3 +165,19 @@ def test_a_run_of_another_kind_says_how_far_it_is():
     assert "half of it" == log.getvalue().splitlines()[-1]
     with pytest.raises(TypeError, match="print_every_s"), fan_out_progress(print_every_s="often"):
         pass
+
+
+def test_a_load_run_has_the_same_line(run):
+    """Its counts so far, with a bar if its duration is known."""
+    console = paper()
+
+    async def send():
+        load = LoadRun(workload, ClosedLoop(users=2, requests=6))
+        with load_progress(load, total_s=1, console=console, show=True):
+            await load.run()
+
+    async def workload(arrival):
+        await anyio.sleep(0.1)
+
+    run(send)
+    assert " s: 6 sent, 0 in flight, 6 answered" in drawn(console)
