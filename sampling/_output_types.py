@@ -85,10 +85,10 @@ class TypedReader(Generic[T]):
         """Return the JSON of an answer that is still growing, or None if none of it is there. It is not validated."""
         if self._root == "scalar":
             return None
-        data = read_partial_json(text, "[{" if self._root == "array" else "{")
+        data: Any = read_partial_json(text, "[{" if self._root == "array" else "{")
         if self._root != "object" and isinstance(data, dict) and data.keys() <= {VALUE}:
             return cast("dict[str, Any]", data).get(VALUE)
-        return data
+        return cast("Any", data)
 
     @property
     def name(self) -> str:

@@ -136,4 +136,4 @@ class Events(Generic[T]):
 def open_events(hooks: Hooks | None, start: Callable[[Hooks], Runnable[T]]) -> AbstractAsyncContextManager[Events[T]]:
     """Return a block beside which a call runs. `start` makes the call, given the hooks that pass on its events."""
     events: Events[T] = Events()
-    return events._open(hooks, start)
+    return events._open(hooks, start)  # pyright: ignore[reportPrivateUsage] - in one module

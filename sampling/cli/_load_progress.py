@@ -7,14 +7,12 @@ from typing import Generic, TypeVar
 import anyio
 import attrs
 from anyio.abc import TaskStatus
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sampling.cli._files import reason_of
 from sampling.cli._status import print_status
-from sampling.load import Tally
+from sampling.telemetry.run_progress import run_progress
 
-__all__ = ["EndedRun", "ProgressUpdate", "describe_tally", "run_with_progress"]
+__all__ = ["EndedRun", "ProgressUpdate", "run_with_progress"]
 
 T = TypeVar("T")
 
@@ -43,15 +41,6 @@ class EndedRun(Generic[T]):
     """The reason why the system ended the run, such as a full disk, if it did."""
 
 
-def describe_tally(counts: Tally) -> str:
-    """Return the counters of a load run as text."""
-    parts = [f"{counts.admitted:,} sent", f"{counts.in_flight:,} in flight", f"{counts.succeeded:,} answered"]
-    parts += [
-        f"{number:,} {name}" for name, number in (("failed", counts.failed), ("dropped", counts.dropped)) if number
-    ]
-    return ", ".join(parts)
-
-
 async def run_with_progress(
     run: Callable[[], Awaitable[T]],
     *,
@@ -71,7 +60,7 @@ async def run_with_progress(
     async with anyio.create_task_group() as group:
         # `start` returns once signals are handled, so that none is lost.
         await group.start(signals.handle, group.cancel_scope)
-        group.start_soon(_show_progress, get_progress)
+        group.start_soon(_keep_updating, get_progress)
         try:
             result = await run()
         except Exception as error:  # noqa: BLE001 - raised below, as itself and not as a group of one
@@ -101,25 +90,9 @@ class _Signals:
             scope.cancel()
 
 
-async def _show_progress(get_progress: Callable[[], ProgressUpdate]) -> None:
-    console = Console(stderr=True)
-    if console.is_terminal:
-        await _show_bar(console, get_progress)
-    while True:
-        await anyio.sleep(_LINE_EVERY_S)
-        print_status(get_progress().text)
-
-
-async def _show_bar(console: Console, get_progress: Callable[[], ProgressUpdate]) -> None:
-    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=None)
+async def _keep_updating(get_progress: Callable[[], ProgressUpdate]) -> None:
+    with run_progress(print_every_s=_LINE_EVERY_S) as update:
         while True:
-            update = get_progress()
-            progress.update(
-                task,
-                description=update.text,
-                total=None if update.share is None else 1.0,
-                completed=update.share or 0.0,
-            )
+            now = get_progress()
+            update(now.text, now.share)
             await anyio.sleep(_FRAME_EVERY_S)

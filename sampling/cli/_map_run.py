@@ -20,7 +20,6 @@ from sampling.cli._flag_names import describe_error
 from sampling.cli._flags import usage_errors
 from sampling.cli._headers import without_header_values
 from sampling.cli._jsonl import AnswersNotWritten, growing_file, print_row, write_rows
-from sampling.cli._plain_progress import PlainProgress
 from sampling.cli._prompts import Prompts
 from sampling.cli._signals import SignalHandler
 from sampling.cli._specs import open_backend
@@ -40,6 +39,9 @@ from sampling.telemetry.run_progress import fan_out_progress
 from sampling.usage import Price
 
 __all__ = ["MapJob", "check", "run", "show_worst_case"]
+
+_LINE_EVERY_S = 10.0
+"""The interval of progress lines where no bar can be drawn."""
 
 _MAX_REASONS = 5
 _MAX_REASON_CHARS = 200
@@ -238,7 +240,10 @@ async def _run_job(job: MapJob, backend: Backend, signal_handler: SignalHandler,
             group.start_soon(signal_handler.handle, signals, group.cancel_scope)
             # On a cluster, the workers open backends of their own.
             async with open_backend(backend) if job.engine is None else nullcontext():
-                with _progress(len(job.prompts)) as hooks, _open_writer(job) as write:
+                with (
+                    fan_out_progress(total=len(job.prompts), print_every_s=_LINE_EVERY_S) as hooks,
+                    _open_writer(job) as write,
+                ):
                     try:
                         await _fan_out(job, backend, hooks, write, signal_handler, state)
                     except Exception as error:  # noqa: BLE001 - reported, or raised, after the answers are written
@@ -337,15 +342,6 @@ def _how_to_go_on(job: MapJob) -> str:
 def _rows_of(journal: Path, halted_by: int | None) -> Iterable[dict[str, Any]]:
     # Later prompts may have finished before the one that halted the run. They are kept in the journal only.
     return (row for row in rows(journal) if halted_by is None or row["index"] <= halted_by)
-
-
-@contextmanager
-def _progress(total: int) -> Generator[Hooks]:
-    if sys.stderr.isatty():
-        with fan_out_progress(total=total) as hooks:
-            yield hooks
-    else:
-        yield PlainProgress(total, print_status).hooks()
 
 
 def _print_summary(job: MapJob, state: _RunState) -> None:

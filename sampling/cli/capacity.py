@@ -16,7 +16,7 @@ from sampling.cli import _workload as workload_flags
 from sampling.cli._exit_codes import FAILED, exit_code_of
 from sampling.cli._files import Force, check_output
 from sampling.cli._headers import without_header_values
-from sampling.cli._load_progress import EndedRun, ProgressUpdate, describe_tally, run_with_progress
+from sampling.cli._load_progress import EndedRun, ProgressUpdate, run_with_progress
 from sampling.cli._outputs import Out, check_outputs, write_outputs
 from sampling.cli._status import print_status
 from sampling.cli._stdout import only_results, write_result
@@ -24,6 +24,7 @@ from sampling.cli._virtual_run import run_virtual_until_signal
 from sampling.cli._workload import WorkloadSettings, check_workers, select_workload, sending_headers
 from sampling.load import ArrivalModel, CapacityAnswer, CapacityRun, CapacitySettings, ImportedWorkload, Slo, Step
 from sampling.load.model._units import format_seconds, parse_duration, parse_share
+from sampling.telemetry.run_progress import describe_tally
 
 __all__ = ["EXAMPLES", "HELP", "capacity"]
 

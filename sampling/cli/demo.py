@@ -1,7 +1,5 @@
 """`sampling demo`: compare seven strategies on the embedded model."""
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, cast
@@ -10,18 +8,19 @@ import anyio
 import typer
 from rich.console import Console
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from sampling.backends.llama.models.arithmetic import Question, held_out
-from sampling.cli._attempt_display import AttemptDisplay
 from sampling.cli._bar_chart import as_bars, as_markdown, as_svg, as_table
 from sampling.cli._demo_strategies import UNTRUNCATED, Score, demo_strategies, score_strategy
 from sampling.cli._files import Force, check_output, replacing
 from sampling.cli._flags import usage_errors
+from sampling.cli._paced_backend import PacedBackend
 from sampling.cli._specs import open_backend, parse_backend
 from sampling.protocols import StreamingBackend
 from sampling.strategies import RejectionSamplingStrategy
+from sampling.telemetry.call_progress import progress
+from sampling.telemetry.run_progress import run_progress
 
 __all__ = ["EXAMPLES", "HELP", "demo"]
 
@@ -104,9 +103,8 @@ async def _show_one_call(console: Console, question: Question, backend: Streamin
         ),
     )
     strategy = RejectionSamplingStrategy(loop_budget=3, concurrency_budget=4)
-    display = AttemptDisplay(console)
-    paced = display.wrap_backend(backend, tokens_per_s=_READABLE_TOKENS_PER_S)
-    with display.show() as hooks:
+    paced = PacedBackend(backend, tokens_per_s=_READABLE_TOKENS_PER_S)
+    with progress(lanes=True, console=console, show=True) as hooks:
         result = await strategy.sample(
             question.text, None, paced, [question.requirement], options=UNTRUNCATED, hooks=hooks
         )
@@ -119,23 +117,20 @@ async def _score_strategies(console: Console, questions: list[Question], backend
         f"2. {len(questions)} questions, {len(strategies)} strategies",
         _indented("The model was not trained on these questions.\n"),
     )
-    with _progress() as progress:
-        scores: list[Score] = []
-        for strategy in strategies:
-            task = progress.add_task(strategy.name, total=len(questions))
-            scores.append(await score_strategy(strategy, questions, backend, advance=partial(progress.advance, task)))
-    return scores
+    asked, total = 0, len(strategies) * len(questions)
+    with run_progress() as update:
+
+        def advance(name: str) -> None:
+            nonlocal asked
+            asked += 1
+            update(f"{name}: {asked:,} of {total:,}", asked / total)
+
+        return [
+            await score_strategy(strategy, questions, backend, advance=partial(advance, strategy.name))
+            for strategy in strategies
+        ]
 
 
 def _indented(text: str) -> Padding:
     """Indent all lines, those that a narrow terminal adds too."""
     return Padding(Text(text), (0, 0, 0, 3))
-
-
-@contextmanager
-def _progress() -> Generator[Progress]:
-    """Show progress bars on stderr, on a terminal only."""
-    columns = (TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield progress

@@ -16,7 +16,7 @@ from sampling.cli import _workload as workload_flags
 from sampling.cli._exit_codes import FAILED, SUCCEEDED, exit_code_of
 from sampling.cli._files import Force
 from sampling.cli._live_page import serving_live_page
-from sampling.cli._load_progress import EndedRun, ProgressUpdate, describe_tally, run_with_progress
+from sampling.cli._load_progress import EndedRun, ProgressUpdate, run_with_progress
 from sampling.cli._outputs import Out, Samples, check_outputs, write_outputs
 from sampling.cli._scenario import Scenario, read_scenario, scenario_schema
 from sampling.cli._status import print_status
@@ -37,6 +37,7 @@ from sampling.load import (
 from sampling.load.model._units import format_seconds
 from sampling.load.report._table import load_table
 from sampling.load.traffic._arrivals import count_arrivals
+from sampling.telemetry.run_progress import describe_tally
 
 __all__ = ["EXAMPLES", "HELP", "load"]
 

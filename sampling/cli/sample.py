@@ -29,7 +29,7 @@ from sampling.protocols import Backend
 from sampling.requirements import Requirement
 from sampling.results import SamplingResult
 from sampling.strategy import BaseSamplingStrategy
-from sampling.telemetry.call_progress import progress
+from sampling.telemetry import call_progress
 
 __all__ = ["EXAMPLES", "HELP", "sample"]
 
@@ -94,6 +94,7 @@ def sample(  # noqa: PLR0913 - each is a flag
     header: flags.Header = None,
     retries: flags.Retries = 3,
     explain: Annotated[bool, typer.Option("--explain", help="Show every attempt and what failed.")] = False,
+    progress: Annotated[bool, typer.Option(help="Show the attempts while they are written, on a terminal.")] = True,
 ) -> int:
     """Ask one question and print the answer."""
     with flags.usage_errors():
@@ -113,7 +114,7 @@ def sample(  # noqa: PLR0913 - each is a flag
             options=Options(temperature=temperature, max_tokens=max_tokens, seed=seed, schema=answer_format.schema),
         )
     with only_results():
-        result = anyio.run(run_interruptible, partial(_ask, call))
+        result = anyio.run(run_interruptible, partial(_ask, call, show=None if progress else False))
     _print_answer(result, answer_format)
     print_status(result.explain() if explain else str(result))
     return 0 if result.success else 1
@@ -128,9 +129,9 @@ def _read_question(given: str) -> str:
     return question
 
 
-async def _ask(call: _Call) -> SamplingResult[Any]:
+async def _ask(call: _Call, *, show: bool | None) -> SamplingResult[Any]:
     async with open_backend(call.backend):
-        with progress() as hooks:
+        with call_progress.progress(lanes=True, show=show) as hooks:
             return await call.start(hooks)
 
 

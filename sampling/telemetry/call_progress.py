@@ -1,7 +1,7 @@
 """
-Show a progress bar for each call on the terminal.
+Show the progress of calls, in a terminal or a notebook: a bar for each, and the text of their attempts as it grows.
 
-    with progress() as hooks:
+    with progress(lanes=True) as hooks:
         result = await strategy.sample("…", None, backend, reqs, hooks=hooks)
 """
 
@@ -9,16 +9,27 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
+from typing import Any
 
 import attrs
 
+from sampling._arguments import check_bool
 from sampling.errors import MissingExtra
-from sampling.hooks import Hooks, IterationFinished, LoopFinished, LoopStarted
-from sampling.results import Outcome
+from sampling.hooks import (
+    Hooks,
+    IterationEvent,
+    IterationFinished,
+    IterationStarted,
+    LoopFinished,
+    LoopStarted,
+    TextGrown,
+)
+from sampling.results import Outcome, Slice
 from sampling.telemetry._live import live_display
 
 try:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
     from rich.progress_bar import ProgressBar
     from rich.table import Column, Table
     from rich.text import Text
@@ -33,24 +44,76 @@ _MAX_BARS = 20
 _MAX_BAR_WIDTH = 24
 _STYLES: dict[Outcome, str] = {"valid": "green", "invalid": "yellow", "errored": "red", "cancelled": "dim"}
 
+_MAX_LANES = 16
+"""The number of attempts that are shown for each call. Beyond it, the oldest that have ended make room."""
+
+_MAX_REMARK_CHARS = 60
+_MARKS: dict[Outcome | None, str] = {None: "…", "valid": "✓", "invalid": "✗", "errored": "!", "cancelled": "✂"}
+_REMARKS: dict[Outcome, str] = {"cancelled": "cut off", "valid": "right", "errored": "failed"}
+
 
 @contextmanager
-def progress(*, console: Console | None = None, show: bool | None = None) -> Generator[Hooks]:
+def progress(*, lanes: bool = False, console: Console | None = None, show: bool | None = None) -> Generator[Hooks]:
     """
     Yield hooks that show a bar for each call.
 
     Pass them to a call or to a strategy.
     A bar shows the attempts made and allowed, their outcomes, the tokens used, and the end of the call.
-    It shows no prompts and no answers. After the block, the bars stay visible and the terminal is restored.
+    It shows no prompts, and answers only in lanes. After the block, the bars stay visible and the terminal is restored.
 
     Args:
-        console: The console to draw on. None means standard error, which leaves standard output to you.
+        lanes: Show the text of every attempt below the bar, as it grows, and then how it ended.
 
-        show: Whether to draw. None draws only on a terminal. Elsewhere, True writes the bars once, at the end.
+        console: The console to draw on. None means the output of the cell in a notebook, and else standard error,
+            which leaves standard output to you.
+
+        show: Whether to draw. None draws only on a terminal or in a notebook. Elsewhere, True writes the bars once,
+            at the end.
     """
-    bars = _Bars()
+    bars = _Bars(lanes=check_bool("lanes", lanes))
     with live_display(bars.render, console, show=show) as drawn:
         yield bars.hooks() if drawn else Hooks()
+
+
+@attrs.define
+class _Lane:
+    """The line of one attempt."""
+
+    subsample: int
+    text: str = ""
+    outcome: Outcome | None = None
+    """None while it runs."""
+
+    remark: str = ""
+
+    def finish(self, ended: Slice[Any]) -> None:
+        self.outcome, self.remark = ended.outcome, _remark(ended)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        style = "" if self.outcome is None else _STYLES[self.outcome]
+        start, end = f"  {self.subsample + 1} {_MARKS[self.outcome]} ", f"   {self.remark}" if self.remark else ""
+        shown = _on_one_line(self.text, options.max_width - len(start) - len(end), at_end=self.outcome is None)
+        line = Text.assemble((start, style), (shown, style), (end, "dim"), no_wrap=True, overflow="ellipsis")
+        yield line
+
+
+def _on_one_line(text: str, width: int, *, at_end: bool) -> str:
+    """Return what fits of a text: its end while it grows, else its start. A terminal would obey control characters."""
+    width = max(width, 8)
+    part = text[-2 * width :] if at_end else text[: 2 * width]
+    part = " ".join("".join([char if char.isprintable() else " " for char in part]).split())
+    if len(part) <= width:
+        return part
+    return f"…{part[1 - width :]}" if at_end else f"{part[: width - 1]}…"
+
+
+def _remark(ended: Slice[Any]) -> str:
+    if ended.outcome != "invalid":
+        return _REMARKS[ended.outcome]
+    failed = [validation for validation in ended.validations if not validation.passed]
+    # The first sentence of a reason says what is wrong. The rest is advice for the model.
+    reasons = [(validation.reason or validation.complaint).partition(". ")[0] for validation in failed]
+    return _on_one_line("; ".join(reasons), _MAX_REMARK_CHARS, at_end=False)
 
 
 @attrs.define
@@ -67,6 +130,16 @@ class _Bar:
 
     elapsed_s: float | None = None
     """The duration of the call. None while it runs."""
+
+    lanes: dict[tuple[int, int], _Lane] = attrs.field(factory=dict[tuple[int, int], _Lane])
+    """The attempts of the call, by subsample and attempt."""
+
+    def start_lane(self, event: IterationStarted) -> None:
+        if len(self.lanes) >= _MAX_LANES:
+            ended = next((place for place, lane in self.lanes.items() if lane.outcome is not None), None)
+            if ended is not None:
+                del self.lanes[ended]
+        self.lanes[event.subsample, event.attempt] = _Lane(event.subsample)
 
     @property
     def finished(self) -> bool:
@@ -116,7 +189,8 @@ def _short(strategy: str) -> str:
 class _Bars:
     """The bars of all calls. Hooks only count, and the slow work happens in `render`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lanes: bool) -> None:
+        self._lanes = lanes
         self._calls = 0
         self._bars: dict[str, _Bar] = {}
         self._others = _Bar("", 0)
@@ -127,6 +201,9 @@ class _Bars:
         hooks.on(LoopStarted)(self._start)
         hooks.on(IterationFinished)(self._count)
         hooks.on(LoopFinished)(self._finish)
+        if self._lanes:
+            hooks.on(IterationStarted)(self._start_lane)
+            hooks.on(TextGrown)(self._grow_lane)
         return hooks
 
     def _start(self, event: LoopStarted) -> None:
@@ -151,7 +228,23 @@ class _Bars:
         self._other_calls += 1
         self._others.label = f"{self._other_calls:,} other calls"
 
+    def _start_lane(self, event: IterationStarted) -> None:
+        if event.sampling_id in self._bars:
+            self._bars[event.sampling_id].start_lane(event)
+
+    def _lane(self, event: IterationEvent) -> _Lane | None:
+        bar = self._bars.get(event.sampling_id)
+        return None if bar is None else bar.lanes.get((event.subsample, event.attempt))
+
+    def _grow_lane(self, event: TextGrown) -> None:
+        lane = self._lane(event)
+        if lane is not None:
+            lane.text = event.text
+
     def _count(self, event: IterationFinished) -> None:
+        lane = self._lane(event)
+        if lane is not None:
+            lane.finish(event.slice)
         bar = self._bars.get(event.sampling_id, self._others)
         bar.outcomes[event.slice.outcome] += 1
         bar.tokens += event.slice.usage.total_tokens
@@ -161,13 +254,20 @@ class _Bars:
         if bar is not None:
             bar.finish(event)
 
-    def render(self) -> Table:
-        """Return all bars, oldest first, then the shared one."""
+    def render(self) -> RenderableType:
+        """Return all bars, oldest first, then the shared one, then the lanes of the calls that run, or of the only."""
         # On a narrow terminal, the bar column shrinks.
         table = Table.grid(Column(no_wrap=True), Column(max_width=_MAX_BAR_WIDTH), Column(no_wrap=True), padding=(0, 1))
         # This runs in the drawing thread. Copy, because the hooks may add a call meanwhile.
-        for bar in list(self._bars.values()):
+        bars = list(self._bars.values())
+        for bar in bars:
             table.add_row(*bar.cells())
         if self._other_calls:
             table.add_row(*self._others.cells())
-        return table
+        lanes = [
+            lane
+            for bar in bars
+            if not bar.finished or len(bars) == 1
+            for _, lane in sorted(dict(bar.lanes).items(), key=itemgetter(0))
+        ]
+        return Group(table, *lanes) if lanes else table

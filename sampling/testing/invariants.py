@@ -26,7 +26,6 @@ from sampling.hooks import (
     LoopFinished,
     LoopStarted,
     Repaired,
-    TextGrown,
 )
 from sampling.messages import Action, Context, Generation, Request
 from sampling.protocols import BackendLike, generate_of
@@ -247,11 +246,10 @@ def _in_order(events: list[Event]) -> bool:
             if running is not None or (last is not None and event.iteration <= last.iteration):
                 return False
             running = event
-        elif isinstance(event, IterationFinished | TextGrown):
+        elif isinstance(event, IterationFinished):
             if running is None or running.iteration != event.iteration:
                 return False
-            if isinstance(event, IterationFinished):
-                running, last = None, event
+            running, last = None, event
         elif isinstance(event, Repaired) and (running is not None or last is None or last.iteration != event.iteration):
             return False
     return running is None

@@ -14,11 +14,8 @@ from pathlib import Path
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from sampling import ItemOutcome, Usage
 from sampling.cli._app import run
-from sampling.cli._plain_progress import PlainProgress
 from sampling.cli._prompts import Prompts
-from sampling.fanout import ItemFinished
 from sampling.fanout.journal import export
 from sampling.testing.servers import OpenAIServer, Reply
 
@@ -516,23 +513,6 @@ def test_a_run_that_is_going_on_is_not_disturbed(server, prompts, tmp_path):
     assert None is process.poll()
     process.kill()
     process.communicate()
-
-
-def test_progress_in_a_log_is_a_plain_line_now_and_then():
-    """Progress shows counts, tokens, cost, rate and time left, without items from the journal in the rate."""
-    lines: list[str] = []
-    progress = PlainProgress(10, lines.append, every_s=0.0)
-    [hook] = progress.hooks()
-    for index, status in enumerate(["succeeded", "succeeded", "failed", "errored"]):
-        outcome = ItemOutcome(index, str(index), status, usage=Usage(900, 100, 0.25))
-        hook.function(
-            ItemFinished(sampling_id="", parent_id=None, strategy="", run_id="", outcome=outcome, recorded=index < 2)
-        )
-
-    assert 4 == len(lines)
-    assert lines[-1].startswith("4 of 10 done, 1 failed, 1 errored, 4,000 tokens, cost 1, ")
-    assert progress.line(10.0).endswith("0.2 per second, about 30 s left")
-    assert progress.line(1000.0).endswith("about 50 min left")
 
 
 def test_its_help_teaches(capsys):

@@ -5,12 +5,15 @@ import threading
 import time
 from io import StringIO
 
+import anyio
 import pytest
 from rich.console import Console
 
 from sampling import Generation, RejectionSamplingStrategy, Requirement, Usage, fan_out
+from sampling.fanout.items import ItemFinished, ItemOutcome
+from sampling.load import ClosedLoop, LoadRun
 from sampling.telemetry import run_progress as module
-from sampling.telemetry.run_progress import fan_out_progress
+from sampling.telemetry.run_progress import fan_out_progress, load_progress, run_progress
 from sampling.testing import After, ScriptedBackend
 
 ONCE = RejectionSamplingStrategy()
@@ -120,3 +123,61 @@ def test_a_bad_total_is_named():
     """Bad input: the argument, the value, and what is allowed."""
     with pytest.raises(ValueError, match="total must be >= 0, got -1"), fan_out_progress(total=-1):
         pass
+
+
+class Lines(StringIO):
+    """A log that says when it has a line."""
+
+    def __init__(self):
+        super().__init__()
+        self.written = threading.Event()
+
+    def write(self, text):
+        super().write(text)
+        self.written.set()
+
+
+def test_in_a_log_it_is_a_plain_line_now_and_then():
+    """Without a bar, and with the figures of that moment."""
+    log = Lines()
+    with fan_out_progress(total=10, console=Console(file=log), print_every_s=0.001) as hooks:
+        outcome = ItemOutcome(0, "0", "failed", usage=Usage(900, 100, 0.25))
+        for hook in hooks:
+            if hook.event is ItemFinished:
+                ids = {"sampling_id": "", "parent_id": None, "strategy": "", "run_id": ""}
+                hook.function(ItemFinished(**ids, outcome=outcome, recorded=True))
+        log.written.clear()
+        assert log.written.wait(60)
+    assert "1 of 10, 1 from the journal, 1 failed, 1,000 tokens, cost 0.25" == log.getvalue().splitlines()[-1]
+
+
+def test_a_run_of_another_kind_says_how_far_it_is():
+    """A load test, or a loop of your own: a text, and the share that is done. The last line is gone at the end."""
+    console = Console(file=StringIO(), force_terminal=True, width=80, color_system=None)
+    with run_progress(console=console) as update:
+        update("5 s: 10 sent", 0.5)
+    assert "5 s: 10 sent" in drawn(console)
+    log = Lines()
+    with run_progress(console=Console(file=log), print_every_s=0.001) as update:
+        update("half of it", None)
+        log.written.clear()
+        assert log.written.wait(60)
+    assert "half of it" == log.getvalue().splitlines()[-1]
+    with pytest.raises(TypeError, match="print_every_s"), fan_out_progress(print_every_s="often"):
+        pass
+
+
+def test_a_load_run_has_the_same_line(run):
+    """Its counts so far, with a bar if its duration is known."""
+    console = paper()
+
+    async def send():
+        load = LoadRun(workload, ClosedLoop(users=2, requests=6))
+        with load_progress(load, total_s=1, console=console, show=True):
+            await load.run()
+
+    async def workload(arrival):
+        await anyio.sleep(0.1)
+
+    run(send)
+    assert " s: 6 sent, 0 in flight, 6 answered" in drawn(console)
