@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import anyio
 import attrs
 
+from sampling._arguments import wrong_type
 from sampling.messages import Generation, Request
 from sampling.protocols import as_generation
 from sampling.usage import NO_USAGE, Usage
@@ -139,7 +140,7 @@ async def send(
         for observer in watching:
             observer.request_started(sent)
     try:
-        generation = sent.generation = as_generation(await answer(request))
+        generation = sent.generation = as_generation(await _awaitable(answer, request))
     except BaseException as error:
         sent.error = error
         raise
@@ -153,3 +154,12 @@ async def send(
         if real or not sent.sent_others:
             for observer in watching:
                 observer.request_ended(sent)
+
+
+def _awaitable(
+    answer: Callable[[Request], Awaitable[Generation | str]], request: Request
+) -> Awaitable[Generation | str]:
+    answered = answer(request)
+    if not hasattr(answered, "__await__"):
+        raise wrong_type("backend", answer, "async: it answered without being awaited")
+    return answered

@@ -131,9 +131,11 @@ class RunningAttempt(Generic[T]):
         """Send one request, and return its awaitable. `_settle` must follow, however it ends."""
         # Not async: one coroutine less for each attempt.
         scope.requests += 1
-        if observers() and not is_observed_inside(backend):
-            return send(backend, request, partial(_awaitable, generate))
-        return _awaitable(generate, request)
+        observed = observers() and not is_observed_inside(backend)
+        answer = send(backend, request, generate) if observed else generate(request)
+        if not hasattr(answer, "__await__"):
+            raise wrong_type("backend", generate, "async: it answered without being awaited")
+        return answer
 
     def _settle(self, scope: Scope, reservation: Reservation | None, used: Usage | None) -> Usage | None:
         """Account for a request that has ended, and return its usage if that is known."""
@@ -255,13 +257,3 @@ class RunningAttempt(Generic[T]):
         context = Context.sent(self.plan.messages, self.plan.chars, cut.text)
         record = self.record("invalid", context, None, (cut.validation,), cut.validation.error)
         return attrs.evolve(record, tokens_saved=max(0, could_have_been - spent.output_tokens))
-
-
-def _awaitable(
-    generate: Callable[[Request], Awaitable[Generation | str]], request: Request
-) -> Awaitable[Generation | str]:
-    """Call a backend, and return its awaitable."""
-    answer = generate(request)
-    if not hasattr(answer, "__await__"):
-        raise wrong_type("backend", generate, "async: it answered without being awaited")
-    return answer

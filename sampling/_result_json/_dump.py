@@ -1,7 +1,7 @@
 """Convert results to plain JSON."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, cast
 
 import attrs
@@ -182,6 +182,6 @@ def _redacted(value: Any) -> Any:
         return redact(value)
     if isinstance(value, Mapping):
         return {name: _redacted(item) for name, item in cast("Mapping[str, Any]", value).items()}
-    if isinstance(value, Sequence):
-        return [_redacted(item) for item in cast("Sequence[Any]", value)]
+    if isinstance(value, list | tuple):
+        return [_redacted(item) for item in cast("Iterable[Any]", value)]
     return value

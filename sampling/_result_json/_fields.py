@@ -83,7 +83,7 @@ class Fields:
         value: Any = self._data.get(name, [])
         if not isinstance(value, list):
             raise self._wrong(name, "a list", value)
-        return cast("list[Any]", value)
+        return list(cast("Iterable[Any]", value))
 
     def objects(self, name: str) -> "Iterator[Fields]":
         """Yield the objects of a list."""

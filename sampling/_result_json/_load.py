@@ -60,9 +60,8 @@ class _Load(Generic[T]):
         self._content = fields.flag("content")
         self._typed = action is not None
         self._action: Action[T] = action or cast("Action[T]", Action(""))
-        self._requirements = [
-            fields.read("requirements", lambda _, text=text: Requirement(text)) for text in fields.texts("requirements")
-        ]
+        fields.texts("requirements")
+        self._requirements = fields.read("requirements", lambda texts: [Requirement(text) for text in texts or ()])
         self._messages = [_load_message(one) for one in fields.objects("messages")]
         self._errors = [_load_error(one) for one in fields.objects("errors")]
         self._notes = fields.texts("notes")
