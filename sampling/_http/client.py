@@ -56,8 +56,17 @@ class Response:
         """Return the next bytes of the body as they were received, or b"" at the end."""
         return b"" if self._connection is None else await self._connection.read()
 
+    @property
+    def complete(self) -> bool:
+        """True if all of the body has arrived."""
+        return self._connection is None or self._connection.has_whole_body
+
     async def aclose(self) -> None:
         """Return the connection to the pool after a complete body, else close it at once."""
+        self.close()
+
+    def close(self) -> None:
+        """Do the same as `aclose`, which has nothing to wait for."""
         connection, self._connection = self._connection, None
         if connection is None:
             return

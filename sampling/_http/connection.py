@@ -132,6 +132,11 @@ class Connection(ABC):
                 raise self.failure
             await self._wait()
 
+    @property
+    def has_whole_body(self) -> bool:
+        """True if all of the body has arrived."""
+        return self.parser is not None and self.parser.ended
+
     def finish(self) -> bool:
         """End a request, and return whether the connection can carry another one."""
         parser, self.parser = self.parser, None

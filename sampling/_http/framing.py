@@ -18,11 +18,11 @@ MAX_CHUNK_LINE_BYTES: Final = 4_096
 MAX_EXTENSION_BYTES: Final = 65_536
 """The limit of all chunk extensions of a response together."""
 
-_HEAD_END = re.compile(rb"\r?\n\r?\n")
-_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .*)?", re.DOTALL)
-_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_NOT_TEXT = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r(?!\n)")
-_DIGITS = re.compile(rb"[0-9]{1,18}")
+_STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .*)?", re.DOTALL)
+_DIGITS = re.compile(r"[0-9]{1,18}")
+# What `bytes.translate` deletes, which is faster than a regular expression.
+_TEXT = b"\t\n" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
+_TOKEN = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(;[^\x00-\x08\x0a-\x1f\x7f]*)?\r\n")
 _CRLF = b"\r\n"
 _START = b"HTTP/1."
@@ -101,57 +101,62 @@ class ResponseParser:
     # The head.
 
     def _parse_head(self, data: bytes) -> None:
-        end = _HEAD_END.search(data)
-        self._check_head(data, len(data) if end is None else end.end())
-        if end is None:
+        if data[: len(_START)] != _START[: len(data)]:
+            raise FramingError("it does not begin with HTTP/1")
+        end = self._find_head_end(data)
+        if not end:
             self._rest = data
             return
-        self._head_bytes += end.end()
-        status = self._read_head(data[: end.start()])
-        rest = data[end.end() :]
+        status = self._read_head(data[:end])
         if status >= 200:
             self.status = status
         elif status == 101:
             raise FramingError("it switches protocols")
-        if rest:
-            self._parse(self, rest)
+        if end < len(data):
+            self._parse(self, data[end:])
 
-    def _check_head(self, data: bytes, size: int) -> None:
-        if data[: len(_START)] != _START[: len(data)]:
-            raise FramingError("it does not begin with HTTP/1")
-        if self._head_bytes + size > MAX_HEAD_BYTES:
+    def _find_head_end(self, data: bytes) -> int:
+        """Return where headers or trailers end, or 0 if the end has not arrived."""
+        end = data.find(b"\n\r\n") + 3
+        # Lines may also end in LF alone.
+        short = data.find(b"\n\n", 0, end if end > 2 else len(data)) + 2
+        if short > 1:
+            end = short
+        elif end == 2:
+            end = 0
+        if self._head_bytes + (end or len(data)) > MAX_HEAD_BYTES:
             raise FramingError(f"more than {MAX_HEAD_BYTES:,} bytes of headers")
+        self._head_bytes += end
+        return end
 
     def _read_head(self, head: bytes) -> int:
         """Read the status and the headers, and choose how to read the body."""
-        if _NOT_TEXT.search(head):
-            raise FramingError("control characters in the headers")
-        first, *lines = head.replace(_CRLF, b"\n").split(b"\n")
+        first, *lines = _lines(head)
         line = _STATUS_LINE.fullmatch(first)
         if line is None:
             raise FramingError("the status line is not valid")
         status = int(line[2])
-        fields, headers = _read_fields(lines)
+        fields = _read_fields(lines)
         if status < 200:
             return status
-        self.headers = headers
-        self.reusable = line[1] == b"1" and "close" not in headers.get("connection", "").lower()
+        headers = self.headers = dict(fields)
+        self.reusable = line[1] == "1" and "close" not in headers.get("connection", "").lower()
         self._choose_body(status, fields)
         return status
 
-    def _choose_body(self, status: int, fields: list[tuple[bytes, bytes]]) -> None:
-        codings = [value for name, value in fields if name == b"transfer-encoding"]
-        lengths = [part.strip() for name, value in fields if name == b"content-length" for part in value.split(b",")]
-        if any(not _DIGITS.fullmatch(length) for length in lengths) or len(set(lengths)) > 1:
+    def _choose_body(self, status: int, fields: list[tuple[str, str]]) -> None:
+        codings = [value for name, value in fields if name == "transfer-encoding"]
+        lengths = {part.strip(" \t") for name, value in fields if name == "content-length" for part in value.split(",")}
+        if len(lengths) > 1 or any(not _DIGITS.fullmatch(length) for length in lengths):
             raise FramingError("the content length is not valid")
-        if codings and (lengths or codings[0].lower() != b"chunked" or len(codings) > 1):
+        if codings and (lengths or codings[0].lower() != "chunked" or len(codings) > 1):
             raise FramingError("the transfer encoding is not valid")
         if status in _WITHOUT_BODY:
             self._end()
         elif codings:
             self._parse = ResponseParser._parse_chunks
         elif lengths:
-            self._left = int(lengths[0])
+            self._left = int(lengths.pop())
             self._parse = ResponseParser._parse_length
             if not self._left:
                 self._end()
@@ -237,18 +242,13 @@ class ResponseParser:
             if len(data) > 2:
                 self._parse_trailing(data)
             return
-        end = _HEAD_END.search(data)
-        if self._head_bytes + (len(data) if end is None else end.end()) > MAX_HEAD_BYTES:
-            raise FramingError(f"more than {MAX_HEAD_BYTES:,} bytes of trailers")
-        if end is None:
+        end = self._find_head_end(data)
+        if not end:
             self._rest = data
             return
-        trailers = data[: end.start()]
-        if _NOT_TEXT.search(trailers):
-            raise FramingError("control characters in the trailers")
-        _read_fields(trailers.replace(_CRLF, b"\n").split(b"\n"))
+        _read_fields(_lines(data[:end]))
         self._end()
-        if end.end() < len(data):
+        if end < len(data):
             self._parse_trailing(data)
 
     def _parse_trailing(self, data: bytes) -> None:
@@ -260,18 +260,26 @@ class ResponseParser:
         self._parse = ResponseParser._parse_trailing
 
 
-def _read_fields(lines: list[bytes]) -> tuple[list[tuple[bytes, bytes]], dict[str, str]]:
-    """Read header lines, and return them in order and by name."""
+def _lines(head: bytes) -> list[str]:
+    """Return the lines of headers or trailers, without the empty one at their end."""
+    text = head.replace(_CRLF, b"\n")
+    if text.translate(None, _TEXT):
+        raise FramingError("control characters in the headers")
+    return text[:-2].decode("latin-1").split("\n")
+
+
+def _read_fields(lines: list[str]) -> list[tuple[str, str]]:
+    """Return headers, with names in lower case."""
     if len(lines) > MAX_HEADERS:
         raise FramingError(f"more than {MAX_HEADERS} headers")
-    fields: list[tuple[bytes, bytes]] = []
+    fields: list[tuple[str, str]] = []
     for line in lines:
-        name, colon, value = line.partition(b":")
+        name, colon, value = line.partition(":")
         # A line that begins with a blank would continue the one before, which servers must not send any more.
-        if not colon or not _TOKEN.fullmatch(name):
+        if not colon or not name or name.encode("latin-1").translate(None, _TOKEN):
             raise FramingError("a header is not valid")
-        fields.append((name.lower(), value.strip(b" \t")))
-    return fields, {name.decode("latin-1"): value.decode("latin-1") for name, value in fields}
+        fields.append((name.lower(), value.strip(" \t")))
+    return fields
 
 
 _CHUNK_LINE_START = re.compile(rb"[0-9A-Fa-f]{1,15}(?:[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*|))?\r?")

@@ -3,7 +3,7 @@
 import tracemalloc
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sampling._http.framing import FramingError, ResponseParser
@@ -102,6 +102,7 @@ REFUSED = {
     "a length with digits of another script": OK + "content-length: ٥\r\n\r\n".encode(),
     "a length with an underscore": OK + b"content-length: 1_0\r\n\r\n",
     "a huge length": OK + b"content-length: " + b"9" * 100 + b"\r\n\r\n",
+    "a length with a blank of another kind": OK + b"content-length: 5\xa0\r\n\r\n",
     "an empty length": OK + b"content-length:\r\n\r\n",
     "a length and chunks": OK + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
     "another coding": OK + b"transfer-encoding: gzip\r\n\r\n",
@@ -194,6 +195,7 @@ def test_a_server_that_closes_its_connections_is_believed(head):
     assert not parser.reusable
 
 
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=8), st.data())
 def test_any_chunks_in_any_pieces_give_the_same_body(chunks, data):
     """Chunk sizes and the pieces in which bytes arrive have nothing to do with each other."""
@@ -211,6 +213,7 @@ FRAGMENTS = [
 ]  # fmt: skip
 
 
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(FRAGMENTS) | st.binary(max_size=6), max_size=8).map(b"".join), st.data())
 def test_any_bytes_mean_the_same_in_any_pieces(wire, data):
     """The only error is `FramingError`, and how bytes are cut never decides between an answer and an error."""

@@ -1,5 +1,7 @@
 """The pool of connections: order, limits, expiry, and requests that are cancelled while they wait."""
 
+import asyncio  # noqa: TID251 - only asyncio has a native `Task.cancel`
+
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
@@ -104,34 +106,54 @@ async def test_those_who_wait_are_served_in_the_order_in_which_they_came(anyio_b
 
 
 @pytest.mark.parametrize("give_back", ["release", "discard"])
-async def test_a_grant_to_a_request_that_was_cancelled_goes_to_the_next(anyio_backend, give_back):
-    """Row 25: whether it was cancelled before the grant or in the same moment."""
+async def test_requests_that_are_cancelled_while_they_wait_lose_nothing(anyio_backend, give_back):
+    """Row 25: whether they are cancelled before they are granted a connection or in the same moment."""
     pool = Pool(1, 30.0)
     line = await opened(pool)
     served = []
-    first = anyio.CancelScope()
 
     async def want(name, scope):
         with scope:
-            served.append((name, await pool.acquire(SERVER)))
+            got = await pool.acquire(SERVER)
+            served.append(name)
+            if got is None:
+                pool.discard(None)
+            else:
+                pool.release(SERVER, got)
 
     async with anyio.create_task_group() as tasks:
-        gone = anyio.CancelScope()
-        tasks.start_soon(want, "gone", gone)
+        scopes = {name: anyio.CancelScope() for name in ("before", "meanwhile", "never")}
+        for name, scope in scopes.items():
+            tasks.start_soon(want, name, scope)
+            await anyio.wait_all_tasks_blocked()
+        scopes["before"].cancel()
         await anyio.wait_all_tasks_blocked()
-        gone.cancel()
-        await anyio.wait_all_tasks_blocked()
-        assert "0 queued" in repr(pool)
-        tasks.start_soon(want, "first", first)
-        await anyio.wait_all_tasks_blocked()
-        tasks.start_soon(want, "second", anyio.CancelScope())
-        await anyio.wait_all_tasks_blocked()
+        assert "2 queued" in repr(pool)
         if give_back == "release":
             pool.release(SERVER, line)
         else:
             pool.discard(line)
+        scopes["meanwhile"].cancel()
+    assert "before" not in served
+    assert served[-1] == "never"
+    assert "Requests: 0 active, 0 queued | Connections: 0 active" in repr(pool)
+
+
+def test_a_grant_that_comes_with_the_cancellation_of_its_task_goes_to_the_next():
+    """`Task.cancel` of asyncio may end a wait that was granted already."""
+    pool = Pool(1, 30.0)
+
+    async def main():
+        line = await opened(pool)
+        first = asyncio.ensure_future(pool.acquire(SERVER))
+        second = asyncio.ensure_future(pool.acquire(SERVER))
+        await anyio.wait_all_tasks_blocked()
+        pool.release(SERVER, line)
         first.cancel()
-    assert served == [("second", line if give_back == "release" else None)]
+        assert await second is line
+        assert first.cancelled()
+
+    anyio.run(main)
 
 
 async def test_an_idle_connection_to_another_server_makes_room(anyio_backend):

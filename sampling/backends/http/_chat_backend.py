@@ -23,6 +23,7 @@ from sampling._arguments import (
     wrong_type,
 )
 from sampling._engine.scope import report_usage
+from sampling._http.client import Response
 from sampling._json.bounded import loads
 from sampling._log import Logger
 from sampling._redaction import Redactor, Secret, clears_locals
@@ -429,8 +430,7 @@ class ChatBackend(ABC):
         finally:
             # Report also on errors and cancellation: the tokens so far are spent. A refused request costs nothing.
             report_usage(answer.spent if response.status == 200 else Usage())
-            with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
-                await response.aclose()
+            await _close(response)
 
     async def _read(self, response: WireResponse, answer: StreamedResponse, receive: Receiver) -> None:
         """Read the events of a response, or the JSON of a server that does not stream."""
@@ -550,7 +550,19 @@ async def _read_error_body(response: WireResponse) -> bytes:
     return body
 
 
+async def _close(response: WireResponse) -> None:
+    """Close a response, shielded from cancellation, but not for ever."""
+    if isinstance(response, Response):
+        # It never waits, so it needs no scope, which costs as much as reading several tokens.
+        response.close()
+        return
+    with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
+        await response.aclose()
+
+
 async def _drain(response: WireResponse) -> None:
     """Wait briefly for the end of a finished body, so that its connection can be reused."""
+    if isinstance(response, Response) and response.complete:
+        return
     with anyio.move_on_after(_DRAIN_TIMEOUT_S):
         await response.read()

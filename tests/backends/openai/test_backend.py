@@ -454,7 +454,6 @@ class TestLife:
                 leave(backend)
 
 
-@pytest.mark.usefixtures("both_transports")
 class TestLosers:
     async def test_winning_disconnects_the_losers(self):
         """Seven of seven losers are gone from the server, and what they used is on the result."""
