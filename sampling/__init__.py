@@ -38,19 +38,6 @@ from sampling.parts import Audio, File, Image, Reasoning, Text, ToolCall, ToolRe
 from sampling.protocols import Backend, StreamingBackend
 from sampling.requirements import Requirement, Validation, View
 from sampling.results import SamplingResult, Slice
-from sampling.strategies import (
-    BestOfNStrategy,
-    BudgetForcingStrategy,
-    Diverse,
-    EscalationStrategy,
-    HedgedSamplingStrategy,
-    MajorityVotingStrategy,
-    MBRStrategy,
-    MultiTurnStrategy,
-    RejectionSamplingStrategy,
-    RepairTemplateStrategy,
-    Tier,
-)
 from sampling.strategy import BaseSamplingStrategy
 from sampling.tools import Tool, tool
 from sampling.usage import Price, Usage
@@ -64,6 +51,19 @@ if TYPE_CHECKING:
     from sampling.backends.simulated import SimulatedBackend
     from sampling.fanout import FanOutResult, ItemOutcome, fan_out, open_fan_out
     from sampling.fanout.journal import Journal
+    from sampling.strategies import (
+        BestOfNStrategy,
+        BudgetForcingStrategy,
+        Diverse,
+        EscalationStrategy,
+        HedgedSamplingStrategy,
+        MajorityVotingStrategy,
+        MBRStrategy,
+        MultiTurnStrategy,
+        RejectionSamplingStrategy,
+        RepairTemplateStrategy,
+        Tier,
+    )
 
     __version__: str
 
@@ -161,6 +161,22 @@ _lazy = lazy_attributes(
         **dict.fromkeys(
             ("Cached", "Fallback", "Limited", "Priced", "Recorded", "Replayed", "Retrying", "ToolLoop"),
             "sampling.backends.layers",
+        ),
+        **dict.fromkeys(
+            (
+                "BestOfNStrategy",
+                "BudgetForcingStrategy",
+                "Diverse",
+                "EscalationStrategy",
+                "HedgedSamplingStrategy",
+                "MajorityVotingStrategy",
+                "MBRStrategy",
+                "MultiTurnStrategy",
+                "RejectionSamplingStrategy",
+                "RepairTemplateStrategy",
+                "Tier",
+            ),
+            "sampling.strategies",
         ),
         **dict.fromkeys(("FanOutResult", "ItemOutcome", "fan_out", "open_fan_out"), "sampling.fanout"),
         "AnthropicBackend": "sampling.backends.anthropic",

@@ -1,6 +1,5 @@
 """Parts of messages: text, images, audio, files, tool calls, their results, and reasoning."""
 
-import hashlib
 import mimetypes
 import re
 from base64 import b64decode, b64encode
@@ -214,6 +213,9 @@ class Media:
     def digest(self) -> str:
         """The SHA-256 of the bytes, or of the URL."""
         if self._digest is None:
+            # Slow to import, because it loads a library of the system.
+            import hashlib  # noqa: PLC0415
+
             content = self.data if self.data is not None else cast("str", self.url).encode("utf-8", "surrogatepass")
             object.__setattr__(self, "_digest", hashlib.sha256(content).hexdigest())
         return cast("str", self._digest)

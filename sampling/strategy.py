@@ -4,11 +4,10 @@ import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Any, ClassVar, Self, TypedDict, TypeVar, Unpack, cast, final, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypedDict, TypeVar, Unpack, cast, final, overload
 
 import anyio
 import attrs
-from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from sampling._arguments import (
     check_bool,
@@ -34,6 +33,9 @@ from sampling.protocols import BackendLike, Progress, Stage, Variation, can_stre
 from sampling.requirements import Requirement, RequirementLike, as_requirements
 from sampling.results import SamplingResult, Slice, by_merit, first_tried
 from sampling.streaming import Events, open_events
+
+if TYPE_CHECKING:
+    from anyio.from_thread import BlockingPortal
 
 __all__ = ["BaseSamplingStrategy", "StrategySettings", "keep_open"]
 
@@ -656,7 +658,7 @@ def _deduplicated(own: Iterable[RequirementLike], given: tuple[Requirement, ...]
     return tuple(once.values())
 
 
-_portals: dict[int, tuple[int, BlockingPortal]] = {}
+_portals: "dict[int, tuple[int, BlockingPortal]]" = {}
 """For each backend that is kept open: the process in which it is, and its event loop. By the id of the backend."""
 
 
@@ -678,6 +680,9 @@ def keep_open(backend: BackendLike) -> Generator[BackendLike]:
         raise RuntimeError("keep_open() is for code without an event loop: write `async with backend` instead")
     if _portal_of(backend) is not None:
         raise RuntimeError(f"{backend!r} is kept open already: use it inside of that block")
+    # Slow to import, and of use only here.
+    from anyio.from_thread import start_blocking_portal  # noqa: PLC0415
+
     with start_blocking_portal() as portal, ExitStack() as stack:
         untyped: Any = backend
         if isinstance(untyped, AbstractAsyncContextManager):
@@ -690,7 +695,7 @@ def keep_open(backend: BackendLike) -> Generator[BackendLike]:
             del _portals[id(backend)]
 
 
-def _portal_of(backend: object) -> BlockingPortal | None:
+def _portal_of(backend: object) -> "BlockingPortal | None":
     pid, portal = _portals.get(id(backend), (0, None))
     # Threads do not survive a fork.
     return portal if pid == os.getpid() else None

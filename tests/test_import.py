@@ -89,6 +89,22 @@ def test_it_leaves_out_what_only_some_need(ours):
     assert backends <= {"layers", "layers._layer"}
 
 
+def test_it_leaves_out_strategies_that_nobody_asked_for():
+    """A strategy is imported on first use, and what anyio needs to run tasks with the first call."""
+    modules = modules_after("from sampling import RejectionSamplingStrategy")
+    loaded = {module for module in modules if module.startswith("sampling.strategies.")}
+    assert loaded == {"sampling.strategies.rejection"}
+    assert not modules & {"anyio._core._tasks", "anyio.from_thread", "typing_extensions", "_hashlib"}
+
+
+@pytest.mark.parametrize("backend", ["AnthropicBackend", "GeminiBackend", "OpenAIBackend"])
+def test_a_backend_is_imported_without_an_http_client(backend):
+    """The client is imported when a backend is made, if it is needed at all."""
+    modules = modules_after(f"from sampling import {backend}")
+    assert not packages(modules) & {"httpcore2", "httpx2", "h11"}
+    assert "asyncio.base_events" not in modules - modules_after("import sampling")
+
+
 @pytest.mark.parametrize("module", ["sampling.testing", "sampling.telemetry"])
 def test_the_doubles_and_the_log_hooks_need_no_extra(module, theirs):
     """`sampling.testing` imports trio if it is installed, and no other extra."""

@@ -1,6 +1,5 @@
 """Judges: requirements that a model checks."""
 
-import hashlib
 import re
 from typing import Protocol
 
@@ -190,4 +189,7 @@ def _mark(text: str) -> str:
     It is a hash of the text, and no text can contain its own hash. A random mark would work, too,
     but then the same answer judged twice would be two different requests, useless to a cache or a recording.
     """
+    # Slow to import, because it loads a library of the system.
+    import hashlib  # noqa: PLC0415
+
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

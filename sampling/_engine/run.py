@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar, overload
 
 import anyio
 import attrs
-from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled, current_token
 
 from sampling._engine import decisions
@@ -44,6 +43,9 @@ from sampling.usage import NO_USAGE, Usage
 if TYPE_CHECKING:
     from sampling._engine.stages import Stages
 
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
 __all__ = ["Run"]
 
 T = TypeVar("T")
@@ -57,7 +59,7 @@ _TURN_S = 0.1
 class Run(Generic[T]):
     """One call while it runs. All state of the call that changes is here."""
 
-    _scope: anyio.CancelScope | None = None
+    _scope: "anyio.CancelScope | None" = None
     """Cancels all subsamples. A single subsample without a deadline has none."""
 
     _tracker: Tracker[T] | None = None
@@ -225,7 +227,7 @@ class Run(Generic[T]):
         if self._abort is not None:
             raise self._abort
 
-    async def _start_subsamples(self, group: TaskGroup) -> None:
+    async def _start_subsamples(self, group: "TaskGroup") -> None:
         if self._tracker is not None and "next_subsample_in_s" in self.call.overridden:
             await self._start_late(group, self._tracker)
             return
@@ -234,7 +236,7 @@ class Run(Generic[T]):
         # The first one needs no task of its own.
         await self._subsample(0)
 
-    async def _start_late(self, group: TaskGroup, tracker: Tracker[T]) -> None:
+    async def _start_late(self, group: "TaskGroup", tracker: Tracker[T]) -> None:
         """Start each subsample when the strategy says so."""
         started = tracker.started = 0
         while started < self.call.concurrency_budget and not self._stopped:
@@ -261,7 +263,7 @@ class Run(Generic[T]):
             self._end_with(error)
             return math.inf
 
-    def _start_task(self, group: TaskGroup, subsample: int) -> None:
+    def _start_task(self, group: "TaskGroup", subsample: int) -> None:
         group.create_task(self._subsample_in_task(subsample), name=f"subsample {subsample}")
 
     async def _subsample_in_task(self, subsample: int) -> None:

@@ -7,7 +7,7 @@ whose winner must not depend on timing. Other calls do without, because it costs
 
 import math
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import anyio
 import attrs
@@ -34,16 +34,16 @@ class Tracker(Generic[T]):
 
     running: dict[int, Running] = attrs.field(factory=dict[int, Running])
     ended: set[int] = attrs.field(factory=set[int])
-    scopes: dict[int, anyio.CancelScope] = attrs.field(factory=dict[int, anyio.CancelScope])
+    scopes: "dict[int, anyio.CancelScope]" = attrs.field(factory=dict[int, Any])
     """In a deterministic call: cancels one subsample."""
 
-    changed: anyio.Event | None = None
+    changed: "anyio.Event | None" = None
     """Set when the next start has to be decided again."""
 
     in_turn: bool = False
     """In a deterministic call with a limited budget: attempts are made one after the other."""
 
-    _turns: dict[tuple[int, int], anyio.Event] = attrs.field(factory=dict[tuple[int, int], anyio.Event])
+    _turns: "dict[tuple[int, int], anyio.Event]" = attrs.field(factory=dict[tuple[int, int], Any])
     """The attempts that wait for their turn."""
 
     _bound: tuple[float, float] = (math.inf, math.inf)
@@ -54,7 +54,7 @@ class Tracker(Generic[T]):
         """The queue of a deterministic call."""
         return self.queue if isinstance(self.queue, OrderedQueue) else None
 
-    def scope_of(self, subsample: int) -> anyio.CancelScope:
+    def scope_of(self, subsample: int) -> "anyio.CancelScope":
         """Return the cancel scope of one subsample."""
         return self.scopes.setdefault(subsample, anyio.CancelScope())
 

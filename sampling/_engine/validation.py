@@ -46,7 +46,7 @@ _PARTIAL_CHECKS_PER_LENGTH = 256
 """Up to so many characters, partial checks run after every piece."""
 
 _MAX_BLOCKING_CHECKS = 32
-_blocking_checks: RunVar[anyio.CapacityLimiter] = RunVar("sampling_blocking_checks")
+_blocking_checks: "RunVar[anyio.CapacityLimiter]" = RunVar("sampling_blocking_checks")
 
 
 def parse(action: Action[T], text: str) -> tuple[T | None, Validation | None]:
@@ -281,7 +281,7 @@ def first_error(failed: Iterable[Validation]) -> Exception | None:
     return None
 
 
-def limiter_of_this_loop(variable: RunVar[anyio.CapacityLimiter], tokens: int) -> anyio.CapacityLimiter:
+def limiter_of_this_loop(variable: "RunVar[anyio.CapacityLimiter]", tokens: int) -> "anyio.CapacityLimiter":
     """Return the limiter of the running event loop, made when it is first needed."""
     limiter = variable.get(None)
     if limiter is None:

@@ -4,8 +4,6 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from sampling._virtual_time import run_virtual
-
 __all__ = ["run_virtual_until_signal"]
 
 T = TypeVar("T")
@@ -23,6 +21,9 @@ def run_virtual_until_signal(
     SIGINT or SIGTERM calls `stop`, and the run returns what it has. A virtual loop waits for no signals, so a flag is
     looked at between two steps of tasks.
     """
+    # It imports trio's test kit, which takes longer than the rest of the command line.
+    from sampling._virtual_time import run_virtual  # noqa: PLC0415
+
     received: list[signal.Signals] = []
     passed_on: list[signal.Signals] = []
 
