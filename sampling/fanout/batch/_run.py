@@ -1,10 +1,13 @@
 """One run over batch APIs."""
 
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from contextvars import copy_context
+from functools import partial
 from itertools import count
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVarTuple
 
 import anyio
 import attrs
@@ -29,6 +32,8 @@ from sampling.results import SamplingResult
 from sampling.usage import NO_USAGE, Price
 
 __all__ = ["BatchRun"]
+
+Ts = TypeVarTuple("Ts")
 
 log = Logger("sampling.fanout.batch")
 
@@ -55,6 +60,7 @@ class BatchRun:
         self._numbers = count(1)
         self._stack = AsyncExitStack()
         self._tasks: TaskGroup
+        self._context = copy_context()
 
     # Enter and exit.
 
@@ -146,13 +152,13 @@ class BatchRun:
         lane = self._lanes.get((client, model))
         if lane is None:
             lane = self._lanes[client, model] = Lane(client, self._settings, self._ledger, self._watch_soon)
-            self._tasks.start_soon(lane.run, name="sampling fan-out: batches")
+            self._start(lane.run, name="sampling fan-out: batches")
         return lane
 
     def _accept(self, request: ParkedRequest) -> None:
         batch = self._batch_of.get(request.custom_id)
         if request.custom_id in self._ledger.answered:
-            self._tasks.start_soon(self._replay, request)
+            self._start(self._replay, request, name="sampling fan-out: an answer")
         elif batch is None:
             request.lane.add(request)
         elif batch.error is not None:
@@ -182,7 +188,11 @@ class BatchRun:
         self._batch_of.update(dict.fromkeys(batch.requests, batch))
         self._report(batch, "created")
         log.info("batch_created", batch=batch.batch_id, number=batch.number, requests=batch.size)
-        self._tasks.start_soon(self._watch, batch, name="sampling fan-out: a batch")
+        self._start(self._watch, batch, name="sampling fan-out: a batch")
+
+    def _start(self, function: Callable[[*Ts], Awaitable[None]], *args: *Ts, name: str) -> None:
+        """Start a task in the context of the run: the item that causes it is not the only one that it works for."""
+        self._context.run(partial(self._tasks.start_soon, function, *args, name=name))
 
     async def _watch(self, batch: Batch) -> None:
         ids = tuple(batch.requests)

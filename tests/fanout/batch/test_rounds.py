@@ -6,6 +6,7 @@ from traceback import TracebackException
 import anyio
 import attrs
 import pytest
+import structlog
 
 from sampling import (
     Action,
@@ -557,3 +558,13 @@ def test_no_items_send_nothing(run, provider):
     server = server_of()
     assert "completed" == run(fan_out, ONCE, [], None, provider(server), engine=BatchEngine()).status
     assert not server.calls
+
+
+def test_log_lines_of_a_batch_name_no_item(run, provider):
+    """F4, F21: a batch works for many items, so its lines have the ids of none."""
+    server = server_of()
+    with structlog.testing.capture_logs(processors=[structlog.contextvars.merge_contextvars]) as lines:
+        run(batched, provider(server), questions(3))
+    created = [line for line in lines if line["event"] == "batch_created"]
+    assert 1 == len(created)
+    assert "item_id" not in created[0]
