@@ -1,10 +1,9 @@
 """One run over batch APIs."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from contextvars import copy_context
-from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import Any, Final, TypeVarTuple
@@ -190,9 +189,9 @@ class BatchRun:
         log.info("batch_created", batch=batch.batch_id, number=batch.number, requests=batch.size)
         self._start(self._watch, batch, name="sampling fan-out: a batch")
 
-    def _start(self, function: Callable[[*Ts], Awaitable[None]], *args: *Ts, name: str) -> None:
+    def _start(self, function: Callable[[*Ts], Coroutine[Any, Any, None]], *args: *Ts, name: str) -> None:
         """Start a task in the context of the run: the item that causes it is not the only one that it works for."""
-        self._context.run(partial(self._tasks.start_soon, function, *args, name=name))
+        self._context.run(lambda: self._tasks.start_soon(function, *args, name=name))
 
     async def _watch(self, batch: Batch) -> None:
         ids = tuple(batch.requests)
