@@ -72,6 +72,9 @@ class ServerBatch:
     status: str = "in_progress"
     """In the words of OpenAI: in_progress, cancelling, completed, cancelled, expired or failed."""
 
+    finished: int = 0
+    """The number of requests that were worked on when it was cancelled."""
+
     lines: dict[str, list[bytes]] = attrs.field(factory=dict[str, list[bytes]])
     """The lines of its result files, once it has ended."""
 
@@ -131,6 +134,9 @@ class BatchServer:
         self.mangle: Callable[[list[bytes]], list[bytes]] = lambda lines: lines
         """Called with the lines of each result file, which it may change."""
 
+        self.cancel_s: float = 0.0
+        """How long it takes to cancel a batch."""
+
         self.max_enqueued: int | None = None
         """The number of requests in progress from which on OpenAI's API refuses a batch."""
 
@@ -147,12 +153,7 @@ class BatchServer:
         return f"http://127.0.0.1:{self._http.server_address[1]}/v1"
 
     def __enter__(self) -> Self:
-        server = self
-
-        class Handler(_Handler):
-            owner = server
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"owner": self}))
         self._http.daemon_threads = True
         threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
         return self
@@ -342,12 +343,19 @@ class BatchServer:
         if not batch.ended:
             batch.status = "cancelling"
             share = 1.0 if not self.latency_s else (self.clock() - batch.created) / self.latency_s
-            self._end(batch, int(len(batch.requests) * min(share, 1.0)), "cancelled")
+            batch.finished = int(len(batch.requests) * min(share, 1.0))
+            batch.ready = self.clock() + self.cancel_s
+            self._advance()
 
     def _advance(self) -> None:
         for batch in self.batches:
-            if batch.status == "in_progress" and self.clock() >= batch.ready:
-                self._end(batch, len(batch.requests), "completed")
+            if batch.status in {"in_progress", "cancelling"} and self.clock() >= batch.ready:
+                cancelled = batch.status == "cancelling"
+                self._end(
+                    batch,
+                    batch.finished if cancelled else len(batch.requests),
+                    "cancelled" if cancelled else "completed",
+                )
 
     def _end(self, batch: ServerBatch, finished: int, status: str) -> None:
         """Work on the first requests of a batch, and end it."""

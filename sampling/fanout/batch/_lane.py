@@ -9,7 +9,7 @@ import anyio
 from sampling._engine.scope import new_sampling_id
 from sampling._log import Logger
 from sampling.backends.http._batches import BatchClient
-from sampling.errors import BackendError, BadRequest, ConnectFailed, RateLimited
+from sampling.errors import BackendError, BadRequest, ConnectFailed, RateLimited, ServerError, Timeout
 from sampling.fanout.batch._ledger import Batch, Ledger
 from sampling.fanout.batch._settings import Settings
 from sampling.fanout.batch._tickets import ParkedRequest
@@ -58,6 +58,9 @@ class Lane:
     def add(self, request: ParkedRequest) -> None:
         """Queue a request for the next batch."""
         request.is_sent = False
+        if request.custom_id in self._ledger.in_doubt:
+            self._ledger.in_doubt.remove(request.custom_id)
+            self._ledger.maybe_billed_twice([request])
         self._queue.append(request)
         self._arrived += 1
         self._bytes += len(request.body)
@@ -161,33 +164,32 @@ class Lane:
             log.warning("batch_not_forgotten", error_type=type(error).__name__)
 
     async def _create(self, batch: Batch, lines: list[bytes]) -> None:
-        """Create a batch. If it is not known whether that succeeded, look for the batch first."""
-        client = self._client
+        """Create a batch. If it is not known whether that succeeded, look for the batch before creating it again."""
 
         async def create() -> None:
-            if batch.candidates:
-                return
+            failure: BackendError = Timeout(f"the batch was not created within {_CREATE_GRACE_S:g} s")
             try:
                 # Not cancelled on the way: otherwise the batch might exist, and nobody would know its id.
                 with anyio.move_on_after(_CREATE_GRACE_S, shield=True):
-                    batch.batch_id = await client.create(lines, batch.file_id, batch.name)
+                    batch.batch_id = await self._client.create(lines, batch.file_id, batch.name)
+                    return
             except BackendError as error:
                 if not error.retryable or isinstance(error, RateLimited | ConnectFailed):
                     raise
-                await self._look_for(batch)
-                if batch.batch_id is None:
-                    raise
+                failure = error
+            await self._look_for(batch)
             if batch.batch_id is None:
-                await self._look_for(batch)
+                if not isinstance(failure, ServerError):
+                    self._ledger.maybe_billed_twice(batch.tickets.values())
+                raise failure
 
         await patiently(create)
 
     async def _look_for(self, batch: Batch) -> None:
         found = await patiently(lambda: possible_batches(batch, self._ledger.known_ids))
-        batch.batch_id, batch.candidates = (found[0], found[1:]) if found else (None, [])
-        batch.is_verified = self._client.keeps_names or not found
-        if not found:
-            self._ledger.maybe_billed_twice(batch.tickets.values())
+        if found:
+            batch.batch_id, batch.candidates = found[0], found[1:]
+            batch.is_verified = self._client.keeps_names
 
 
 async def possible_batches(batch: Batch, known: set[str]) -> list[str]:

@@ -70,6 +70,9 @@ class Ledger:
         self.answered: set[str] = set()
         """The ids of requests whose answers are in the journal."""
 
+        self.in_doubt: set[str] = set()
+        """The ids of requests that may have been billed in a batch that was lost, and were not sent again yet."""
+
         self.known_ids: set[str] = set()
         """The ids of all batches of the run, at the provider."""
 

@@ -33,6 +33,7 @@ _CHUNK: Final = 200
 """The number of answers that are written to the journal at once."""
 
 _CUSTOM_ID: Final = re.compile(rb'"custom_id"\s*:\s*"([\w-]{1,64})"')
+_HEAD_BYTES: Final = 1_000
 _NOBODY: Final = Redactor([])
 
 Again: TypeAlias = Callable[[ParkedRequest], None]
@@ -86,14 +87,12 @@ class Results:
     def _entry(self, line: bytes) -> tuple[str, BatchReply | BackendError | None]:
         client = self._batch.client
         if len(line) >= client.max_line_bytes:
-            found = _CUSTOM_ID.search(line[:10_000])
-            limit = f"the answer has {client.max_line_bytes:,} bytes or more"
-            return ("", None) if found is None else (found[1].decode(), ResponseTooLarge(limit))
+            return _named(line, ResponseTooLarge(f"the answer has {client.max_line_bytes:,} bytes or more"))
         try:
             fields = loads(line.decode())
-            reply = client.parse(cast("Json", fields)) if isinstance(fields, dict) else None
-        except ValueError:
-            reply = None
+        except ValueError as error:
+            return _named(line, MalformedResponse(f"the answer is not JSON that can be read ({error})"))
+        reply = client.parse(cast("Json", fields)) if isinstance(fields, dict) else None
         return ("", None) if reply is None else (reply.custom_id, reply)
 
     async def _flush(self) -> None:
@@ -150,13 +149,19 @@ class Results:
             log.warning("batch_lines_ignored", batch=batch.batch_id, lines=self.ignored)
         await self._ledger.end(batch)
         missing = [batch.tickets.pop(custom_id) for custom_id in tuple(batch.tickets)]
+        self._ledger.in_doubt.update(batch.requests)
         batch.requests.clear()
         if missing:
-            log.warning("batch_replies_missing", batch=batch.batch_id, requests=len(missing))
             # Nobody knows whether the provider has worked on them.
-            self._ledger.maybe_billed_twice(missing)
+            log.warning("batch_replies_missing", batch=batch.batch_id, requests=len(missing))
         for ticket in missing:
             self._again_or(ticket, MalformedResponse("the results of the batch have no line for the request"))
+
+
+def _named(line: bytes, error: BackendError) -> tuple[str, BackendError | None]:
+    """Return the request that an unreadable line is about, if that can be seen, and its error."""
+    found = _CUSTOM_ID.search(line[:_HEAD_BYTES])
+    return ("", None) if found is None else (found[1].decode(), error)
 
 
 def error_of_reply(reply: DeferredReply) -> BackendError:

@@ -1,11 +1,12 @@
 """One run over batch APIs."""
 
-import math
 import time
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from contextvars import copy_context
 from itertools import count
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVarTuple
 
 import anyio
 import attrs
@@ -18,7 +19,7 @@ from sampling.backends.http._batches import BatchClient, BatchState
 from sampling.backends.http._chat_backend import ChatBackend
 from sampling.backends.layers import Priced
 from sampling.backends.layers._layer import iter_backends
-from sampling.errors import BackendError, Timeout, Unsupported
+from sampling.errors import BackendError, BadRequest, Timeout, Unsupported
 from sampling.fanout.batch._lane import Lane, patiently, possible_batches
 from sampling.fanout.batch._ledger import Batch, Ledger
 from sampling.fanout.batch._results import Results, error_of_problem
@@ -30,6 +31,8 @@ from sampling.results import SamplingResult
 from sampling.usage import NO_USAGE, Price
 
 __all__ = ["BatchRun"]
+
+Ts = TypeVarTuple("Ts")
 
 log = Logger("sampling.fanout.batch")
 
@@ -56,6 +59,7 @@ class BatchRun:
         self._numbers = count(1)
         self._stack = AsyncExitStack()
         self._tasks: TaskGroup
+        self._context = copy_context()
 
     # Enter and exit.
 
@@ -111,6 +115,7 @@ class BatchRun:
             item.index if notes is None else notes.slot_of(item),
             run_id=work.run_id,
             price_factor=self._settings.price_factor,
+            has_batches=lambda backend: id(backend) in self._clients,
             lane_of=self._lane_of,
             accept=self._accept,
         )
@@ -141,20 +146,18 @@ class BatchRun:
         if scope is not None and self._ledger.is_durable:
             scope.spent, scope.requests, scope.attempts, scope.estimated_tokens = NO_USAGE, 0, 0, 0
 
-    def _lane_of(self, backend: object, model: str) -> Lane | None:
-        client = self._clients.get(id(backend))
-        if client is None:
-            return None
+    def _lane_of(self, backend: object, model: str) -> Lane:
+        client = self._clients[id(backend)]
         lane = self._lanes.get((client, model))
         if lane is None:
             lane = self._lanes[client, model] = Lane(client, self._settings, self._ledger, self._watch_soon)
-            self._tasks.start_soon(lane.run, name="sampling fan-out: batches")
+            self._start(lane.run, name="sampling fan-out: batches")
         return lane
 
     def _accept(self, request: ParkedRequest) -> None:
         batch = self._batch_of.get(request.custom_id)
         if request.custom_id in self._ledger.answered:
-            self._tasks.start_soon(self._replay, request)
+            self._start(self._replay, request, name="sampling fan-out: an answer")
         elif batch is None:
             request.lane.add(request)
         elif batch.error is not None:
@@ -184,13 +187,20 @@ class BatchRun:
         self._batch_of.update(dict.fromkeys(batch.requests, batch))
         self._report(batch, "created")
         log.info("batch_created", batch=batch.batch_id, number=batch.number, requests=batch.size)
-        self._tasks.start_soon(self._watch, batch, name="sampling fan-out: a batch")
+        self._start(self._watch, batch, name="sampling fan-out: a batch")
+
+    def _start(self, function: Callable[[*Ts], Coroutine[Any, Any, None]], *args: *Ts, name: str) -> None:
+        """Start a task in the context of the run: the item that causes it is not the only one that it works for."""
+        self._context.run(lambda: self._tasks.start_soon(function, *args, name=name))
 
     async def _watch(self, batch: Batch) -> None:
         ids = tuple(batch.requests)
         try:
             state = await self._wait_for_end(batch)
-            await self._collect(batch, state)
+            if state is None:
+                await self._handle_loss(batch)
+            else:
+                await self._collect(batch, state)
         except Exception as error:  # noqa: BLE001 - it is that of the requests
             log.warning("batch_failed", batch=batch.batch_id, error_type=type(error).__name__)
             batch.error = error
@@ -201,12 +211,12 @@ class BatchRun:
         for custom_id in ids:
             if self._batch_of.get(custom_id) is batch:
                 del self._batch_of[custom_id]
-        if not state.problems:
+        if state is None or not state.problems:
             for lane in self._lanes.values():
                 lane.resume()
 
-    async def _wait_for_end(self, batch: Batch) -> BatchState:
-        """Poll until a batch has ended. Errors of the server are waited out."""
+    async def _wait_for_end(self, batch: Batch) -> BatchState | None:
+        """Poll until a batch has ended. Errors of the server are waited out. Return None if there is no such batch."""
         settings = self._settings
         age_s = max(0.0, time.time() - batch.created_s) if batch.resumed else 0.0
         deadline = anyio.current_time() + max(settings.max_wait_s - age_s, 0.0)
@@ -214,12 +224,16 @@ class BatchRun:
         while True:
             await anyio.sleep(min(interval_s, max(deadline - anyio.current_time(), 0.0)))
             interval_s = min(max(interval_s * _POLL_GROWTH, settings.poll_interval_s), settings.max_poll_interval_s)
-            state = await self._state(batch)
-            if state is not None and state.ended:
-                self._report(batch, state.status, state)
-                return state
+            try:
+                state = await self._state(batch)
+            except BadRequest as error:
+                if error.status == 404:
+                    return None
+                raise
             if state is not None:
                 self._report(batch, state.status, state)
+                if state.ended:
+                    return state
             if anyio.current_time() >= deadline:
                 if batch.timed_out:
                     raise Timeout(f"the batch had not ended after {settings.max_wait_s:g} s", hint="Raise max_wait_s.")
@@ -287,16 +301,22 @@ class BatchRun:
 
     async def _handle_stranger(self, batch: Batch) -> None:
         """Handle a batch that was taken for one of ours, and has none of our requests."""
-        tickets = list(batch.tickets.values())
-        batch.tickets.clear()
-        if batch.candidates:
+        while batch.candidates:
             batch.batch_id = batch.candidates.pop(0)
-            batch.tickets = {ticket.custom_id: ticket for ticket in tickets}
-            await self._collect(batch, await self._wait_for_end(batch))
-            return
+            state = await self._wait_for_end(batch)
+            if state is not None:
+                await self._collect(batch, state)
+                return
+        await self._handle_loss(batch)
+
+    async def _handle_loss(self, batch: Batch) -> None:
+        """Send the requests of a batch again that the provider does not know, or no longer."""
+        log.warning("batch_lost", batch=batch.batch_id, requests=len(batch.requests))
+        tickets = list(batch.tickets.values())
         await self._ledger.end(batch)
+        batch.tickets.clear()
+        self._ledger.in_doubt.update(batch.requests)
         batch.requests.clear()
-        self._ledger.maybe_billed_twice(tickets)
         for ticket in tickets:
             self._send_again(ticket)
 
@@ -340,9 +360,10 @@ class BatchRun:
     async def _cancel_and_keep(self, batch: Batch) -> None:
         try:
             batch.tickets.clear()
-            await self._cancel(batch)
-            deadline = anyio.current_time() + (self._settings.cancel_grace_s if self._ledger.is_durable else -math.inf)
-            while anyio.current_time() < deadline:
+            state = await self._state(batch)
+            if state is None or not state.ended:
+                await self._cancel(batch)
+            while self._ledger.is_durable:
                 state = await self._state(batch)
                 if state is not None and state.ended:
                     self._report(batch, state.status, state)

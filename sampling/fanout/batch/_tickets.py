@@ -71,13 +71,15 @@ class ItemRequests:
         *,
         run_id: str,
         price_factor: float,
-        lane_of: Callable[[object, str], "Lane | None"],
+        has_batches: Callable[[object], bool],
+        lane_of: Callable[[object, str], "Lane"],
         accept: Callable[[ParkedRequest], None],
     ) -> None:
         self.price_factor = price_factor
         self._item = item
         self._slot = slot
         self._run_id = run_id
+        self._has_batches = has_batches
         self._lane_of = lane_of
         self._accept = accept
         self._seen: Counter[str] = Counter()
@@ -86,7 +88,7 @@ class ItemRequests:
 
     def takes(self, backend: object) -> bool:
         """Return whether a batch API answers for this backend."""
-        return self._lane_of(backend, "") is not None
+        return self._has_batches(backend)
 
     def park(self, backend: object, model: str, body: bytes) -> ParkedRequest:
         """
@@ -95,13 +97,10 @@ class ItemRequests:
         Its id is the same when another process runs the item again: it names the item, the request, and how many
         equal requests the item made before it. Equal requests are interchangeable, so their order does not matter.
         """
-        lane = self._lane_of(backend, model)
-        if lane is None:
-            raise RuntimeError("this backend has no batches")
         digest = hashlib.sha256(b"%b\n%d\n%b" % (self._run_id.encode(), self._slot, body)).hexdigest()[:40]
         custom_id = f"{digest}-{self._seen[digest]}"
         self._seen[digest] += 1
         self.ids.append(custom_id)
-        request = ParkedRequest(lane, self._item, self._slot, custom_id, body)
+        request = ParkedRequest(self._lane_of(backend, model), self._item, self._slot, custom_id, body)
         self._accept(request)
         return request

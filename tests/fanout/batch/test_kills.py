@@ -133,6 +133,7 @@ def expected_tokens(server):
     return total
 
 
+@pytest.mark.timeout(600)
 def test_a_kill_before_any_write_costs_nothing(runner, tmp_path):
     """F21: whatever was recorded, a resume finds the batches at the provider, and pays for nothing twice."""
     with BatchServer(answer) as server:
@@ -149,6 +150,7 @@ def test_a_kill_before_any_write_costs_nothing(runner, tmp_path):
             check(server, result, journal)
 
 
+@pytest.mark.timeout(600)
 def test_a_kill_at_any_call_costs_nothing(runner, tmp_path):
     """F21: when the server has worked on the call, and the client does not know yet."""
     with BatchServer(answer) as server:

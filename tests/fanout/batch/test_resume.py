@@ -79,6 +79,30 @@ def test_a_batch_can_be_left_running(run, provider, path):
     assert () == result.maybe_billed_twice
 
 
+def test_a_cancellation_that_takes_long_ends_after_a_resume(run, provider, path):
+    """F21: the run does not wait for it for ever, and the next one uses what was finished and sends the rest."""
+    server = server_of()
+    server.cancel_s = HOUR
+    run(cut_off, HOUR / 2, provider(server), questions(10), journal=InlineJournal(path))
+    assert ["cancelling"] == [batch.status for batch in server.batches]
+    restart(server)
+    result = run(batched, provider(server), questions(10), journal=InlineJournal(path))
+    assert 10 == result.counts()["succeeded"]
+    assert 10 == server.billed.total()
+    assert not paid_twice(server)
+
+
+def test_a_batch_that_the_provider_has_lost_is_sent_again(run, provider, path):
+    """F21: and the items are reported, because the lost batch may have been billed."""
+    server = server_of()
+    engine = BatchEngine(cancel_on_exit=False)
+    run(cut_off, HOUR / 2, provider(server), questions(3), journal=InlineJournal(path), engine=engine)
+    server.batches.clear()
+    result = run(batched, provider(server), questions(3), journal=InlineJournal(path))
+    assert 3 == result.counts()["succeeded"]
+    assert (0, 1, 2) == result.maybe_billed_twice
+
+
 def test_a_resume_between_rounds_uses_the_first_answers(run, provider, path):
     """F21: the first round is replayed from the journal, and its usage is counted once."""
     server = server_of(second_turn)

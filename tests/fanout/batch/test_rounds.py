@@ -1,10 +1,12 @@
 """Rounds of attempts as batches: every strategy works, repairs come in the next batch, and prices are half."""
 
 import json
+from traceback import TracebackException
 
 import anyio
 import attrs
 import pytest
+import structlog
 
 from sampling import (
     Action,
@@ -376,6 +378,15 @@ class TestHostileResults:
         assert [f"yes to question {number}" for number in range(5)] == [one.result.value for one in result.outcomes]
         assert [5] == sizes(server)
 
+    def test_a_line_that_can_not_be_read_is_the_error_of_its_request(self, run, provider):
+        """F21: it was paid for, so it is not sent again in silence."""
+        server = server_of()
+        server.mangle = lambda lines: [lines[0].replace(b"yes", b"yes\xff"), *lines[1:]]
+        result = run(batched, provider(server), questions(3), on_error="continue", outage_grace_s=0)
+        assert ["errored", "succeeded", "succeeded"] == [one.status for one in result.outcomes]
+        assert "MalformedResponse" == type(result.outcomes[0].error).__name__
+        assert [3] == sizes(server)
+
     def test_a_second_line_about_a_request_changes_nothing(self, run, provider):
         """F21: the first one counts."""
         server = server_of()
@@ -455,6 +466,31 @@ def test_layers_work_around_it(run, provider):
     assert [1, 1, 1] == sizes(server)
 
 
+def test_polls_grow_apart(run, provider):
+    """F21: from `poll_interval_s` to `max_poll_interval_s`."""
+    server = server_of()
+    times = []
+    server.intercept = lambda method, path: times.append(anyio.current_time()) if path.endswith("_1") else None
+    engine = BatchEngine(linger_s=0, poll_interval_s=10, max_poll_interval_s=100)
+    run(batched, provider(server), questions(3), engine=engine)
+    gaps = [round(later - earlier, 3) for earlier, later in zip([0.0, *times], times, strict=False)]
+    assert [10, 15, 22.5, 33.75, 50.625, 75.938, 100, 100] == gaps[:8]
+    assert 3600 <= times[-1] <= 3700
+
+
+def test_the_key_is_in_no_traceback(run, provider):
+    """F21: also not in the local variables of a frame."""
+    server = server_of()
+    server.intercept = lambda _method, _path: (401, {"error": {"type": "authentication_error", "message": "no"}})
+    try:
+        run(batched, provider(server), questions(1))
+    except AuthenticationFailed as error:
+        shown = "".join(TracebackException.from_exception(error, capture_locals=True).format())
+        assert "AuthenticationFailed" in shown
+        assert "Bearer" not in shown
+        assert "'x-api-key'" not in shown
+
+
 def test_progress_reports_every_batch(run, provider):
     """F21: `on_progress` gets the state of each batch."""
     server = server_of(lambda request: "yes" if turns(request) == 2 else "no")
@@ -522,3 +558,13 @@ def test_no_items_send_nothing(run, provider):
     server = server_of()
     assert "completed" == run(fan_out, ONCE, [], None, provider(server), engine=BatchEngine()).status
     assert not server.calls
+
+
+def test_log_lines_of_a_batch_name_no_item(run, provider):
+    """F4, F21: a batch works for many items, so its lines have the ids of none."""
+    server = server_of()
+    with structlog.testing.capture_logs(processors=[structlog.contextvars.merge_contextvars]) as lines:
+        run(batched, provider(server), questions(3))
+    created = [line for line in lines if line["event"] == "batch_created"]
+    assert 1 == len(created)
+    assert "item_id" not in created[0]
