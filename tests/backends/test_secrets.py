@@ -160,7 +160,7 @@ async def everything_said(make, script):
         with structlog.testing.capture_logs() as logs:
             async with HostileServer(script) as server:
                 # Only a server that hangs is not waited for.
-                timeout_s = 0.3 if Step.HANG in script else 20.0
+                timeout_s = 1.5 if Step.HANG in script else 20.0
                 backend = make(server, headers={"x-gateway": HEADER_CANARY}, timeout_s=timeout_s)
                 async with backend:
                     said["repr(backend), open"] = f"{backend!r} {backend} {vars(backend)} {backend._transport!r}"

@@ -240,7 +240,7 @@ class TestLosers:
 
         def reply(request):
             first = len(server.requests) == 1
-            return Reply(["won"], interval_s=0.2) if first else Reply(["lost "], endless=True, interval_s=0.001)
+            return Reply(["won"], interval_s=1) if first else Reply(["lost "], endless=True, interval_s=0.001)
 
         async with GeminiServer(reply) as server, GeminiBackend("m", base_url=server.url) as backend:
             won = Requirement("won", check=lambda text: text == "won")

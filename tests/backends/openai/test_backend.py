@@ -460,7 +460,7 @@ class TestLosers:
 
         def reply(request):
             first = len(server.requests) == 1
-            return Reply(["won"], interval_s=0.2) if first else Reply(["lost "], endless=True, interval_s=0.001)
+            return Reply(["won"], interval_s=1) if first else Reply(["lost "], endless=True, interval_s=0.001)
 
         async with OpenAIServer(reply) as server, OpenAIBackend(server.url, model="m") as backend:
             strategy = RejectionSamplingStrategy(concurrency_budget=8)
