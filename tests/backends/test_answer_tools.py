@@ -65,3 +65,12 @@ def test_a_schema_of_no_object_is_asked_for_in_words(provider):
     body = body_of(provider, Options(schema=LIST))
     assert "tools" not in body
     assert "matches this schema" in json.dumps(body)
+
+
+@pytest.mark.parametrize("provider", ["chat", "responses", "anthropic"])
+def test_extra_tools_do_not_replace_those_of_the_request(provider):
+    """Such as a search that the server runs by itself."""
+    of_the_server = {"type": "web_search", "name": "web_search"}
+    body = body_of(provider, Options(tools=[SEARCH], extra={"tools": [of_the_server]}))
+    assert ["search", "web_search"] == tool_names(body)
+    assert [of_the_server] == body_of(provider, Options(extra={"tools": [of_the_server]}))["tools"]

@@ -1,8 +1,8 @@
 """Build the JSON body of a request, in the parts that all providers share."""
 
 import json
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, cast
 
 from sampling.errors import BadRequest, RequestTooLarge
 from sampling.options import Options
@@ -21,13 +21,20 @@ def resolve_model(model: str | None, variable: str) -> str:
 
 
 def add_extra(body: dict[str, Any], options: Options, reserved: Collection[str]) -> None:
-    """Add the extra options to a body, or raise if they set what the backend sets itself."""
+    """
+    Add the extra options to a body, or raise if they set what the backend sets itself.
+
+    Extra tools, such as those that the server runs, are added to those of the request.
+    """
     if found := sorted(options.extra.keys() & set(reserved)):
         raise BadRequest(
             f"options.extra sets {', '.join(found)}, which the backend sets itself",
             hint="Remove them: the messages come from the request, and every request is streamed so that it can stop.",
         )
+    tools, more = body.get("tools"), options.extra.get("tools")
     body.update(options.extra)
+    if tools and isinstance(more, list | tuple):
+        body["tools"] = [*tools, *cast("Sequence[object]", more)]
 
 
 def encode_json(body: dict[str, Any], max_bytes: int) -> bytes:
