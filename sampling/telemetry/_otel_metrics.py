@@ -1,9 +1,10 @@
 """The metrics of calls, requests and fan-outs for OpenTelemetry."""
 
-from opentelemetry import metrics
-from opentelemetry.metrics import MeterProvider
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
 
 from sampling._requests import SentRequest
+from sampling.errors import MissingExtra
 from sampling.fanout.items import ItemFinished
 from sampling.hooks import IterationFinished, LoopFinished, LoopStarted
 from sampling.telemetry._request_figures import (
@@ -16,14 +17,36 @@ from sampling.telemetry._request_figures import (
     without_none,
 )
 
-__all__ = ["OtelMetrics"]
+try:
+    from opentelemetry import metrics
+    from opentelemetry.metrics import Meter, MeterProvider
+except ImportError as _error:
+    raise MissingExtra("metrics", "opentelemetry-api", "otel") from _error
+
+__all__ = ["SCHEMA_URL", "OtelMetrics", "installed_version", "meter_named"]
+
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.41.0"
+"""The version of the conventions that spans and metrics follow."""
+
+
+def installed_version() -> str | None:
+    """Return the version of this library, or None if it is not installed as a package."""
+    try:
+        return version("sampling")
+    except PackageNotFoundError:
+        return None
+
+
+def meter_named(name: str, provider: MeterProvider | None) -> Meter:
+    """Return a meter with the version of this library and of the conventions."""
+    return metrics.get_meter(name, installed_version() or "", provider, SCHEMA_URL)
 
 
 class OtelMetrics:
     """The instruments, and what is recorded with them."""
 
-    def __init__(self, provider: MeterProvider | None, version: str | None, schema_url: str) -> None:
-        meter = metrics.get_meter("sampling", version or "", provider, schema_url)
+    def __init__(self, provider: MeterProvider | None) -> None:
+        meter = meter_named("sampling", provider)
         self._duration = meter.create_histogram(
             "gen_ai.client.operation.duration",
             unit="s",

@@ -10,8 +10,7 @@ become their children.
 
 import time
 from contextvars import Token
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
@@ -39,14 +38,11 @@ try:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
 
-    from sampling.telemetry._otel_metrics import OtelMetrics
+    from sampling.telemetry._otel_metrics import SCHEMA_URL, OtelMetrics, installed_version
 except ImportError as _error:
     raise MissingExtra("tracing", "opentelemetry-api", "otel") from _error
 
-__all__ = ["SCHEMA_URL", "otel_hooks"]
-
-SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.41.0"
-"""The version of the conventions that spans and metrics follow."""
+__all__ = ["otel_hooks"]
 
 
 def otel_hooks(
@@ -69,9 +65,8 @@ def otel_hooks(
 
         content: Also record prompts, answers and the reasons of checks. They may contain private data.
     """
-    installed = _version()
-    tracer = trace.get_tracer("sampling", installed, tracer_provider=tracer_provider, schema_url=SCHEMA_URL)
-    metrics = OtelMetrics(meter_provider, installed, SCHEMA_URL)
+    tracer = trace.get_tracer("sampling", installed_version(), tracer_provider=tracer_provider, schema_url=SCHEMA_URL)
+    metrics = OtelMetrics(meter_provider)
     spans = _Spans(tracer, metrics, content=check_bool("content", content))
     hooks = Hooks()
     hooks.on(LoopStarted)(spans.loop_started)
@@ -80,13 +75,6 @@ def otel_hooks(
     hooks.on(LoopFinished)(spans.loop_finished)
     hooks.on(ItemFinished)(metrics.item_finished)
     return hooks
-
-
-def _version() -> str | None:
-    try:
-        return version("sampling")
-    except PackageNotFoundError:
-        return None
 
 
 @attrs.define

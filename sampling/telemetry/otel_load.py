@@ -16,8 +16,9 @@ from sampling.load import LoadRun, PopulationsRun, Tally
 from sampling.telemetry._load_figures import BUCKETS_S, COUNTS, LoadFigures
 
 try:
-    from opentelemetry import metrics
     from opentelemetry.metrics import MeterProvider
+
+    from sampling.telemetry._otel_metrics import meter_named
 except ImportError as _error:
     raise MissingExtra("metrics", "opentelemetry-api", "otel") from _error
 
@@ -58,7 +59,7 @@ class _Recorder:
     def __init__(self, figures: LoadFigures, provider: MeterProvider | None) -> None:
         self._figures = figures
         self._recorded: dict[str, Tally] = {}
-        meter = metrics.get_meter("sampling.load", meter_provider=provider)
+        meter = meter_named("sampling.load", provider)
         self._counters = {
             name: meter.create_counter(f"sampling.load.{name}", unit="1", description=description)
             for name, description in COUNTS.items()

@@ -42,7 +42,8 @@ from sampling import (
 from sampling.backends.anthropic import AnthropicBackend
 from sampling.backends.gemini import GeminiBackend
 from sampling.backends.openai import OpenAIBackend
-from sampling.telemetry.otel import SCHEMA_URL, otel_hooks
+from sampling.telemetry._otel_metrics import SCHEMA_URL
+from sampling.telemetry.otel import otel_hooks
 from sampling.testing import After, ScriptedBackend
 from sampling.testing.servers import AnthropicServer, GeminiServer, OpenAIServer, Reply
 

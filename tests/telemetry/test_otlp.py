@@ -17,7 +17,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from sampling import Generation, RejectionSamplingStrategy, Requirement, TransientError, Usage
-from sampling.telemetry.otel import SCHEMA_URL, otel_hooks
+from sampling.telemetry._otel_metrics import SCHEMA_URL
+from sampling.telemetry.otel import otel_hooks
 from sampling.testing import After, ScriptedBackend
 
 MESSAGES = {"/v1/traces": ExportTraceServiceRequest, "/v1/metrics": ExportMetricsServiceRequest}
