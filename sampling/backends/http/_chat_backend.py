@@ -430,7 +430,12 @@ class ChatBackend(ABC):
         finally:
             # Report also on errors and cancellation: the tokens so far are spent. A refused request costs nothing.
             report_usage(answer.spent if response.status == 200 else Usage())
-            await _close(response)
+            if isinstance(response, Response):
+                # It never waits, so it needs no scope, which costs as much as reading several tokens.
+                response.close()
+            else:
+                with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
+                    await response.aclose()
 
     async def _read(self, response: WireResponse, answer: StreamedResponse, receive: Receiver) -> None:
         """Read the events of a response, or the JSON of a server that does not stream."""
@@ -548,16 +553,6 @@ async def _read_error_body(response: WireResponse) -> bytes:
             if not data or len(body) >= _MAX_ERROR_BYTES:
                 break
     return body
-
-
-async def _close(response: WireResponse) -> None:
-    """Close a response, shielded from cancellation, but not for ever."""
-    if isinstance(response, Response):
-        # It never waits, so it needs no scope, which costs as much as reading several tokens.
-        response.close()
-        return
-    with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
-        await response.aclose()
 
 
 async def _drain(response: WireResponse) -> None:
