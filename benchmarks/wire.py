@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from benchmarks import wire_events
 from benchmarks.http import direct
 from benchmarks.http_line import Json, LineWorker
 from benchmarks.peers import Peer
@@ -46,6 +47,7 @@ def run(settings: Settings) -> list[Section]:
     try:
         bench.start()
         return [
+            wire_events.section(bench.rounds),
             bench.one_by_one(),
             bench.in_one_write(),
             bench.request(),
@@ -65,7 +67,7 @@ class _Bench:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._workers: dict[str, LineWorker] = {}
-        self._rounds = 2 if settings.quick else 7
+        self.rounds = 2 if settings.quick else 7
         self._shapes = SHAPES[:1] if settings.quick else SHAPES
         self._peers = PEERS.versions if settings.peers else {}
         self._calls = 0
@@ -142,7 +144,7 @@ class _Bench:
     ) -> tuple[dict[str, float | None], Json]:
         """Measure in turns, and return the medians and all rounds. The first fill caches and do not count."""
         rounds_of: dict[str, list[float]] = {name: [] for name in names}
-        for number in range(unmeasured + (rounds or self._rounds)):
+        for number in range(unmeasured + (rounds or self.rounds)):
             for name in names:
                 found = measure(name)
                 if found is not None and number >= unmeasured:

@@ -38,6 +38,8 @@ _VARYING_PROBE = b"37"
 # A quote and a backslash have a meaning in JSON, and control characters are not allowed in it.
 _SPECIAL = re.compile(r'["\\\x00-\x1f]')
 
+_JSON = json.JSONDecoder()
+
 
 class EventReader:
     """Feeds the events of a response to its reader, and the pieces of its text to a receiver."""
@@ -184,9 +186,8 @@ class _Template:
         position = start
         # The first of the pieces is empty, because the data begins with the head.
         for piece in data[start:limit].split(head)[1:]:
-            text, found, rest = piece.partition(after)
-            if found and self.varying:
-                rest = self._without_varying(rest)
+            text, found, following = piece.partition(after)
+            rest = self._without_varying(following) if self.varying else following
             if not found or rest is None:
                 break
             position += len(head) + len(piece)
@@ -252,14 +253,26 @@ def _decoded(found: Sequence[bytes]) -> list[str]:
         texts = b"\n".join(found).decode().split("\n")
     except UnicodeDecodeError:
         texts = []
-    if len(texts) == len(found) and all(texts) and not _SPECIAL.search("".join(texts)):
-        return texts
-    return list(takewhile(bool, map(_string, found)))
+    if len(texts) != len(found):
+        return list(takewhile(bool, [_string(encoded) for encoded in found]))
+    if _SPECIAL.search("".join(texts)):
+        texts = [_unescaped(text) if _SPECIAL.search(text) else text for text in texts]
+    return texts if all(texts) else list(takewhile(bool, texts))
 
 
 def _string(encoded: bytes) -> str:
     """Return a string of JSON without its quotes as a text, or nothing if it is none."""
     try:
-        return str(json.loads(f'"{encoded.decode()}"'))
+        return _unescaped(encoded.decode())
+    except UnicodeDecodeError:
+        return ""
+
+
+def _unescaped(encoded: str) -> str:
+    """Return a string of JSON without its quotes as a text, or nothing if it is none."""
+    quoted = f'"{encoded}"'
+    try:
+        text, end = _JSON.raw_decode(quoted)
     except ValueError:
         return ""
+    return str(text) if end == len(quoted) else ""
