@@ -285,10 +285,9 @@ class TestErrors:
 
         server.handle = refuse_one
         result = run(batched, openai(server), questions(5), on_error="continue")
-        assert ["succeeded", "succeeded", "errored", "succeeded", "succeeded"] == [
-            one.status for one in result.outcomes
-        ]
-        assert isinstance(result.outcomes[2].error, BadRequest)
+        # Trio starts the items in any order, so the third line may be about any of them.
+        assert {"succeeded": 4, "failed": 0, "errored": 1} == result.counts()
+        assert [BadRequest] == [type(one.error) for one in result.outcomes if one.error]
 
     def test_outages_while_polling_are_waited_out(self, run, provider):
         """F18, F21: a server that is down for hours does not end the run, and the batch is not sent again."""
@@ -383,8 +382,9 @@ class TestHostileResults:
         server = server_of()
         server.mangle = lambda lines: [lines[0].replace(b"yes", b"yes\xff"), *lines[1:]]
         result = run(batched, provider(server), questions(3), on_error="continue", outage_grace_s=0)
-        assert ["errored", "succeeded", "succeeded"] == [one.status for one in result.outcomes]
-        assert "MalformedResponse" == type(result.outcomes[0].error).__name__
+        # Trio starts the items in any order, so the first line may be about any of them.
+        assert {"succeeded": 2, "failed": 0, "errored": 1} == result.counts()
+        assert ["MalformedResponse"] == [type(one.error).__name__ for one in result.outcomes if one.error]
         assert [3] == sizes(server)
 
     def test_a_second_line_about_a_request_changes_nothing(self, run, provider):
