@@ -27,7 +27,7 @@ class WireRequest:
     on_sent: Callable[[], None] = attrs.field(repr=False)
     """Called when the first bytes are sent. From then on the server may work on the request and charge for it."""
 
-    method: str = "POST"
+    method: str = attrs.field(default="POST", repr=False)
 
 
 class WireResponse(Protocol):

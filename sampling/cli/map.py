@@ -14,10 +14,10 @@ from sampling.backends.llama.models.arithmetic import Question
 from sampling.budgets import Budget
 from sampling.cli import _flags as flags
 from sampling.cli._answer_format import parse_format
+from sampling.cli._batch_lines import BatchLines
 from sampling.cli._files import Force, check_output, is_same_file, is_special
 from sampling.cli._headers import Headers
 from sampling.cli._map_run import MapJob, check, run, show_worst_case
-from sampling.cli._batch_lines import BatchLines
 from sampling.cli._prompts import Prompts
 from sampling.cli._signals import SignalHandler
 from sampling.cli._specs import choose_backend, parse_backend, parse_requirements, parse_strategy, wrap_backend
