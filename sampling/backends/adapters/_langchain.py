@@ -1,7 +1,7 @@
 """Adapter for LangChain chat models."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from anyio.lowlevel import checkpoint
 
@@ -96,10 +96,10 @@ async def _read(stream: Any, answer: StreamedText) -> StreamedText:
     return answer
 
 
-def _logprobs(given: Any) -> tuple[Any, ...]:
+def _logprobs(given: Mapping[str, Any] | list[Any] | None) -> tuple[Any, ...]:
     """Return the log probabilities of a chunk: one object per token."""
-    content: object = cast("Mapping[str, Any]", given).get("content") if isinstance(given, Mapping) else given
-    return tuple(cast("list[Any]", content)) if isinstance(content, list) else ()
+    content: list[Any] | None = given.get("content") if isinstance(given, Mapping) else given
+    return tuple(content or ())
 
 
 def _tool_choice(options: Options) -> str | None:
