@@ -1,7 +1,10 @@
 """What a request costs does not depend on how many connections there are: counted in instructions, not timed."""
 
+import itertools
 import ssl
 import sys
+from contextlib import contextmanager
+from functools import partial
 
 import anyio
 import pytest
@@ -56,23 +59,41 @@ async def request(transport):
 
 async def instructions(function, *args):
     """Return how many instructions of the interpreter a call takes, with those of the event loop."""
-    count = 0
-
-    def trace(frame, event, _):
-        nonlocal count
-        if event == "call":
-            frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        elif event == "opcode":
-            count += 1
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
+    count = itertools.count()
+    with counting(count):
         await function(*args)
+    return next(count)
+
+
+@contextmanager
+def counting(count):
+    """Call `next(count)` for every instruction."""
+    if not hasattr(sys, "monitoring"):
+        before = sys.gettrace()
+        sys.settrace(partial(trace, count))
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+        return
+    # From Python 3.12 on, `settrace` misses the instructions of frames.
+    monitoring, tool = sys.monitoring, 4
+    monitoring.use_tool_id(tool, "test_scaling")
+    monitoring.register_callback(tool, monitoring.events.INSTRUCTION, lambda *_: next(count))
+    monitoring.set_events(tool, monitoring.events.INSTRUCTION)
+    try:
+        yield
     finally:
-        sys.settrace(before)
-    return count
+        monitoring.set_events(tool, 0)
+        monitoring.free_tool_id(tool)
+
+
+def trace(count, frame, event, _):
+    if event == "call":
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+    elif event == "opcode":
+        next(count)
+    return partial(trace, count)
 
 
 async def cost(function, *, idle=0, busy=0):
