@@ -33,15 +33,16 @@ def render_html(
 
     It has no scripts, and its content security policy allows none. All text from the run is escaped.
     """
-    kind, title, content = "load", "", iter(())
     if isinstance(report, CapacityAnswer):
-        kind, title, content = "capacity", _headline(report), _capacity(report)
-    elif isinstance(report, PopulationsReport):
-        title, content = _populations_headline(report), _populations(report)
-    else:
-        title, content = _load_headline(report), _load(report)
-    lead, *rest = content
-    return html_document(title, kind, lead, *_compared(comparison), *rest)
+        return _document(_headline(report), "capacity", _capacity(report), comparison)
+    if isinstance(report, PopulationsReport):
+        return _document(_populations_headline(report), "load", _populations(report), comparison)
+    return _document(_load_headline(report), "load", _load(report), comparison)
+
+
+def _document(title: str, kind: str, content: Iterator[Markup], comparison: Comparison | None) -> str:
+    """Return a page with the comparison below its first paragraph."""
+    return html_document(title, kind, next(content), *_compared(comparison), *content)
 
 
 def html_document(title: str, kind: str, *content: Markup, refresh_s: int | None = None) -> str:
