@@ -11,6 +11,7 @@ import typer
 from sampling._arguments import short_repr
 from sampling.cli._files import check_distinct, check_output, reason_of, replacing
 from sampling.cli._status import print_status
+from sampling.load import Comparison
 from sampling.load.report._files import Report, format_of, write_report
 
 __all__ = ["Out", "Samples", "check_outputs", "write_outputs"]
@@ -49,24 +50,26 @@ def check_outputs(
     return found
 
 
-def write_outputs(report: Report, paths: Sequence[Path], *, samples: bool = False) -> bool:
+def write_outputs(
+    report: Report, paths: Sequence[Path], *, samples: bool = False, comparison: Comparison | None = None
+) -> bool:
     """
-    Write a report to every path. Return False if one of them failed.
+    Write a report to every path, with a comparison on its page. Return False if one of them failed.
 
     Then the report is saved elsewhere, because what it cost is spent.
     """
-    problems = {path: _write(report, path, samples=samples) for path in paths}
+    problems = {path: _write(report, path, samples=samples, comparison=comparison) for path in paths}
     failed = {path: problem for path, problem in problems.items() if problem is not None}
     if failed:
         _rescue(report, failed, samples=samples)
     return not failed
 
 
-def _write(report: Report, path: Path, *, samples: bool) -> str | None:
+def _write(report: Report, path: Path, *, samples: bool, comparison: Comparison | None) -> str | None:
     """Write a report to a path. Return what went wrong, if anything did."""
     try:
         with replacing(path) as temporary:
-            write_report(report, temporary, samples=samples)
+            write_report(report, temporary, samples=samples, comparison=comparison)
     except OSError as error:
         return reason_of(error)
     print_status(f"wrote {path}")

@@ -61,7 +61,7 @@ def report(
             if isinstance(found, Plan) or isinstance(earlier, Plan):
                 raise ValueError("--against compares load and capacity reports, not plans")
             compared = compare(earlier, found, tolerance=parse_share("--tolerance", tolerance))
-    written = dry_run or write_outputs(found, outputs)
+    written = dry_run or write_outputs(found, outputs, comparison=compared)
     write_result(f"{_render(found) if compared is None else compared.render()}\n")
     if not written:
         return FAILED

@@ -472,7 +472,7 @@ def test_it_bisects_between_the_last_pass_and_the_first_trip(run):
     assert 10.0 == pytest.approx(answer.max_rate, rel=0.03)
     assert answer.max_rate in {step.target_rate for step in answer.steps if step.verdict == "PASS"}
     assert answer.first_trip - answer.max_rate <= 0.02 * answer.first_trip
-    assert 0.9 < answer.confidence <= 1.0
+    assert 0.8 < answer.confidence <= 1.0
     assert "refine" in {step.why for step in answer.steps}
 
 
@@ -489,12 +489,14 @@ def test_a_step_at_the_edge_is_repeated_and_the_confidence_says_so(run):
         return await searching.run()
 
     answer = run(search)
-    assert [(20, "ramp"), (30, "ramp"), (30, "repeat"), (20, "repeat")] == [
+    assert [(20, "ramp"), (30, "ramp"), (30, "repeat"), *[(20, "repeat")] * 3] == [
         (step.target_rate, step.why) for step in answer.steps
     ]
-    assert (20, (2, 2)) == (answer.max_rate, answer.passes)
+    held_s = [step.report.duration_s for step in answer.steps if step.target_rate == 20]
+    assert [QUICK["hold_s"], *[2 * QUICK["hold_s"]] * 3] == held_s
+    assert (20, (4, 4)) == (answer.max_rate, answer.passes)
     assert 0.5 < answer.confidence < 0.9
-    assert answer.repeatability[0] < 0.5
+    assert answer.repeatability[0] < 0.6
 
 
 # R13.

@@ -147,9 +147,9 @@ def test_one_pause_is_no_knee(run, pause_at):
         capacity = CapacityRun(server, settings)
         measure = capacity._measure
 
-        async def note_rate(target, seed):
+        async def note_rate(target, seed, holds):
             searching["rate"] = target
-            return await measure(target, seed)
+            return await measure(target, seed, holds)
 
         capacity._measure = note_rate
         return await capacity.run()

@@ -140,9 +140,9 @@ def test_a_verdict_that_noise_made_is_confirmed(run):
         searching = CapacityRun(workload, settings)
         original = searching._measure
 
-        async def measure(target: float, seed: int):
+        async def measure(target: float, seed: int, holds: int):
             runs[target] = runs.get(target, 0) + 1
-            return await original(target, seed)
+            return await original(target, seed, holds)
 
         searching._measure = measure
         return await searching.run()
@@ -175,7 +175,7 @@ def test_the_search_ends_and_never_reports_an_untested_rate(truth, noise, honest
     rates = {trial.rate for trial in trials if trial.verdict == "PASS"}
     assert bracket.passed is None or bracket.passed in rates
     assert bracket.passed is None or bracket.tripped is None or bracket.passed < bracket.tripped
-    assert max(sum(trial.rate == rate for trial in trials) for rate in {t.rate for t in trials}) <= 3
+    assert max(sum(trial.rate == rate for trial in trials) for rate in {t.rate for t in trials}) <= 5
 
 
 @settings(max_examples=60, deadline=None)

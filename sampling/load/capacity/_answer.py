@@ -12,13 +12,14 @@ import attrs
 
 from sampling._json.bounded import loads
 from sampling._text import aligned
-from sampling.load.capacity._search import Bracket, Trial, find_bracket
+from sampling.load.capacity._search import Bracket, Trial, find_bracket, find_confidence
 from sampling.load.model._about import describe_briefly
 from sampling.load.model._confidence import wilson
+from sampling.load.model._profiles import ClosedLoop
 from sampling.load.model._report import ANSWERED_SERIES, LoadReport, Operation
 from sampling.load.model._schema import check_schema
 from sampling.load.model._slo import Slo
-from sampling.load.model._units import format_share, seconds_or_dash, share_or_dash
+from sampling.load.model._units import format_seconds, format_share, seconds_or_dash, share_or_dash
 from sampling.load.model._verdict import Verdict
 
 __all__ = ["CSV_COLUMNS", "Axis", "CapacityAnswer", "Step", "csv_row"]
@@ -50,6 +51,9 @@ class Step:
     confidence: float | None = None
     """The confidence of a PASS that every limit holds, or None if it can't be computed."""
 
+    pause_s: float = 0.0
+    """Length of the one pause of the server in which nothing was answered, or 0. A pause can trip any rate."""
+
     seed: int = 0
     warnings: tuple[str, ...] = ()
     report: LoadReport | None = None
@@ -64,7 +68,7 @@ class Step:
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> "Step":
         """Rebuild a step from the result of `to_dict`."""
-        known = {field.name: found[field.name] for field in attrs.fields(cls)}
+        known = {field.name: found[field.name] for field in attrs.fields(cls) if field.name in found}
         known["reasons"], known["warnings"] = tuple(found["reasons"]), tuple(found["warnings"])
         known["report"] = None if found["report"] is None else LoadReport.from_dict(found["report"])
         return cls(**known)
@@ -72,7 +76,15 @@ class Step:
     @property
     def trial(self) -> Trial:
         """The part of the step that the search uses."""
-        return Trial(self.target_rate, self.verdict, self.edge)
+        return Trial(self.target_rate, self.verdict, self.edge, self._held_s, self.confidence, self.pause_s > 0)
+
+    @property
+    def _held_s(self) -> float:
+        """The planned length of the measurement."""
+        profile = None if self.report is None else self.report.profile
+        if isinstance(profile, ClosedLoop):
+            return (profile.horizon_s or 0.0) - profile.warmup_s or 1.0
+        return (profile and profile.duration_s) or 1.0
 
 
 @attrs.frozen(kw_only=True)
@@ -125,12 +137,12 @@ class CapacityAnswer:
     @property
     def confidence(self) -> float | None:
         """
-        The confidence that `max_rate` holds.
+        The confidence that the server holds `max_rate`, as far as the search can tell rates apart.
 
-        It is that of the least certain limit, or None if it can't be computed.
-        It assumes independent requests, which makes it an upper bound.
+        It is from all runs at and below `max_rate`, and None if it can't be computed. A search that refines tells rates
+        apart that differ by `precision`, which is 2 % unless told otherwise.
         """
-        return None if self.best is None else self.best.confidence
+        return find_confidence((step.trial for step in self.steps), self.max_rate)
 
     @property
     def passes(self) -> tuple[int, int]:
@@ -151,7 +163,13 @@ class CapacityAnswer:
             {step.target_rate for step in self.steps if step.verdict == "PASS" and step.target_rate > tripped}
         )
         notes = [f"passed above the first trip, which is luck: {', '.join(f'{rate:g}' for rate in above)}"]
-        return (*(notes if above else ()), *(warning for step in self.steps for warning in step.warnings))
+        pauses = [
+            f"{step.target_rate:g}: the server answered nothing for {format_seconds(step.pause_s)}, once"
+            for step in self.steps
+            if step.pause_s and step.verdict == "TRIP"
+        ]
+        warnings = [warning for step in self.steps for warning in step.warnings]
+        return (*(notes if above else ()), *pauses, *warnings)
 
     @property
     def suggested_in_flight(self) -> int | None:

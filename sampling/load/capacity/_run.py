@@ -19,6 +19,7 @@ from sampling.load.model._profiles import ArrivalModel, ClosedLoop, OpenLoop, Pr
 from sampling.load.model._report import LoadReport
 from sampling.load.model._seeds import derive_seed
 from sampling.load.model._slo import Slo
+from sampling.load.model._steadiness import find_pause
 from sampling.load.model._verdict import Backlog, judge
 from sampling.load.model._workload import Workload
 from sampling.load.run import LoadRun
@@ -271,17 +272,19 @@ class CapacityRun:
                 most_trials=settings.most_steps,
                 whole=settings.axis == "users",
                 confirm=settings.confirm,
+                # A shape is made for the length of a hold.
+                longer=settings.shape is None,
             )
             if following is None:
                 return
-            await self._step(following.rate, following.why)
+            await self._step(following.rate, following.why, following.holds)
 
-    async def _step(self, target: float, why: Literal["ramp", "refine", "repeat"]) -> None:
-        """Run, judge and save one step. A cancelled one is discarded."""
+    async def _step(self, target: float, why: Literal["ramp", "refine", "repeat"], holds: int = 1) -> None:
+        """Run, judge and save one step, `holds` times as long as the others. A cancelled one is discarded."""
         # A repeated run has other random numbers, or it would only repeat its verdict.
         runs = sum(step.target_rate == target for step in self._steps)
         seed = derive_seed(self._settings.seed, "step", repr(target), runs)
-        report, backlog = await self._measure(target, seed)
+        report, backlog = await self._measure(target, seed, holds)
         step = self._make_step(target, why, seed, report, backlog)
         self._steps.append(step)
         if self._journal is not None:
@@ -292,8 +295,8 @@ class CapacityRun:
             self._on_step(step)
         await anyio.sleep(self._settings.cooldown_s)
 
-    async def _measure(self, target: float, seed: int) -> tuple[LoadReport | None, Backlog | None]:
-        settings = self._settings
+    async def _measure(self, target: float, seed: int, holds: int) -> tuple[LoadReport | None, Backlog | None]:
+        settings = attrs.evolve(self._settings, hold_s=holds * self._settings.hold_s)
         profile = settings.profile(target)
         self.target = target
         self.running = LoadRun(self._workload, profile, seed=seed, slo=settings.slo, workers=settings.workers)
@@ -324,6 +327,7 @@ class CapacityRun:
             edge=judgement.edge,
             confidence=judgement.confidence,
             seed=seed,
+            pause_s=0.0 if report is None else find_pause(report),
             warnings=tuple(_warnings(target, report, backlog)),
             # The samples have been judged and are dropped here: a long ramp must not keep them all in memory.
             report=None if report is None else attrs.evolve(report, samples=None),

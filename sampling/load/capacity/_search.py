@@ -17,10 +17,25 @@ import attrs
 from sampling._arguments import check_number
 from sampling.load.model._verdict import Verdict
 
-__all__ = ["Bracket", "Next", "Trial", "find_bracket", "needs_confirmation", "next_trial", "parse_steps"]
+__all__ = [
+    "Bracket",
+    "Next",
+    "Trial",
+    "find_bracket",
+    "find_confidence",
+    "needs_confirmation",
+    "next_trial",
+    "parse_steps",
+]
 
 _MOST_RUNS = 3
-"""Maximum number of runs at one rate."""
+"""Maximum number of runs at one rate. The answer has up to two more."""
+
+_WANTED = (0.95, 0.6, 0.0)
+"""Confidence of an answer that needs no further run, after one longer run, two of them, and more."""
+
+_NEIGHBOURS = 0.1
+"""Distance of rates, as a share, below which runs at one say something about the other."""
 
 _MOST_HALVINGS = 6
 """Maximum number of halvings below the first step, when the first step trips."""
@@ -33,6 +48,14 @@ class Trial:
     rate: float
     verdict: Verdict
     edge: bool = False
+    held_s: float = 1.0
+    """Length of the measurement. The verdict of a longer one has more weight."""
+
+    confidence: float | None = None
+    """The confidence of a pass, or None if it can't be computed."""
+
+    paused: bool = False
+    """True if the server paused once during the measurement, which can trip any rate."""
 
 
 @attrs.frozen
@@ -49,6 +72,8 @@ class Next:
 
     rate: float
     why: Literal["refine", "repeat"]
+    holds: int = 1
+    """Length of the measurement, as a multiple of that of the other runs."""
 
 
 def find_bracket(trials: Iterable[Trial]) -> Bracket:
@@ -62,26 +87,44 @@ def find_bracket(trials: Iterable[Trial]) -> Bracket:
 
 def needs_confirmation(trials: Iterable[Trial], rate: float) -> bool:
     """Return True if a rate has tripped and no two of its runs agree yet."""
-    verdicts = [trial.verdict for trial in trials if trial.rate == rate]
+    runs = [trial for trial in trials if trial.rate == rate]
+    verdicts = [trial.verdict for trial in _conclusive(runs)]
     passes, trips = verdicts.count("PASS"), verdicts.count("TRIP")
-    return trips > 0 and (passes + trips == 1 or passes == trips) and len(verdicts) < _MOST_RUNS
+    return trips > 0 and (passes + trips == 1 or passes == trips) and len(runs) < _MOST_RUNS
+
+
+def _conclusive(trials: Iterable[Trial]) -> list[Trial]:
+    """Return the runs that decide. A trip in which the server paused once does so only if no other run does."""
+    found = [trial for trial in trials if trial.verdict != "INCONCLUSIVE"]
+    decided = {trial.rate for trial in found if trial.verdict == "PASS" or not trial.paused}
+    return [trial for trial in found if trial.verdict == "PASS" or not trial.paused or trial.rate not in decided]
 
 
 def next_trial(
-    trials: Sequence[Trial], *, precision: float, most_trials: int = 40, whole: bool = False, confirm: bool = True
+    trials: Sequence[Trial],
+    *,
+    precision: float,
+    most_trials: int = 40,
+    whole: bool = False,
+    confirm: bool = True,
+    longer: bool = True,
 ) -> Next | None:
     """
     Return the next run, or None if none improves the answer.
 
     First repeat a trip that is not confirmed. Then bisect until the bracket is narrower than `precision` of its upper
-    end. Then repeat its two ends, if their verdicts are uncertain. If a repeat overturns one of them, bisect again.
+    end. Then repeat its lower end, for twice as long if `longer`. If that trips, bisect again.
     """
     bracket = find_bracket(trials)
     if bracket.tripped is None or len(trials) >= most_trials:
         return None
     if confirm and needs_confirmation(trials, bracket.tripped):
         return Next(bracket.tripped, "repeat")
-    return _halve(trials, bracket, precision, whole=whole) or _repeat_edge(trials, bracket)
+    return (
+        _halve(trials, bracket, precision, whole=whole)
+        or _repeat_pass(trials, bracket, 2 if longer else 1)
+        or _repeat_trip(trials, bracket)
+    )
 
 
 def _halve(trials: Sequence[Trial], bracket: Bracket, precision: float, *, whole: bool) -> Next | None:
@@ -107,30 +150,70 @@ def _midpoint(low: float, high: float, *, whole: bool) -> float:
     return rounded if low < rounded < high else middle
 
 
-def _repeat_edge(trials: Sequence[Trial], bracket: Bracket) -> Next | None:
+def _repeat_pass(trials: Sequence[Trial], bracket: Bracket, holds: int) -> Next | None:
     """
-    Return an end of the bracket to repeat, or None.
+    Return a further run at the answer, or None.
 
-    It is repeated if its verdict is uncertain and its majority can still change.
+    It was chosen among several rates because it passed, perhaps by luck. So it has to pass once more, in a run that is
+    longer, and again if it is still uncertain.
     """
-    for rate in (bracket.passed, bracket.tripped):
-        runs = [trial for trial in trials if trial.rate == rate and trial.verdict != "INCONCLUSIVE"]
-        tries = sum(trial.rate == rate for trial in trials)
-        trips = sum(trial.verdict == "TRIP" for trial in runs)
-        settled = len(runs) > 1 and 2 * trips != len(runs)
-        if rate is not None and runs[0].edge and not settled and tries < _MOST_RUNS:
-            return Next(rate, "repeat")
+    runs = [trial for trial in trials if trial.rate == bracket.passed]
+    if bracket.passed is None or len(runs) >= _MOST_RUNS + 2:
+        return None
+    shortest_s = min(run.held_s for run in runs)
+    proofs = [run for run in _conclusive(runs) if run.held_s >= holds * shortest_s][0 if holds > 1 else 1 :]
+    if not proofs or _confidence_at(trials, bracket.passed) < _WANTED[min(len(proofs), len(_WANTED)) - 1]:
+        return Next(bracket.passed, "repeat", holds)
     return None
 
 
+def _repeat_trip(trials: Sequence[Trial], bracket: Bracket) -> Next | None:
+    """Return a second run at the lowest trip, or None if it is certain."""
+    runs = [trial for trial in trials if trial.rate == bracket.tripped]
+    is_open = bracket.tripped is not None and len(runs) == 1 and runs[0].edge
+    return Next(runs[0].rate, "repeat") if is_open else None
+
+
+def _confidence_at(trials: Sequence[Trial], rate: float) -> float:
+    """Return the confidence that a rate holds. Without figures, it is low if a pass was at the edge."""
+    confidence = find_confidence(trials, rate)
+    if confidence is not None:
+        return confidence
+    is_at_edge = any(trial.edge for trial in trials if trial.rate == rate and trial.verdict == "PASS")
+    return _WANTED[1] if is_at_edge else 1.0
+
+
+def find_confidence(trials: Iterable[Trial], rate: float | None) -> float | None:
+    """
+    Return the confidence that a rate holds, from all runs of a search, or None if it can't be computed.
+
+    It is the average of the runs at that rate, weighted by their length, where a trip counts 0. A server that holds a
+    rate holds all lower ones. So if runs at slightly lower rates were less certain, they count too: a rate that was
+    chosen because it passed is not more certain than its neighbours.
+    """
+    runs = [
+        (trial.rate, trial.held_s, 0.0 if trial.verdict == "TRIP" else trial.confidence)
+        for trial in _conclusive(trials)
+        if rate is not None and (1 - _NEIGHBOURS) * rate <= trial.rate <= rate
+    ]
+    known = [(at, held_s, sure) for at, held_s, sure in runs if sure is not None]
+    if not any(at == rate for at, _, _ in known):
+        return None
+    return min(_average([run for run in known if run[0] >= lowest]) for lowest, _, _ in known)
+
+
+def _average(runs: Sequence[tuple[float, float, float]]) -> float:
+    return sum(held_s * sure for _, held_s, sure in runs) / sum(held_s for _, held_s, _ in runs)
+
+
 def _verdicts(trials: Iterable[Trial]) -> dict[float, Verdict]:
-    """Decide each rate by the majority of its conclusive runs, and a tie by the last of them."""
-    balance: dict[float, int] = {}
+    """Decide each rate by the majority of its conclusive runs, weighted by their length, and a tie by the last."""
+    balance: dict[float, float] = {}
     last: dict[float, Verdict] = {}
-    for trial in trials:
-        if trial.verdict != "INCONCLUSIVE":
-            balance[trial.rate] = balance.get(trial.rate, 0) + (1 if trial.verdict == "PASS" else -1)
-            last[trial.rate] = trial.verdict
+    for trial in _conclusive(trials):
+        vote = trial.held_s if trial.verdict == "PASS" else -trial.held_s
+        balance[trial.rate] = balance.get(trial.rate, 0.0) + vote
+        last[trial.rate] = trial.verdict
     return {rate: last[rate] if not votes else "PASS" if votes > 0 else "TRIP" for rate, votes in balance.items()}
 
 

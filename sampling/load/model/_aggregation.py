@@ -113,17 +113,18 @@ def _good(recording: Recording, slo: Slo) -> int:
     latency_s = min(limits.get("latency", math.inf), limits.get("time_to_valid", math.inf))
     first_s = limits.get("time_to_first_token", math.inf)
     per_token_s, gap_s = (limits.get(name, math.inf) for name in ("time_per_output_token", "time_between_tokens"))
-    names = ("outcome", "intended_s", "first_token_s", "done_s", "output_tokens", "longest_gap_s")
+    names = ("outcome", "intended_s", "first_token_s", "done_s", "requests", "output_tokens", "longest_gap_s")
     valid = OUTCOMES.index("valid")
     good = 0
-    for code, due, first, done, tokens, gap in zip(*(recording.columns[name] for name in names), strict=True):
+    for code, due, first, done, requests, tokens, gap in zip(*(recording.columns[name] for name in names), strict=True):
         # `not >` instead of `<=`, because a figure that was not reported is NaN and breaks no limit.
         good += (
             code == valid
             and done - due <= latency_s
             and not first - due > first_s
             and not gap > gap_s
-            and not (tokens > 1 and (done - first) / (tokens - 1) > per_token_s)
+            # As for the limit itself, only a single request has a time per token.
+            and not (requests == 1 and tokens > 1 and (done - first) / (tokens - 1) > per_token_s)
         )
     return good
 

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import chain
-from statistics import NormalDist, median
 from typing import TypeAlias
 
 import attrs
@@ -24,8 +23,9 @@ from sampling.load.model._profiles import ClosedLoop, OpenLoop
 from sampling.load.model._rates import planned_rate
 from sampling.load.model._recording import SERIES
 from sampling.load.model._report import LoadReport, Operation, Verdict, required_in_flight
-from sampling.load.model._series import Summary, least_samples, slope
+from sampling.load.model._series import Summary, least_samples
 from sampling.load.model._slo import LatencyLimit, Slo
+from sampling.load.model._steadiness import BATCHES, batch_medians, confidence_of_growth, confidence_of_level
 from sampling.load.model._units import format_seconds, format_share
 
 __all__ = ["Backlog", "Judgement", "Verdict", "judge", "with_verdict"]
@@ -39,14 +39,8 @@ _LAG_SHARE = 0.1
 _ACTIVE_SHARE = 0.95
 """Minimum share of a step's users that must have become active."""
 
-_BATCHES = 20
-"""Number of parts of a measurement, to see how its latencies change."""
-
 _GROWTH = 0.005
 """Growth of the latency per second that is too much: the server falls behind by this share of the rate."""
-
-_DEPENDENCE = 2.0
-"""Factor of the standard error of values that depend on their neighbours."""
 
 _SURE = 0.95
 _DOUBTFUL = 0.3
@@ -111,18 +105,21 @@ class _Finding:
     """True if the service time alone breaks the limit, so that the generator's lag is not the cause."""
 
     sure: float | None = None
-    """The confidence that the limit is met, where it does not follow from counts."""
+    """The confidence that the limit is met in the long run, where it does not follow from counts."""
 
     too_small_pool: float | None = None
     """The latency limit, if only drops break it, and the pool is too small to say that they are the server's."""
 
     @property
     def edge(self) -> bool:
+        if self.sure is not None and 1 - _SURE < self.sure < _SURE:
+            return True
         return self.close if self.found is None else is_at_edge(self.found, self.count, self.allowed)
 
     @property
     def confidence(self) -> float | None:
-        return self.sure if self.found is None else confidence_within(self.found, self.count, self.allowed)
+        counted = None if self.found is None else confidence_within(self.found, self.count, self.allowed)
+        return min((sure for sure in (counted, self.sure) if sure is not None), default=None)
 
 
 def judge(
@@ -229,13 +226,13 @@ class _Part:
         samples, report = self.report.samples, self.report
         if samples is None or limit.series not in SERIES:
             return None
-        batch_s = (report.duration_s or 1.0) / _BATCHES
-        counts = [[0, 0] for _ in range(_BATCHES + 1)]
+        batch_s = (report.duration_s or 1.0) / BATCHES
+        counts = [[0, 0] for _ in range(BATCHES + 1)]
         start, end, outcomes = SERIES[limit.series]
         answered = samples.due_and_took(start, end, outcomes=outcomes, operation=self.operation)
         lost = samples.due_and_took(start, "done_s", outcomes=("failed", "cancelled"), operation=self.operation)
         for due_s, took_s in chain(answered, ((due_s, math.inf) for due_s, _ in lost)):
-            batch = counts[min(int(max(due_s - report.profile.warmup_s, 0.0) / batch_s), _BATCHES)]
+            batch = counts[min(int(max(due_s - report.profile.warmup_s, 0.0) / batch_s), BATCHES)]
             batch[0] += took_s > limit.limit_s
             batch[1] += 1
         return [(beyond, count) for beyond, count in counts]
@@ -300,7 +297,17 @@ def _latency_finding(part: _Part, limit: LatencyLimit) -> _Finding:
         # The first token has no service time of its own, unless there was none.
         service_time_breaks=math.isinf(service) or (limit.series != "time_to_first_token" and service > limit.limit_s),
         too_small_pool=limit.limit_s if excused else None,
+        sure=_sure(part, limit, value),
     )
+
+
+def _sure(part: _Part, limit: LatencyLimit, value: float) -> float | None:
+    """Return the confidence that the level of a series stays below its limit, or None if it can't be computed."""
+    profile = part.report.profile
+    if not 0 < limit.percent < 100 or (isinstance(profile, OpenLoop) and not _is_constant(profile)):
+        return None
+    medians = batch_medians(part.report, limit.series, part.operation)
+    return None if medians is None else confidence_of_level(medians, value, limit.limit_s, limit.percent)
 
 
 def _counts(part: _Part, limit: LatencyLimit, lost: int, due: int) -> tuple[float | None, float]:
@@ -354,49 +361,17 @@ def _growth_findings(report: LoadReport, slo: Slo) -> Iterator[_Finding]:
     """
     if not isinstance(report.profile, OpenLoop) or not _is_constant(report.profile) or slo.tightest_s is None:
         return
-    medians = _medians(report)
+    medians = batch_medians(report)
     if medians is None:
         return
-    growth, error = _trend(medians, report.duration_s)
-    sure = 1 - _share_above(_GROWTH, growth, error)
+    growth, sure = confidence_of_growth(medians, report.duration_s, _GROWTH)
     yield _Finding(
         "growth",
         f"not steady: latency grows by {format_seconds(growth)} every second, so this rate can't be held",
         broken=sure < _DOUBTFUL,
         is_latency=True,
-        close=1 - _SURE < sure < _SURE,
         sure=sure,
     )
-
-
-def _medians(report: LoadReport) -> list[float] | None:
-    """Return the median latency in each part of the measurement, or None if there are too few requests."""
-    if report.samples is None or not report.duration_s:
-        return None
-    batches: list[list[float]] = [[] for _ in range(_BATCHES)]
-    start, end, outcomes = SERIES["latency"]
-    for due_s, took_s in report.samples.due_and_took(start, end, outcomes=outcomes):
-        share = max(due_s - report.profile.warmup_s, 0.0) / report.duration_s
-        batches[min(int(share * _BATCHES), _BATCHES - 1)].append(took_s)
-    return [median(batch) for batch in batches] if min(map(len, batches)) > 2 else None
-
-
-def _trend(values: Sequence[float], duration_s: float) -> tuple[float, float]:
-    """Return the growth of values at even times per second, and its standard error."""
-    times = [(number + 0.5) * duration_s / len(values) for number in range(len(values))]
-    growth = slope(times, values) or 0.0
-    middle = math.fsum(values) / len(values)
-    off = [value - middle - growth * (time - duration_s / 2) for time, value in zip(times, values, strict=True)]
-    noise = math.sqrt(math.fsum(each**2 for each in off) / (len(values) - 2))
-    # Neighbours in a queue wait together, so there are fewer independent values than there are values.
-    return growth, _DEPENDENCE * noise * math.sqrt(12 / len(values)) / duration_s
-
-
-def _share_above(limit: float, value: float, error: float) -> float:
-    """Return the probability that the true value is above a limit."""
-    if not error:
-        return float(value > limit)
-    return NormalDist().cdf((value - limit) / error)
 
 
 def _is_constant(profile: OpenLoop) -> bool:

@@ -19,6 +19,7 @@ from sampling.load.model._populations_report import PopulationsReport
 from sampling.load.model._report import LoadReport
 from sampling.load.model._verdict import with_verdict
 from sampling.load.planning._plan import Plan
+from sampling.load.report._comparison import Comparison
 from sampling.load.report._page import render_html
 
 __all__ = ["FORMATS", "Report", "format_of", "load_csv", "read_report", "write_report"]
@@ -70,10 +71,10 @@ def _csv(report: Report) -> str:
     return csv_text(report.steps) if isinstance(report, CapacityAnswer) else _plan_csv(report)
 
 
-def _page(report: Report) -> str:
+def _page(report: Report, comparison: Comparison | None = None) -> str:
     if isinstance(report, Plan):
         raise TypeError("a plan can be written as .json or .csv, not as .html")
-    return render_html(report)
+    return render_html(report, comparison=comparison)
 
 
 FORMATS: Mapping[str, Callable[[Report], str]] = {
@@ -96,7 +97,9 @@ def format_of(path: str | Path) -> str:
     return ending
 
 
-def write_report(report: Report, path: str | Path, *, samples: bool = False) -> None:
+def write_report(
+    report: Report, path: str | Path, *, samples: bool = False, comparison: Comparison | None = None
+) -> None:
     """
     Write a report as JSON, CSV or HTML.
 
@@ -108,10 +111,12 @@ def write_report(report: Report, path: str | Path, *, samples: bool = False) -> 
         path: A path with the extension .json, .csv or .html.
 
         samples: Include every request in JSON, which `calibrate` needs.
+
+        comparison: The result of `compare` with an earlier report, for the page.
     """
     target = Path(path)
     ending = format_of(target)
-    text = FORMATS[ending](report)
+    text = _page(report, comparison) if ending == ".html" else FORMATS[ending](report)
     if samples and ending == ".json" and not isinstance(report, Plan):
         text = f"{report.to_json(samples=True)}\n"
     beside = target.with_name(f".{target.name}.{os.getpid()}.new")

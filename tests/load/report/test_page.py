@@ -3,9 +3,10 @@
 import re
 from pathlib import Path
 
+import attrs
 import pytest
 
-from sampling.load import OpenLoop, render_html
+from sampling.load import OpenLoop, compare, render_html
 from sampling.load.report._page.chart import ticks
 from sampling.load.report._page.markup import element, raw
 from sampling.load.report._page.pictures import find_knee
@@ -20,6 +21,7 @@ REPORTS = {
     "capacity": capacity_answer,
     "hostile": evil_report,
     "nothing sent": lambda: load_report(OpenLoop(rate=1, requests=0)),
+    "everything failed": lambda: load_report(failures=1.0),
 }
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason=NOT_INSTALLED)
@@ -38,13 +40,16 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     for name, report in REPORTS.items():
         paths[name] = folder / f"{name.replace(' ', '-')}.html"
         paths[name].write_text(render_html(report()), encoding="utf-8")
+    paths["comparison"] = folder / "comparison.html"
+    compared = compare(load_report(), load_report(failures=0.1))
+    paths["comparison"].write_text(render_html(load_report(failures=0.1), comparison=compared), encoding="utf-8")
     return paths
 
 
 @needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 390, 768, 1280])
-@pytest.mark.parametrize("name", REPORTS)
+@pytest.mark.parametrize("name", [*REPORTS, "comparison"])
 def test_no_page_scrolls_sideways_and_each_figure_shows_one_picture(
     browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: str
 ):
@@ -193,3 +198,21 @@ def test_marks_are_round_numbers(low, high, most, log, expected):
 def test_the_knee_is_where_the_curve_turns_up(points, knee):
     """A straight line has none, and neither has a curve that does not rise."""
     assert knee == find_knee(points)
+
+
+def test_a_comparison_is_on_the_page():
+    """R14: with its notes and each figure before and after, escaped like everything else."""
+    compared = compare(load_report(), load_report(failures=0.1))
+    page = render_html(load_report(failures=0.1), comparison=compared)
+    assert "Compared with the earlier report" in page
+    assert str(compared) in page
+    assert page.count(">worse</td>") == len(compared.worse) > 0
+    assert "Compared" not in render_html(load_report())
+
+
+def test_limits_on_tokens_are_not_drawn_among_latencies():
+    """R15: the chart of a search shows latencies, so that only their limits belong on it."""
+    answer = capacity_answer()
+    page = render_html(attrs.evolve(answer, slo=attrs.evolve(answer.slo, p95_s=2.0, tpot_p95_s=0.05)))
+    assert "p95 ≤ 2s" in page
+    assert "tpot_p95 ≤" not in page

@@ -10,6 +10,7 @@ from sampling.load.model._populations_report import PopulationsReport
 from sampling.load.model._profiles import Profile
 from sampling.load.model._report import LoadReport
 from sampling.load.model._units import format_seconds, number_or_dash, seconds_or_dash, share_or_dash
+from sampling.load.report._comparison import Comparison
 from sampling.load.report._page.chart import Size, draw
 from sampling.load.report._page.markup import Markup, element, joined, raw
 from sampling.load.report._page.pictures import Picture, load_pictures, step_pictures
@@ -19,22 +20,29 @@ from sampling.load.report._table import POPULATION_COLUMNS, population_rows
 __all__ = ["figures_table", "html_document", "render_html"]
 
 _NARROW, _MIDDLE, _WIDE = Size(350, 270), Size(560, 300), Size(1120, 400)
-_VERDICT_TONES = {"PASS": "good", "TRIP": "bad", "INCONCLUSIVE": "limit"}
+_TONES = {"PASS": "good", "TRIP": "bad", "INCONCLUSIVE": "limit", "better": "good", "worse": "bad"}
 _WORDS = frozenset({"loop", "population", "value", "why"})
 """Columns with text instead of numbers."""
 
 
-def render_html(report: LoadReport | PopulationsReport | CapacityAnswer) -> str:
+def render_html(
+    report: LoadReport | PopulationsReport | CapacityAnswer, *, comparison: Comparison | None = None
+) -> str:
     """
-    Return a report as one self-contained HTML page.
+    Return a report as one self-contained HTML page, with a comparison if there is one.
 
     It has no scripts, and its content security policy allows none. All text from the run is escaped.
     """
     if isinstance(report, CapacityAnswer):
-        return html_document(_headline(report), "capacity", *_capacity(report))
+        return _document(_headline(report), "capacity", _capacity(report), comparison)
     if isinstance(report, PopulationsReport):
-        return html_document(_populations_headline(report), "load", *_populations(report))
-    return html_document(_load_headline(report), "load", *_load(report))
+        return _document(_populations_headline(report), "load", _populations(report), comparison)
+    return _document(_load_headline(report), "load", _load(report), comparison)
+
+
+def _document(title: str, kind: str, content: Iterator[Markup], comparison: Comparison | None) -> str:
+    """Return a page with the comparison below its first paragraph."""
+    return html_document(title, kind, next(content), *_compared(comparison), *content)
 
 
 def html_document(title: str, kind: str, *content: Markup, refresh_s: int | None = None) -> str:
@@ -54,6 +62,16 @@ def html_document(title: str, kind: str, *content: Markup, refresh_s: int | None
     header = element("header", element("p", f"sampling {kind}", class_="kind"), element("h1", title), *content[:1])
     body = element("body", element("main", header, *content[1:]))
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
+
+
+def _compared(comparison: Comparison | None) -> Iterator[Markup]:
+    """Return the changes since the earlier report."""
+    if comparison is not None:
+        yield element("h2", "Compared with the earlier report")
+        yield element("p", f"{comparison}.", class_="lead")
+        yield _notes(comparison.remarks)
+        rows = [change.cells() for change in comparison.changes]
+        yield _table(("figure", "before", "after", "change", "trend"), rows, "Comparison")
 
 
 # One run.
@@ -120,6 +138,9 @@ def _load_tiles(report: LoadReport) -> Iterator[tuple[str, str, str]]:
     if report.time_per_output_token.count:
         later = report.time_per_output_token
         yield "per output token", seconds_or_dash(later.p50), f"p99 {seconds_or_dash(later.p99)}"
+    if report.time_between_tokens.count:
+        gaps = report.time_between_tokens
+        yield "between tokens", seconds_or_dash(gaps.p50), f"longest of a request, p99 {seconds_or_dash(gaps.p99)}"
     yield (
         "sent",
         f"{number_or_dash(report.achieved_rate)}/s",
@@ -324,7 +345,7 @@ def figures_table(columns: Sequence[str], rows: Sequence[Sequence[str]], name: s
 
 
 def _cell(column: str, value: str) -> Markup:
-    return element("td", value, class_=_VERDICT_TONES.get(value) or _kind(column))
+    return element("td", value, class_=_TONES.get(value) or _kind(column))
 
 
 def _kind(column: str) -> str | None:

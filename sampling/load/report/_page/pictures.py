@@ -81,7 +81,7 @@ def _rates(answer: CapacityAnswer, steps: Sequence[Step]) -> Picture:
         for percent, tone in _PERCENTS
     ]
     values = [value for line in lines for _, value in line.points]
-    limits = [limit.limit_s for limit in answer.slo.latency_limits]
+    limits = [limit.limit_s for limit in answer.slo.latency_limits if limit.series == "latency"]
     return Picture(
         Chart(
             title=f"{unit.capitalize()} against latency",
@@ -92,7 +92,7 @@ def _rates(answer: CapacityAnswer, steps: Sequence[Step]) -> Picture:
             dots=[dot for step in steps for dot in _step_dots(step)],
             rules=[*_limits(answer.slo), *_marks(answer, steps)],
         ),
-        "Filled: passed. Hollow: tripped, or proved nothing. The dashed lines are the limits.",
+        "Filled: passed. Hollow: tripped, or proved nothing. The dashed lines are the limits on latency.",
         (unit, "reached", "verdict", "p50", "p95", "p99", "errors", "valid", "dropped", "why"),
         [_step_row(step) for step in answer.steps],
         full=True,
@@ -120,10 +120,15 @@ def _step_dots(step: Step) -> list[Dot]:
 
 
 def _limits(slo: Slo) -> list[Rule]:
-    """Return the latency limits as horizontal rules. Equal limits share one."""
+    """
+    Return the latency limits as horizontal rules. Equal limits share one.
+
+    Limits on tokens are left out, because their times are not those that are drawn.
+    """
     names: dict[float, list[str]] = {}
     for limit in slo.latency_limits:
-        names.setdefault(limit.limit_s, []).append(limit.name)
+        if limit.series == "latency":
+            names.setdefault(limit.limit_s, []).append(limit.name)
     return [Rule(limit_s, f"{', '.join(of)} ≤ {format_seconds(limit_s)}", "limit") for limit_s, of in names.items()]
 
 
