@@ -83,7 +83,7 @@ def eventful(request):
 
 @every_strategy
 def test_a_result_of_every_strategy_survives(run, strategy_class):
-    """S26: attempts, conversations, verdicts, errors, usage, ids and votes are the same after JSON."""
+    """S28: attempts, conversations, verdicts, errors, usage, ids and votes are the same after JSON."""
     strategy = strategy_class(loop_budget=2, concurrency_budget=3)
     result = run(sample, strategy, ScriptedBackend(eventful), budget=Budget(attempts=6), options=Options(seed=7))
 
@@ -198,7 +198,7 @@ def test_an_answer_that_no_longer_parses_keeps_the_recorded_value(run):
 
 
 def test_without_content_no_text_travels(run):
-    """S27: no prompt, answer, reasoning, value, reason or message of an error, and everything else is there."""
+    """S29: no prompt, answer, reasoning, value, reason or message of an error, and everything else is there."""
     script = [
         Generation(PRIVATE, Usage(3, 4), reasoning=PRIVATE, refusal=None, raw={"x": PRIVATE}, logprobs=(PRIVATE,)),
         AuthenticationFailed(PRIVATE),

@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +17,15 @@ from sampling import IterationFinished, OpenAIBackend, RejectionSamplingStrategy
 
 strategy = RejectionSamplingStrategy(concurrency_budget=4)
 backend = OpenAIBackend(os.environ.get("OPENAI_BASE_URL"), model=os.environ.get("MODEL", "gpt-5-mini"))
-app = FastAPI(lifespan=lambda _app: backend)
+
+
+@asynccontextmanager
+async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    async with backend:
+        yield
+
+
+app = FastAPI(lifespan=lifespan)
 
 
 @app.get("/ask")

@@ -139,7 +139,7 @@ class Telemetry:
 
 
 def test_every_name_of_an_eventful_call_is_in_the_registry(run):
-    """S28: spans, events and metrics, with content, for answers, errors, losers and judges."""
+    """S30: spans, events and metrics, with content, for answers, errors, losers and judges."""
     telemetry = Telemetry(content=True)
 
     def reply(request):

@@ -217,7 +217,7 @@ def test_a_text_that_is_cut_short_is_no_error(run, provider, exporter):
 
 @every_strategy
 def test_the_trace_of_every_strategy_is_whole(run, provider, exporter, strategy_class):
-    """S28: every span ends inside of its parent, and requests have the tokens of the result, once."""
+    """S30: every span ends inside of its parent, and requests have the tokens of the result, once."""
 
     def reply(request):
         if request.iteration == 2:
