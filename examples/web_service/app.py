@@ -29,7 +29,7 @@ app = FastAPI(lifespan=lifespan)
 
 
 @app.get("/ask")
-async def ask(question: str) -> EventSourceResponse:
+async def ask(question: str) -> EventSourceResponse:  # noqa: ASYNC124 - FastAPI runs others in a thread
     to_browser, events = anyio.create_memory_object_stream[ServerSentEvent](0)
     return EventSourceResponse(events, data_sender_callable=partial(run, question, to_browser))
 
