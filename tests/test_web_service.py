@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -86,8 +86,8 @@ def test_the_first_valid_lane_wins_and_the_others_end(model):
     """The browser gets the text of the winner, and the outcome of every lane."""
     asked = iter([SILENT] * (LANES - 1) + [Reply(["Rivers ", "flow."])])
     server = model(lambda request: next(asked))
-    with serving(server) as url:
-        events = list(lanes(http.client.HTTPConnection(urlsplit(url).netloc)))
+    with serving(server) as url, closing(http.client.HTTPConnection(urlsplit(url).netloc)) as connection:
+        events = list(lanes(connection))
     assert {"kind": "end", "data": "Rivers flow."} == events[-1]
     outcomes = {event["data"]["lane"]: event["data"]["outcome"] for event in events[:-1]}
     assert ["cancelled"] * (LANES - 1) + ["valid"] == sorted(outcomes.values())

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from sampling.parts import ToolCall
 from sampling.testing.servers import OpenAIServer, ReceivedRequest, Reply
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "how-to"
@@ -30,12 +29,25 @@ def first_in_miles() -> Callable[[ReceivedRequest], Reply]:
         km = 1233 if next(asked) else 766
         answer = f'{{"name": "Rhine", "km": {km}}}'
         if body.get("tools"):
-            return Reply([], tool_calls=[ToolCall(f"call_{km}", body["tools"][0]["function"]["name"], answer)])
+            function = {"name": body["tools"][0]["function"]["name"], "arguments": answer}
+            call = {"id": f"call_{km}", "type": "function", "function": function}
+            return whole({"content": None, "tool_calls": [call]}, "tool_calls")
         if "[[ ## " in str(body["messages"]):
-            return Reply([f"[[ ## name ## ]]\nRhine\n\n[[ ## km ## ]]\n{km}\n\n[[ ## completed ## ]]"])
-        return Reply([answer])
+            return whole(
+                {"content": f"[[ ## name ## ]]\nRhine\n\n[[ ## km ## ]]\n{km}\n\n[[ ## completed ## ]]"}, "stop"
+            )
+        return whole({"content": answer}, "stop")
 
     return reply
+
+
+def whole(message: dict, finish_reason: str) -> Reply:
+    """Return an answer that is not streamed, because none of these programs asks for a stream."""
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish_reason}
+    usage = {"prompt_tokens": 10, "completion_tokens": 10, "total_tokens": 20}
+    head = {"id": "loopback", "object": "chat.completion", "created": 1, "model": "loopback"}
+    # A `Reply` of status 200 is a stream.
+    return Reply(status=201, error={**head, "choices": [choice], "usage": usage})
 
 
 def python_with(package: str | None, folder: Path) -> Path:
@@ -62,7 +74,8 @@ def python_with(package: str | None, folder: Path) -> Path:
 )
 def test_their_program_runs(tmp_path, page, package, printed):
     """The first answer breaks the rule, so each library asks again."""
-    code = "\n".join(THEIR_CODE.findall((DOCS / page).read_text("utf-8")))
+    program = tmp_path / "program.py"
+    program.write_text("\n".join(THEIR_CODE.findall((DOCS / page).read_text("utf-8"))), "utf-8")
     python = python_with(package, tmp_path)
     with (
         start_blocking_portal() as portal,
@@ -76,7 +89,7 @@ def test_their_program_runs(tmp_path, page, package, printed):
             "DSPY_CACHEDIR": str(tmp_path / "cache"),
         }
         done = subprocess.run(  # noqa: S603 - our own pages
-            [python, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+            [python, program], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
         )
         assert printed in done.stdout, done.stderr[-3000:]
         assert 2 <= len(server.requests)
