@@ -116,7 +116,7 @@ class GrowingText:
             raise failure
         return answers[0]
 
-    async def _keep_telling(self, receiving: anyio.CancelScope) -> None:
+    async def _keep_telling(self, receiving: "anyio.CancelScope") -> None:
         while self._interruption is None:
             await self._news.wait()
             self._news = anyio.Event()

@@ -15,7 +15,7 @@ import sampling
 from sampling import RejectionSamplingStrategy, Requirement, errors
 from sampling._virtual_time import Deadlocked, Spinning
 from sampling.hooks import CriticalHookError
-from sampling.testing import ScriptedBackend
+from sampling.testing import PassRate, ScriptedBackend
 from sampling.testing.conformance import RuleBroken
 from sampling.testing.schedules import Exploration, NeverReached, Nondeterministic
 
@@ -69,6 +69,8 @@ ARGUMENTS = {
     "_ParameterRefused": lambda: ("max_tokens", errors.BadRequest("unknown")),
     "_Unhealthy": lambda: ("warn", "it is slow", "Wait."),
     "RuleBroken": lambda: ("answers", "it did not"),
+    "PassRateTooLow": lambda: ("too low", PassRate(1, 2, 0.9, 0.95)),
+    "_Refused": lambda: (404, "not_found", "there is no such batch"),
 }
 """The arguments of classes that take something else than a message."""
 

@@ -22,6 +22,7 @@ from sampling import (
     Options,
     RejectionSamplingStrategy,
     RepairTemplateStrategy,
+    _output_types,
     checks,
 )
 from sampling._json.lenient import find_json
@@ -228,6 +229,8 @@ class TestWhatIsTold:
     def test_the_extra_is_named_where_it_is_missing(self, monkeypatch):
         """The error has the command that installs it."""
         monkeypatch.setitem(sys.modules, "pydantic", None)
+        # Another test may have made the reader of the same type.
+        _output_types._cached_reader.cache_clear()
         with pytest.raises(
             MissingExtra, match=r'list\[int\] needs the package \'pydantic\': pip install "sampling\[pydantic\]"'
         ):

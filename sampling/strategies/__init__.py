@@ -1,6 +1,7 @@
 """Strategies: what to ask, and which answer to keep."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from sampling._lazy import lazy_attributes
 
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 # Most programs use one of them.
-__getattr__ = lazy_attributes(
+__getattr__: Callable[[str], Any] = lazy_attributes(
     __name__,
     {
         "BestOfNStrategy": "sampling.strategies.best_of_n",

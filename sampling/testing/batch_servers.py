@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 import attrs
 from anyio.lowlevel import checkpoint
 
+from sampling._picklable import Picklable
 from sampling.backends.http._transport import Transport, WireRequest, WireResponse
 from sampling.errors import ConnectionLost
 
@@ -379,7 +380,7 @@ class BatchServer:
         batch.status = "expired" if openai and batch.counts["expired"] else status
 
 
-class _Refused(Exception):
+class _Refused(Picklable, Exception):
     def __init__(self, status: int, kind: str, message: str) -> None:
         super().__init__(message)
         self.status = status

@@ -10,6 +10,7 @@ import anyio
 import attrs
 
 from sampling._arguments import check_bool, check_int, check_number
+from sampling._picklable import Picklable
 from sampling._text import quoted
 from sampling.budgets import Budget
 from sampling.errors import BudgetExceeded
@@ -70,7 +71,7 @@ class PassRate:
         )
 
 
-class PassRateTooLow(AssertionError):
+class PassRateTooLow(Picklable, AssertionError):
     """The pass rate is too low, or the budget ended before that could be decided."""
 
     def __init__(self, why: str, pass_rate: PassRate) -> None:

@@ -94,6 +94,10 @@ def ask_weather(city: str) -> str:
     return city
 
 
+def use_pytest() -> None:
+    from sampling.testing.pytest_plugin import cassette  # noqa: F401
+
+
 def use_ray() -> None:
     from sampling.fanout.ray import RayEngine  # noqa: F401
 

@@ -386,7 +386,7 @@ class TestIdleConnections:
     async def test_an_attempt_that_never_connects_costs_nothing(self, monkeypatch):
         """Not even if an idle connection had counted the request as sent."""
 
-        async def refuse(self, host, port):
+        async def refuse(self, host, port, timeout_s):
             raise OSError("no network here")
 
         budget = Budget(tokens=100)
