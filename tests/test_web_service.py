@@ -106,7 +106,7 @@ def test_a_client_that_leaves_stops_all_requests(model):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason=NOT_INSTALLED)
-def test_a_browser_shows_lanes_growing_and_closing_the_tab_stops_them(model):
+def test_a_browser_shows_lanes_growing_and_leaving_the_page_stops_them(model):
     """A real page in a real browser."""
     server = model(GROWING)
     with serving(server) as url, chromium() as browser:
