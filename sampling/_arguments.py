@@ -104,6 +104,15 @@ def check_budgets(loop_budget: object, concurrency_budget: object) -> tuple[int,
 
     Their product must not exceed `MAX_ATTEMPTS`.
     """
+    # Every call comes here. What follows the first test only finds the words for what is wrong.
+    if (
+        type(loop_budget) is int
+        and type(concurrency_budget) is int
+        and loop_budget > 0
+        and concurrency_budget > 0
+        and loop_budget * concurrency_budget <= MAX_ATTEMPTS
+    ):
+        return loop_budget, concurrency_budget
     depth = check_int("loop_budget", loop_budget, least=1)
     breadth = check_int("concurrency_budget", concurrency_budget, least=1)
     if depth * breadth > MAX_ATTEMPTS:
@@ -146,3 +155,30 @@ def _keywords(cls: type[Any]) -> set[str]:
             elif parameter.kind not in {Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL}:
                 found.add(parameter.name)
     return found
+
+
+class WrittenOutSignature:
+    """
+    The `__signature__` of a class, with the keys of an unpacked `TypedDict` written out.
+
+    `inspect.signature`, `help()` and notebooks show it. A default is that of the class attribute, or `...`.
+    """
+
+    def __get__(self, instance: object, owner: type[Any]) -> Any:
+        if instance is not None:
+            raise AttributeError("__signature__")  # instances that can be called have a signature of their own
+        # Imported here because only help needs it.
+        from inspect import Parameter, signature  # noqa: PLC0415
+        from typing import get_args  # noqa: PLC0415
+
+        parameters: list[Parameter] = []
+        own = signature(owner.__init__)
+        for parameter in list(own.parameters.values())[1:]:
+            unpacked = get_args(parameter.annotation) if parameter.kind is Parameter.VAR_KEYWORD else ()
+            if not unpacked:
+                parameters.append(parameter)
+            for name, annotation in getattr(unpacked[0] if unpacked else None, "__annotations__", {}).items():
+                default = getattr(owner, name, ...)
+                default = ... if callable(default) or hasattr(default, "__get__") else default
+                parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
+        return own.replace(parameters=parameters)

@@ -1,5 +1,7 @@
 """Tell whole answers from those that were cut off, filtered or refused."""
 
+import re
+
 from sampling._text import quoted
 from sampling.messages import Generation, Options
 from sampling.requirements import Requirement, Validation
@@ -10,7 +12,49 @@ COMPLETE = Requirement("the answer is complete", lambda _: True)
 
 # In lower case, as OpenAI, Anthropic, Google, Bedrock, Cohere, Mistral and Ollama name them.
 _CUT_OFF = frozenset(
-    {"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded", "incomplete"}
+    {
+        "continuation",
+        "incomplete",
+        "length",
+        "limit",
+        "max_messages",
+        "max_output_tokens",
+        "max_tokens",
+        "model_context_window_exceeded",
+        "model_length",
+        "time_limit",
+        "token_limit",
+    }
+)
+# A server paused, or someone stopped it, before the answer was whole.
+_BROKEN_OFF = frozenset(
+    {
+        "abort",
+        "aborted",
+        "cancelled",
+        "compaction",
+        "error",
+        "escalation",
+        "image_other",
+        "insufficient_system_resource",
+        "language",
+        "malformed_function_call",
+        "malformed_model_output",
+        "malformed_response",
+        "malformed_tool_use",
+        "missing_thought_signature",
+        "network_error",
+        "no_image",
+        "other",
+        "pause_turn",
+        "pup_limited_disabled",
+        "repetition",
+        "steered",
+        "timeout",
+        "too_many_tool_calls",
+        "unexpected_tool_call",
+        "user_cancel",
+    }
 )
 _FILTERED = frozenset(
     {
@@ -19,10 +63,14 @@ _FILTERED = frozenset(
         "content_filtered",
         "error_toxic",
         "guardrail_intervened",
+        "image_prohibited_content",
+        "image_recitation",
         "image_safety",
+        "model_armor",
         "prohibited_content",
         "recitation",
         "safety",
+        "sensitive",
         "spii",
     }
 )
@@ -30,7 +78,7 @@ _ENDINGS = (
     (_CUT_OFF, "the answer was cut off at the limit of its length: give the whole answer in fewer words"),
     (_FILTERED, "the answer was stopped by a content filter: answer in other words"),
     ({"refusal"}, "the question was refused: answer it as far as possible"),
-    ({"error", "malformed_function_call"}, "the answer broke off with an error: give the whole answer again"),
+    (_BROKEN_OFF, "the answer broke off with an error: give the whole answer again"),
     # Of `ToolLoop`.
     ({"max_rounds"}, "the tools were called too often: answer now, with what is known"),
 )
@@ -44,12 +92,17 @@ def incomplete(generation: Generation, options: Options) -> Validation | None:
 
 
 def _why_ended(generation: Generation) -> str | None:
-    ended = generation.finish_reason.lower()
     if generation.refusal is not None:
         return (
             f"the question was refused ({quoted(generation.refusal, _LONGEST_REFUSAL)}): answer it as far as possible"
         )
-    return next((reason for reasons, reason in _ENDINGS if ended in reasons), None)
+    ended = generation.finish_reason
+    return None if ended == "stop" else next((reason for names, reason in _ENDINGS if names & _names(ended)), None)
+
+
+def _names(finish_reason: str) -> set[str]:
+    """Return the names in a finish_reason: Gemini also gives "content_filter: SAFETY", and a library an enum."""
+    return {name.strip() for name in re.split("[:.]", finish_reason.lower())}
 
 
 def _why_no_answer(generation: Generation, options: Options) -> str | None:

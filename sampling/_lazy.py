@@ -4,6 +4,7 @@ Import names of a package on first use (PEP 562), and whole modules.
 The package then works without the extras of these names.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
@@ -22,7 +23,10 @@ def lazy_attributes(package: str, homes: Mapping[str, str]) -> Callable[[str], A
     def __getattr__(name: str) -> Any:  # noqa: N807 - it becomes the package's own
         home = homes.get(name)
         if home is None:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            # With them, tracebacks suggest the name that was probably meant.
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules.get(package)
+            )
         return getattr(import_module(home), name)
 
     return __getattr__

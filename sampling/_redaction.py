@@ -53,17 +53,17 @@ class Secret:
 class Redactor:
     """Masks secrets in text: plain, %-encoded, in base64, or truncated."""
 
-    __slots__ = ("_pattern",)
+    __slots__ = ("_pattern", "_secrets")
 
     def __init__(self, secrets: Iterable[Secret] = ()) -> None:
-        forms = {form for secret in secrets for form in _forms(secret.reveal())}
-        # Longest first, because an alternation takes the first match.
-        ordered = sorted(forms, key=len, reverse=True)
-        self._pattern = re.compile("|".join([*ordered, _LOOKS_LIKE_A_KEY]))
+        self._secrets = tuple(secrets)
+        self._pattern: re.Pattern[str] | None = None
 
     def redact(self, text: str) -> str:
         """Return text with every secret masked."""
-        return self._pattern.sub(_MASK, text)
+        # Compiled for the first text: most backends never have one, and it is slow.
+        pattern = self._pattern = self._pattern or _compiled(self._secrets)
+        return pattern.sub(_MASK, text)
 
     def sample(self, data: bytes | str) -> str:
         """Return the beginning of untrusted data, redacted, on one line, and safe for a terminal."""
@@ -81,6 +81,14 @@ class Redactor:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Redactor can't be pickled or copied: it holds the secrets that it hides")
+
+
+def _compiled(secrets: Iterable[Secret]) -> re.Pattern[str]:
+    """Return the pattern of everything to mask."""
+    forms = {form for secret in secrets for form in _forms(secret.reveal())}
+    # Longest first, because an alternation takes the first match.
+    ordered = sorted(forms, key=len, reverse=True)
+    return re.compile("|".join([*ordered, _LOOKS_LIKE_A_KEY]))
 
 
 def _forms(secret: str) -> Iterable[str]:

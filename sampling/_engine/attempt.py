@@ -11,8 +11,8 @@ from sampling._completeness import incomplete
 from sampling._engine.call import Call
 from sampling._engine.scope import Scope, enter_part, iteration_id, leave_part
 from sampling._engine.validation import Checking, CutShort, PartialText, check, first_error, parse
-from sampling._growing_text import GrowingText
-from sampling._requests import is_observed_inside, observers, send
+from sampling._observers.growing_text import GrowingText
+from sampling._observers.requests import is_observed_inside, observers, send
 from sampling.budgets import Budget, Reservation
 from sampling.hooks import TextGrown
 from sampling.messages import Attempt, Context, Generation, Message, Options, Request
@@ -35,18 +35,20 @@ def prepare(call: Call[T], plan: Attempt[T], subsample: int, attempt: int) -> "R
     if call.options.seed is not None and (plan.options is None or plan.options.seed is None):
         # The caller's seed is that of the call. One that the strategy sets is that of the attempt.
         options = attrs.evolve(options, seed=call.options.seed + iteration - 1)
-    request = Request(
-        plan.messages,
-        options,
-        call.sampling_id,
-        iteration,
-        iteration_id(call.sampling_id, iteration),
-        subsample,
-        attempt,
-        None if call.item is None else f"{call.item_call_name}:{iteration}",
+    sampling_id = call.sampling_id
+    # All of it was checked when the call was made, or by `Attempt`.
+    request = Request.unchecked(
+        messages=plan.messages,
+        options=options,
+        sampling_id=sampling_id,
+        iteration=iteration,
+        iteration_id=iteration_id(sampling_id, iteration),
+        subsample=subsample,
+        attempt=attempt,
+        idempotency_key=None if call.item is None else f"{call.item_call_name}:{iteration}",
         action=plan.action,
     )
-    return RunningAttempt(call, plan, request, Scope(call.sampling_id, call.parent_id, request), call.clock())
+    return RunningAttempt(call, plan, request, Scope(sampling_id, call.parent_id, request), call.clock())
 
 
 @attrs.define
@@ -86,19 +88,22 @@ class RunningAttempt(Generic[T]):
         try:
             self.reservation = None
             generate = self._stream if call.streamed else call.generate
-            generation = as_generation(await self._send(scope, self.request, call.backend, generate))
+            answer = await self._send(scope, self.request, call.backend, generate)
+            generation = answer if type(answer) is Generation else as_generation(answer)
             used = generation.usage
         finally:
-            used = self._settle(scope, reservation, used)
+            used = scope.settle(used)
+            if reservation is not None or call.item is not None:
+                self._account(scope, reservation, used)
         if call.budget is not None:
             call.budget.check_cost(call.backend, used)
         self.generation = generation
         text = generation.text
         context = Context.sent(plan.messages, plan.chars, generation.as_answer())
-        if generation.finish_reason != "stop" or not text or generation.tool_calls or generation.refusal is not None:
-            cut_off = None if call.accept_incomplete else incomplete(generation, self.request.options)
-            if cut_off is not None:
-                return self.record("invalid", context, self._unparsed(text), (cut_off,))
+        if (
+            generation.finish_reason != "stop" or not text or generation.tool_calls or generation.refusal is not None
+        ) and (cut_off := self._incomplete(generation)) is not None:
+            return self.record("invalid", context, self._unparsed(text), (cut_off,))
         value: Any = text
         if plan.action.parser is not None:
             value, unparsable = parse(plan.action, text)
@@ -111,11 +116,15 @@ class RunningAttempt(Generic[T]):
         )
         validations = check(call.requirements, text, view)
         if isinstance(validations, Checking):
-            validations = await validations.finish(call.check_timeout_s)
+            validations = await validations.finish(call.strategy.check_timeout_s)
         failed = [validation for validation in validations if not validation.passed]
         if not failed:
             return self.record("valid", context, value, validations)
         return self.record("invalid", context, value, validations, first_error(failed))
+
+    def _incomplete(self, generation: Generation) -> Validation | None:
+        """Return why an answer counts as incomplete, if it does."""
+        return None if self.call.strategy.accept_incomplete else incomplete(generation, self.request.options)
 
     def _unparsed(self, text: str) -> Any:
         """Return the value of an answer that is not parsed: its text, if that is what the action asks for."""
@@ -128,18 +137,20 @@ class RunningAttempt(Generic[T]):
         backend: object,
         generate: Callable[[Request], Awaitable[Generation | str]],
     ) -> Awaitable[Generation | str]:
-        """Send one request, and return its awaitable. `_settle` must follow, however it ends."""
+        """Send one request, and return its awaitable. `Scope.settle` must follow, however it ends."""
         # Not async: one coroutine less for each attempt.
         scope.requests += 1
-        observed = observers() and not is_observed_inside(backend)
-        answer = send(backend, request, generate) if observed else generate(request)
+        answer: Awaitable[Generation | str]
+        if observers() and not is_observed_inside(backend):
+            answer = send(backend, request, generate)
+        else:
+            answer = generate(request)
         if not hasattr(answer, "__await__"):
             raise wrong_type("backend", generate, "async: it answered without being awaited")
         return answer
 
-    def _settle(self, scope: Scope, reservation: Reservation | None, used: Usage | None) -> Usage | None:
-        """Account for a request that has ended, and return its usage if that is known."""
-        used = scope.settle(used)
+    def _account(self, scope: Scope, reservation: Reservation | None, used: Usage | None) -> None:
+        """Tell the item and the budget of a request that has ended, with its usage if that is known."""
         call = self.call
         if call.item is not None:
             call.item.add_requests(scope.requests, used)
@@ -152,7 +163,6 @@ class RunningAttempt(Generic[T]):
             if used is None and call.item is not None:
                 call.item.estimated_tokens += reservation.tokens
             self.scope.holding = call.holding
-        return used
 
     async def _stream(self, request: Request) -> Generation | str:
         """Generate with hooks and partial checks on the growing text."""
@@ -210,7 +220,7 @@ class RunningAttempt(Generic[T]):
             used = generation.usage
             return generation
         finally:
-            self._settle(part, reservation, used)
+            self._account(part, reservation, part.settle(used))
             leave_part(entered)
             scope.spent += part.spent
             scope.requests += part.requests
@@ -235,7 +245,7 @@ class RunningAttempt(Generic[T]):
             request.attempt,
             outcome,
             plan.action,
-            context or Context.sent(plan.messages, plan.chars),
+            Context.sent(plan.messages, plan.chars) if context is None else context,
             self.generation,
             validations,
             value,

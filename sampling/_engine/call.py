@@ -7,7 +7,7 @@ import attrs
 
 from sampling._engine.scope import Scope
 from sampling.budgets import Budget, Reservation
-from sampling.hooks import Emitter, Hooks
+from sampling.hooks import Emitter
 from sampling.messages import Attempt, Context, Generation, Options, Request
 from sampling.protocols import BackendLike, Decisions, Variation
 from sampling.requirements import Requirement
@@ -69,14 +69,6 @@ class Call(Generic[T]):
 
     validation_ctx: Context | None
     emitter: Emitter
-    hooks: Hooks | None
-    """The hooks that the caller gave. Calls of stages have them, too."""
-
-    accept_incomplete: bool
-    """Whether answers that were cut off, filtered or refused may be valid."""
-
-    check_timeout_s: float | None
-    max_context_chars: int
     overridden: frozenset[str]
     """The optional methods that the strategy overrides. The engine skips the others."""
 

@@ -14,6 +14,7 @@ from sampling.results import SamplingResult, Slice
 __all__ = [
     "TRACKED",
     "Ends",
+    "count_votes",
     "ended_by",
     "failure_of",
     "is_done",
@@ -121,13 +122,26 @@ def next_stage(
 
 def select(decide: Callable[[Sequence[Slice[T]]], Slice[T]], slices: Sequence[Slice[T]]) -> Slice[T]:
     """Return the slice that the strategy chooses, which must be one of those given."""
-    chosen: object = _decision(decide, slices, slices)
+    # A copy, because the strategy may sort or clear what it is given.
+    chosen: object = _decision(decide, slices, list(slices))
     for candidate in slices:
         if candidate is chosen:
             return candidate
     raise SelectionFailed(
         f"{_name_of(decide)} returned {short_repr(chosen)}, not one of the slices it was given", slices
     )
+
+
+def count_votes(strategy: Decisions[T], slices: Sequence[Slice[T]]) -> tuple[float | None, float | None]:
+    """Return the agreement and the margin that the strategy counts."""
+    votes: Any = _decision(strategy.count_votes, slices, list(slices))
+    try:
+        agreement, margin = votes
+    except (TypeError, ValueError):
+        name = _name_of(strategy.count_votes)
+        message = f"{name} returned {short_repr(votes)}, not a tuple of agreement and margin"
+        raise SelectionFailed(message, slices) from None
+    return agreement, margin
 
 
 def failure_of(errors: Sequence[tuple[str, Exception]], fatal: Exception | None) -> Exception:

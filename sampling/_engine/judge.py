@@ -90,7 +90,7 @@ class Scored:
     # A number, and if it is one "out of" another, that one too: 7, 7.5, 7/10, "7 out of 10".
     _NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
     _SCORE = re.compile(
-        rf"{_LABEL}[^\w.+-]*(?P<score>{_NUMBER})(?![\w%]|\.[0-9])(?:\s*(?:/|out of)\s*(?P<of>{_NUMBER}))?",
+        rf"{_LABEL}[^\w.+-]*(?P<score>{_NUMBER})(?![\w%]|[.,–-][0-9])(?:\s*(?:/|out of)\s*(?P<of>{_NUMBER}))?",
         re.IGNORECASE,
     )
 

@@ -17,13 +17,14 @@ import attrs
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled, current_token
 
 from sampling._engine import decisions
+from sampling._engine import scope as scopes
 from sampling._engine.attempt import RunningAttempt, prepare
 from sampling._engine.call import Call
 from sampling._engine.records import OrderedQueue, Prefix, ResultQueue
 from sampling._engine.scope import Scope, enter_attempt, enter_call, leave_attempts, leave_call
 from sampling._engine.tracking import Tracker
 from sampling._engine.validation import CheckDefect, CutShort
-from sampling._event_loop import cancellation_requested, raise_if_cancelled
+from sampling._event_loop import cancellation_requested, cancellations, raise_if_cancelled
 from sampling._log import Logger
 from sampling.budgets import Budget
 from sampling.errors import BadVerdict, BudgetExceeded, SelectionFailed, UnexpectedCancellation
@@ -37,6 +38,7 @@ from sampling.hooks import (
     Repaired,
 )
 from sampling.messages import Attempt, Request
+from sampling.protocols import Variation
 from sampling.results import HookFailure, SamplingResult, Slice, StopReason, first_tried
 from sampling.usage import NO_USAGE, Usage
 
@@ -101,6 +103,9 @@ class Run(Generic[T]):
     votes: tuple[float | None, float | None] = (None, None)
     """The agreement and the margin of the answer, if the strategy counts votes."""
 
+    nested_hook_failures: tuple[HookFailure, ...] = ()
+    """The failures of hooks in stages."""
+
     def __init__(self, call: Call[T], stages: "Stages[T] | None" = None) -> None:
         self.call: Call[T] = call
         self._stages = stages
@@ -109,7 +114,6 @@ class Run(Generic[T]):
         self.errors: list[tuple[str, Exception]] = []
         """The errors of attempts and repairs, with their iteration ids."""
 
-        self.nested_hook_failures: list[HookFailure] = []
         self.max_attempts: int = call.loop_budget * call.concurrency_budget
         self._subsamples_due = call.concurrency_budget
         self._ended: set[int] = set()
@@ -134,25 +138,34 @@ class Run(Generic[T]):
         """Run the call to its end."""
         call = self.call
         scope = Scope(call.sampling_id, call.parent_id)
+        silent = self._emitter.silent
         entered = enter_call(scope)
         try:
-            if not self._emitter.silent:
+            if not silent:
                 await self._announce_start()
             try:
                 await (self._make_attempts() if self._stages is None else self._stages.run(self))
             finally:
                 leave_attempts(scope, entered)
                 if "learn" in call.overridden:
-                    call.strategy.learn(Prefix(self.queue.records))
+                    self._learn()
             result = self._choose() if self._stages is None else self._stages.choose(self)
         except BaseException as error:
-            if not self._emitter.silent:
+            if not silent:
                 await self._announce_end(None, error)  # noqa: ASYNC102 - every hook is shielded, and has a timeout
             raise
         else:
-            return result if self._emitter.silent else await self._announce_end(result, None)
+            return result if silent else await self._announce_end(result, None)
         finally:
             leave_call(entered)
+
+    def _learn(self) -> None:
+        try:
+            self.call.strategy.learn(Prefix(self.queue.records))
+        except (MemoryError, RecursionError):
+            raise
+        except Exception as error:  # noqa: BLE001 - the user's code. Neither the answer nor a cancellation is lost by it
+            log.warning("learn_failed", sampling_id=self.call.sampling_id, error_type=type(error).__name__)
 
     async def _announce_start(self) -> None:
         call = self.call
@@ -239,6 +252,7 @@ class Run(Generic[T]):
     async def _start_late(self, group: "TaskGroup", tracker: Tracker[T]) -> None:
         """Start each subsample when the strategy says so."""
         started = tracker.started = 0
+        tracker.starting = True
         while started < self.call.concurrency_budget and not self._stopped:
             # Whatever happens while it waits, the strategy decides again.
             tracker.changed = anyio.Event()
@@ -250,8 +264,11 @@ class Run(Generic[T]):
             elif wait_s == math.inf and len(tracker.ended) == started:
                 break
             else:
+                tracker.start_none()
                 with anyio.move_on_after(wait_s):
                     await tracker.changed.wait()
+        tracker.changed = None
+        tracker.start_none()
         self._subsamples_due = started
         tracker.close_from(started)
         self._decide()
@@ -319,8 +336,10 @@ class Run(Generic[T]):
         plan, vary, budget = call.first, call.vary, call.budget
         turn_ends_s = _TURN_S
         for number in range(call.loop_budget):
-            tried = plan if vary is None else decisions.vary(vary, plan, subsample, number)
             if self._stopped or (self._tracker is not None and not self._tracker.start_attempt(subsample, number)):
+                return
+            tried = plan if vary is None else self._vary(vary, plan, subsample, number)
+            if tried is None:
                 return
             attempt = self._latest[subsample] = prepare(call, tried, subsample, number)
             if budget is not None and not await self._reserve(attempt, budget):
@@ -337,6 +356,19 @@ class Run(Generic[T]):
                 turn_ends_s = record.finished_s + _TURN_S
                 await checkpoint()
         self._exhausted = True
+
+    def _vary(self, vary: Variation, plan: Attempt[T], subsample: int, number: int) -> Attempt[T] | None:
+        """Return the variant of an attempt, or None if that failed, which ends its subsample only."""
+        call = self.call
+        try:
+            return decisions.vary(vary, plan, subsample, number)
+        except (MemoryError, RecursionError):
+            raise
+        except Exception as error:  # noqa: BLE001 - the user's code
+            error.add_note("raised by the strategy's vary() or its variation")
+            iteration = subsample * call.loop_budget + number + 1
+            self.errors.append((scopes.iteration_id(call.sampling_id, iteration), error))
+            return None
 
     async def _reserve(self, attempt: RunningAttempt[T], budget: Budget) -> bool:
         """Reserve the budget of an attempt. Return False if there is no room or time, or the call is over."""
@@ -373,7 +405,7 @@ class Run(Generic[T]):
                 return None
             if call.repair is None:
                 return first_tried(history)
-            return decisions.repair(call.repair, Prefix(history), call.max_context_chars)
+            return decisions.repair(call.repair, Prefix(history), call.strategy.max_context_chars)
         except (MemoryError, RecursionError):
             raise
         except Exception as error:  # noqa: BLE001 - repair() is the user's code; it ends its own subsample only
@@ -437,7 +469,7 @@ class Run(Generic[T]):
         if isinstance(error, CheckDefect):
             error = error.error
             self._defects += (error,)
-        failed = _without_cancellations(error, self.call.cancelled)
+        failed = _without_cancellations(error)
         if failed is None:
             if cancellation_requested():
                 return attempt.record("cancelled")
@@ -448,8 +480,11 @@ class Run(Generic[T]):
     def _end_by(self, error: BaseException, attempt: RunningAttempt[T]) -> None:
         """End the call if this error does. Nothing that happens to a loser can undo a winner."""
         ends = self._ends(error)
-        if not isinstance(error, Exception) or (ends is decisions.Ends.PROCESS and not self._done):
+        lost = self._done or (self._tracker is not None and self._tracker.has_lost(attempt.request))
+        if isinstance(error, KeyboardInterrupt | SystemExit) or (ends is decisions.Ends.PROCESS and not lost):
             self._end_with(error)
+        elif lost or not isinstance(error, Exception):
+            return
         elif self.call.deterministic:
             # Ended when all attempts that rank before this one have ended, too: see `_end_in_order`.
             if ends >= decisions.Ends.CALL and self._tracker is not None:
@@ -473,13 +508,17 @@ class Run(Generic[T]):
                 continue
             latest = self._latest.get(subsample)
             other = self._first_request(subsample) if latest is None else latest.request
-            if not _equal(request, other):
+            if other is None or not _equal(request, other):
                 return False
         return True
 
-    def _first_request(self, subsample: int) -> Request:
+    def _first_request(self, subsample: int) -> Request | None:
+        """Return the request that a subsample starts with, or None if the strategy can't tell."""
         call = self.call
-        plan = call.first if call.vary is None else decisions.vary(call.vary, call.first, subsample, 0)
+        try:
+            plan = call.first if call.vary is None else decisions.vary(call.vary, call.first, subsample, 0)
+        except Exception:  # noqa: BLE001 - the user's code, whose error counts when its own subsample starts
+            return None
         return prepare(call, plan, subsample, 0).request
 
     # The decision: is the call done, and which slice is the answer?
@@ -528,8 +567,8 @@ class Run(Generic[T]):
             self._end_in_failure(record.error)
 
     def _all_start_alike(self) -> bool:
-        first = self._first_request(0)
-        return all(_equal(first, self._first_request(other)) for other in range(1, self.call.concurrency_budget))
+        first, *others = [self._first_request(number) for number in range(self.call.concurrency_budget)]
+        return first is not None and all(other is not None and _equal(first, other) for other in others)
 
     def _decide_tracked(self, record: Slice[T], tracker: Tracker[T]) -> None:
         self._decide()
@@ -565,7 +604,7 @@ class Run(Generic[T]):
     def _choose(self) -> SamplingResult[T]:
         """Choose the answer, or raise the failure if no attempt came to one."""
         candidates = self.queue.candidates(decided=self._done or self.fatal is not None)
-        valid = [candidate for candidate in candidates if candidate.valid]
+        valid = [candidate for candidate in candidates if candidate.outcome == "valid"]
         best: Slice[T] | None = None
         if valid:
             self._count_votes(valid)
@@ -587,19 +626,19 @@ class Run(Generic[T]):
 
     def _count_votes(self, slices: Sequence[Slice[T]]) -> None:
         if "count_votes" in self.call.overridden:
-            self.votes = self.call.strategy.count_votes(slices)
+            self.votes = decisions.count_votes(self.call.strategy, slices)
 
     def result(self, best: Slice[T] | None) -> SamplingResult[T]:
         """Return the result of the call as it stands, with this answer."""
         call = self.call
-        valid = best is not None and best.valid
-        errors = [error for _, error in sorted(self.errors, key=itemgetter(0))] if self.errors else ()
+        valid = best is not None and best.outcome == "valid"
+        agreement, margin = self.votes
         return SamplingResult(
             success=valid,
             best=best,
             slices=tuple(self.slices()),
             attempts=tuple(self._by_iteration(self.queue.records)),
-            errors=tuple(errors),
+            errors=tuple([error for _, error in sorted(self.errors, key=itemgetter(0))]) if self.errors else (),
             usage=self._usage(),
             stop_reason="validated" if valid else self._reason_to_stop(),
             sampling_id=call.sampling_id,
@@ -607,8 +646,8 @@ class Run(Generic[T]):
             max_attempts=self.max_attempts,
             parent_id=call.parent_id,
             stop_detail=None if valid else self.budget_detail,
-            agreement=self.votes[0],
-            margin=self.votes[1],
+            agreement=agreement,
+            margin=margin,
         )
 
     def slices(self) -> list[Slice[T]]:
@@ -662,8 +701,9 @@ def _unexpected(error: BaseException) -> UnexpectedCancellation:
     return unexpected
 
 
-def _without_cancellations(error: BaseException, cancelled: type[BaseException]) -> BaseException | None:
+def _without_cancellations(error: BaseException) -> BaseException | None:
     """Return an exception without the cancellations in it, or None if nothing is left."""
+    cancelled = cancellations()
     if isinstance(error, BaseExceptionGroup):
         return error.split(cancelled)[1]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     return None if isinstance(error, cancelled) else error

@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 from structlog.contextvars import bind_contextvars
 
 from sampling._arguments import wrong_type
-from sampling._requests import report_to_observers
+from sampling._observers.requests import report_to_observers
 from sampling.budgets import Budget, Reservation
+from sampling.errors import NestedTooDeeply
 from sampling.messages import Identity, Request
 from sampling.usage import NO_USAGE, Usage
 
@@ -132,8 +133,14 @@ _logged_call = _log_variable("sampling_id")
 _logged_iteration = _log_variable("iteration_id")
 _logged_item = _log_variable("item_id")
 
-CallTokens: TypeAlias = tuple[Token[Scope | None], Token[Any], Any]
-"""What `leave_call` and `leave_attempts` restore: the scope, the logged call and the logged iteration."""
+_nesting: ContextVar[int] = ContextVar("sampling_nesting", default=0)
+"""The number of calls around this code."""
+
+_MAX_NESTING = 32
+"""Calls inside of calls. Far below what overflows the stack, which would leave the event loop in disorder."""
+
+CallTokens: TypeAlias = tuple[Token[Scope | None], Token[Any], Any, Token[int] | None]
+"""What `leave_call` and `leave_attempts` restore: the scope, the logged call and iteration, and the nesting."""
 
 
 def current() -> Identity | None:
@@ -236,7 +243,16 @@ def current_item() -> Scope | None:
 
 def enter_call(scope: Scope) -> CallTokens:
     """Start a call: from now on, its id is current and in the log lines of this context."""
-    return _scope.set(scope), _logged_call.set(scope.sampling_id), _logged_iteration.get()
+    nested = None if scope.parent_id is None else _nest()
+    return _scope.set(scope), _logged_call.set(scope.sampling_id), _logged_iteration.get(), nested
+
+
+def _nest() -> Token[int]:
+    """Count a call inside of another one, or raise if there are too many."""
+    depth = _nesting.get() + 1
+    if depth > _MAX_NESTING:
+        raise NestedTooDeeply(f"{depth} calls of sample() are nested in each other")
+    return _nesting.set(depth)
 
 
 def enter_attempt(scope: Scope, iteration_id: str) -> None:
@@ -253,8 +269,11 @@ def leave_attempts(scope: Scope, entered: CallTokens) -> None:
 
 def leave_call(entered: CallTokens) -> None:
     """Restore the context variables from before the call, once its attempts have been left."""
-    _logged_call.reset(entered[1])
-    _scope.reset(entered[0])
+    scope, logged_call, _, nested = entered
+    _logged_call.reset(logged_call)
+    _scope.reset(scope)
+    if nested is not None:
+        _nesting.reset(nested)
 
 
 def part_of_current() -> Scope | None:

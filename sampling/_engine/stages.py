@@ -70,7 +70,7 @@ class Stages(Generic[T]):
         """Add the records of a stage to the outer call, with times that count from its start."""
         outer.max_attempts += inner.max_attempts
         outer.errors.extend(inner.errors)
-        outer.nested_hook_failures.extend(inner.hook_failures)
+        outer.nested_hook_failures += inner.hook_failures
         counted = {record.iteration_id for record in inner.slices()}
         for record in inner.records():
             adopted = attrs.evolve(

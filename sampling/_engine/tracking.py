@@ -38,7 +38,10 @@ class Tracker(Generic[T]):
     """In a deterministic call: cancels one subsample."""
 
     changed: "anyio.Event | None" = None
-    """Set when the next start has to be decided again."""
+    """Set when the next start has to be decided again, if subsamples start late."""
+
+    starting: bool = False
+    """The next start is being decided. Until then nobody knows which attempt comes next."""
 
     in_turn: bool = False
     """In a deterministic call with a limited budget: attempts are made one after the other."""
@@ -70,6 +73,10 @@ class Tracker(Generic[T]):
         self.running[subsample] = Running(subsample, attempt, self.call.elapsed_s())
         return True
 
+    def has_lost(self, request: Request) -> bool:
+        """Return whether an attempt of a deterministic call ranks after a possible winner or the end of the call."""
+        return order_key(request) > self._bound
+
     async def wait_for_turn(self, subsample: int, attempt: int) -> None:
         """
         Wait until every attempt that ranks before this one has ended.
@@ -87,8 +94,8 @@ class Tracker(Generic[T]):
     def _next_turn(self) -> None:
         """Let the first attempt in order start, if all live subsamples wait."""
         started = self.call.concurrency_budget if self.started is None else self.started
-        if self._turns and len(self._turns) == started - len(self.ended):
-            self._turns[min(self._turns)].set()
+        if self._turns and not self.starting and len(self._turns) == started - len(self.ended):
+            self._turns.pop(min(self._turns)).set()
 
     def end_subsample(self, subsample: int) -> None:
         """Note that a subsample adds no more records."""
@@ -96,6 +103,8 @@ class Tracker(Generic[T]):
         self.ended.add(subsample)
         if self.ordered is not None:
             self.ordered.close(subsample)
+        # A subsample that starts instead ranks before the second attempts of those that wait.
+        self.wake()
         self._next_turn()
 
     def close_from(self, first: int) -> None:
@@ -107,7 +116,13 @@ class Tracker(Generic[T]):
     def wake(self) -> None:
         """Have the next start decided again."""
         if self.changed is not None:
+            self.starting = True
             self.changed.set()
+
+    def start_none(self) -> None:
+        """Note that no subsample starts now, so that those that wait may take their turns."""
+        self.starting = False
+        self._next_turn()
 
     def progress(self, slices: Sequence[Slice[T]]) -> Progress[T]:
         """Return the state of the call, for a strategy that has seen these slices."""

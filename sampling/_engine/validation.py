@@ -6,15 +6,14 @@ from functools import partial
 from inspect import isawaitable, iscoroutine
 from time import perf_counter
 from types import FrameType
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 import anyio
 import anyio.to_thread
 from anyio.lowlevel import RunVar
 
-from sampling import _watchdog as watchdog
 from sampling._engine.judge import Judge
-from sampling._event_loop import cancellation_requested
+from sampling._event_loop import cancellation_requested, cancellations, watchdog
 from sampling._picklable import Picklable
 from sampling.errors import BadVerdict, CheckTimeout, FatalError, UnexpectedCancellation
 from sampling.messages import Action
@@ -53,11 +52,12 @@ def parse(action: Action[T], text: str) -> tuple[T | None, Validation | None]:
     """Parse the answer. A parser that raises is a failed requirement with that reason."""
     try:
         value = action.parse(text)
-    except (MemoryError, RecursionError):
+    except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a parser raises means that it can't be parsed
         _raise_defect(error)
-        return None, Validation(False, str(error) or "it is malformed", requirement=PARSES)
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error) or "it is malformed"
+        return None, Validation(False, reason, requirement=PARSES)
     if iscoroutine(value):
         value.close()
         raise BadVerdict("the parser returned a coroutine: it must be a plain function", hint=PARSER_HINT)
@@ -138,7 +138,7 @@ def may_still_pass(requirement: Requirement, text: str) -> Validation | None:
         return None
     try:
         verdict = requirement.partial(text)
-    except (MemoryError, RecursionError):
+    except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - a check that raises is a failed check
         return _broken(requirement, error)
@@ -152,7 +152,7 @@ def check(requirements: Sequence[Requirement], text: str, view: View | None) -> 
     Returns the validations in order, or a `Checking` if a check has to be awaited or a judge asked.
     Raises only `BadVerdict` and `CheckDefect`, which another attempt cannot mend.
     """
-    said: list[_Said] = []
+    said: list[Any] = []
     finished = True
     try:
         for requirement in requirements:
@@ -163,7 +163,7 @@ def check(requirements: Sequence[Requirement], text: str, view: View | None) -> 
     except BaseException:
         _close(said)
         raise
-    return tuple(cast("list[Validation]", said)) if finished else Checking(requirements, text, view, said)
+    return tuple(said) if finished else Checking(requirements, text, view, said)
 
 
 class Checking:
@@ -241,7 +241,7 @@ def _begin(requirement: Requirement, text: str, view: View | None) -> Validation
     started_s = perf_counter()
     try:
         verdict = check(text, view) if requirement.takes_view else check(text)
-    except (MemoryError, RecursionError):
+    except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - a check that raises is a failed check
         return _broken(requirement, error)
@@ -266,7 +266,7 @@ def as_exception(error: BaseException) -> Exception:
     """Return an exception to collect, or raise what must end the task at once."""
     if isinstance(error, Exception):
         return error
-    if not isinstance(error, anyio.get_cancelled_exc_class()) or cancellation_requested():
+    if not isinstance(error, cancellations()) or cancellation_requested():
         raise error
     unexpected = UnexpectedCancellation()
     unexpected.__cause__ = error
@@ -314,7 +314,7 @@ async def _finish_check(
                 verdict = await rest
             if scope.cancelled_caught:
                 return _broken(requirement, CheckTimeout(requirement.description, limit_s))
-    except (FatalError, MemoryError, RecursionError):
+    except (FatalError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - a check that raises is a failed check
         return _broken(requirement, error)
@@ -333,10 +333,15 @@ def _broken(requirement: Requirement, error: Exception) -> Validation:
 
 def _raise_defect(error: Exception) -> None:
     """Raise `CheckDefect` for a misspelt name or a missing import in the code of a check or parser."""
-    if isinstance(error, CheckDefect):
+    if isinstance(error, CheckDefect) or (isinstance(error, RecursionError) and not _overflowed(error)):
         raise error
     if isinstance(error, NameError | ImportError) and not _raised_by_generated_code(error):
         raise CheckDefect(error) from error
+
+
+def _overflowed(error: RecursionError) -> bool:
+    """Return whether the interpreter raised it, as in `json.loads` of an answer with a thousand brackets."""
+    return str(error).startswith("maximum recursion depth exceeded")
 
 
 def _raised_by_generated_code(error: Exception) -> bool:
@@ -345,6 +350,9 @@ def _raised_by_generated_code(error: Exception) -> bool:
     # Everything up to the last frame of this file called the check.
     called = max((index for index, frame in enumerate(frames) if frame.f_code.co_filename == __file__), default=-1)
     inside = frames[called + 1 :]
+    if inside and _same_source(inside[-1], inside[0]):
+        # The answer may have called it, but the check's own code raised the error.
+        return False
     return any(not _is_in_module(frame) and not _same_source(frame, inside[0]) for frame in inside[1:])
 
 

@@ -2,14 +2,17 @@
 
 import re
 import ssl
+import warnings
+import weakref
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from contextlib import suppress
+from functools import lru_cache, partial
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import anyio
 
-from sampling._http.connection import Connection, Payload, new_connection, system_error
+from sampling._http.connection import Connection, Payload, Skim, new_connection, system_error
 from sampling._http.dialling import Dialler, shake_hands
 from sampling._http.pool import Pool
 from sampling._http.tls import TlsSettings
@@ -44,17 +47,21 @@ class _Target(NamedTuple):
 class Response:
     """A response whose body is read in pieces. The caller closes it."""
 
-    __slots__ = ("_connection", "_pool", "headers", "status")
+    __slots__ = ("_client", "_connection", "headers", "status")
 
-    def __init__(self, pool: Pool[Connection], connection: Connection, status: int, headers: Mapping[str, str]) -> None:
-        self._pool = pool
+    def __init__(self, client: "Client", connection: Connection, status: int, headers: Mapping[str, str]) -> None:
+        self._client = client
         self._connection: Connection | None = connection
         self.status = status
         self.headers = headers
 
-    async def read(self) -> bytes:
-        """Return the next bytes of the body as they were received, or b"" at the end."""
-        return b"" if self._connection is None else await self._connection.read()
+    async def read(self, skim: Skim | None = None) -> bytes:
+        """
+        Return the next bytes of the body as they were received, or b"" at the end.
+
+        What `skim` can read by itself is passed to it where it arrives, if the event loop allows for it.
+        """
+        return b"" if self._connection is None else await self._connection.read(skim)
 
     @property
     def complete(self) -> bool:
@@ -70,10 +77,7 @@ class Response:
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        if connection.finish():
-            self._pool.release(connection.key, connection)
-        else:
-            self._pool.discard(connection)
+        self._client.give_back(connection)
 
 
 class Client:
@@ -84,6 +88,14 @@ class Client:
         self._tls = TlsSettings(ssl_context)
         self._dialler = Dialler()
         self._pool: Pool[Connection] = Pool(max_connections, IDLE_EXPIRY_S)
+        # Connections know the pool and not the client, so that this is called when nobody has the client any more.
+        self._lost = partial(_forget, self._pool)
+        weakref.finalize(self, _close_left_open, self._pool).atexit = False
+
+    async def fix_address(self, origin: Origin) -> None:
+        """Look up a server once and for all. If that fails, every connection looks it up and reports the failure."""
+        with suppress(OSError):
+            await self._dialler.fix(origin.host, origin.port, self._connect_timeout_s)
 
     async def post(self, origin: Origin, payload: Payload, on_sent: Callable[[], None]) -> Response:
         """
@@ -104,10 +116,17 @@ class Client:
                 self._pool.discard(connection)
                 raise
             else:
-                return Response(self._pool, connection, parser.status, parser.headers)
+                return Response(self, connection, parser.status, parser.headers)
             self._pool.discard(connection)
             if not connection.used or connection.received:
                 raise failure
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep the connection of a complete response, and close any other."""
+        if connection.finish():
+            self._pool.release(connection.key, connection)
+        else:
+            self._pool.discard(connection)
 
     async def _connect(self, origin: Origin) -> Connection:
         """Open a connection for which the pool has room."""
@@ -136,12 +155,25 @@ class Client:
             raw.close()
             raise
 
-    def _lost(self, connection: Connection) -> None:
-        self._pool.forget(connection.key, connection)
-
     async def aclose(self) -> None:
         """Close all connections."""
         self._pool.close()
+
+
+def _forget(pool: Pool[Connection], connection: Connection) -> None:
+    pool.forget(connection.key, connection)
+
+
+def _close_left_open(pool: Pool[Connection]) -> None:
+    """Close the connections of a client that was not closed, with one warning instead of one for each socket."""
+    left = len(pool.connections)
+    if left:
+        pool.close()
+        warnings.warn(
+            f"connections to servers were left open ({left}): close the backend, or use it inside `async with`",
+            ResourceWarning,
+            stacklevel=1,
+        )
 
 
 class NativeTransport(Client):

@@ -9,7 +9,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import anyio
 from anyio.lowlevel import current_token
@@ -24,6 +24,10 @@ __all__ = ["Connection", "Payload", "new_connection", "system_error"]
 READ_BYTES = 16_384
 MAX_BUFFERED_BYTES = 65_536
 """More than that is left to the socket, until the response is read."""
+
+
+Skim: TypeAlias = Callable[[bytes], bytes]
+"""A function that reads the beginning of what has arrived, and returns the rest."""
 
 
 class Payload:
@@ -48,6 +52,7 @@ class Connection(ABC):
     __slots__ = (
         "_is_last",
         "_on_lost",
+        "_skim",
         "_socket",
         "_stopped",
         "_tls",
@@ -75,6 +80,7 @@ class Connection(ABC):
         """True if it has carried a request before the current one."""
 
         self._is_last = False
+        self._skim: Skim | None = None
         self._unread = 0
         """The bytes that arrived since the body was read last."""
 
@@ -118,9 +124,14 @@ class Connection(ABC):
             await self._wait()
         return parser
 
-    async def read(self) -> bytes:
-        """Return the next bytes of the body, b"" at the end, or raise a `BackendError`."""
+    async def read(self, skim: Skim | None = None) -> bytes:
+        """
+        Return the next bytes of the body, b"" at the end, or raise a `BackendError`.
+
+        Bytes that `skim` reads while this waits are not returned. It is called outside of the task.
+        """
         parser = cast("ResponseParser", self.parser)
+        self._skim = skim
         while True:
             data = parser.take()
             if data:
@@ -140,6 +151,7 @@ class Connection(ABC):
     def finish(self) -> bool:
         """End a request, and return whether the connection can carry another one."""
         parser, self.parser = self.parser, None
+        self._skim = None
         self.used = True
         complete = parser is not None and parser.ended and parser.reusable
         return complete and not self._is_last and not self._stopped and self._socket is not None
@@ -283,6 +295,7 @@ class _Future(Protocol):
     """What is used of a future of asyncio."""
 
     def done(self) -> bool: ...
+    def set_exception(self, exception: BaseException) -> None: ...
     def set_result(self, result: None) -> None: ...
     def __await__(self) -> Any: ...
 
@@ -327,7 +340,18 @@ class _CalledConnection(Connection):
             if self._unread > MAX_BUFFERED_BYTES:
                 self._stop_receiving()
         elif (parser.status or self.failure is not None) and not waiter.done():
-            waiter.set_result(None)
+            try:
+                if not self._is_skimmed(parser):
+                    waiter.set_result(None)
+            except Exception as error:  # noqa: BLE001 - the task raises it
+                waiter.set_exception(error)
+
+    def _is_skimmed(self, parser: ResponseParser) -> bool:
+        """Return whether all that has arrived was read here, so that the task need not wake."""
+        if self._skim is None or parser.ended or self.failure is not None or not parser.skim(self._skim):
+            return False
+        self._unread = 0
+        return True
 
     def _stop_receiving(self) -> None:
         if not self._stopped:

@@ -89,6 +89,7 @@ class Dialler:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], tuple[float, list[Address]]] = {}
+        self._fixed: dict[tuple[str, int], list[Address]] = {}
         self._turns = Turns()
 
     async def dial(self, host: str, port: int, timeout_s: float) -> socket.socket:
@@ -103,6 +104,13 @@ class Dialler:
         finally:
             self._turns.give_back()
 
+    async def fix(self, host: str, port: int, timeout_s: float) -> None:
+        """Look up a host and use the address that answers first for all connections from now on, or raise `OSError`."""
+        if _numeric_address(host, port) is None:
+            raw = await self.dial(host, port, timeout_s)
+            with raw:
+                self._fixed[host, port] = [Address(raw.family, raw.getpeername())]
+
     async def _reach_one(self, host: str, port: int) -> socket.socket:
         addresses = await self._look_up(host, port)
         return await _reach(addresses[0]) if len(addresses) == 1 else await _first_of(addresses)
@@ -111,6 +119,8 @@ class Dialler:
         numeric = _numeric_address(host, port)
         if numeric is not None:
             return [numeric]
+        if (host, port) in self._fixed:
+            return self._fixed[host, port]
         since, addresses = self._known.get((host, port), (0.0, []))
         if not addresses or monotonic() - since > LOOKUP_VALID_S:
             found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)

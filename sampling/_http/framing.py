@@ -91,6 +91,14 @@ class ResponseParser:
         pieces.clear()
         return data
 
+    def skim(self, skim: Callable[[bytes], bytes]) -> bool:
+        """Let a function read the body so far, and keep what it returns. Return True if that is nothing."""
+        data = self.take()
+        rest = skim(data) if data else b""
+        if rest:
+            self._pieces.append(rest)
+        return not rest
+
     def end_of_stream(self) -> bool:
         """Take note that the server closed the connection, and return whether the response is complete."""
         self.reusable = False
@@ -182,27 +190,29 @@ class ResponseParser:
 
     def _parse_chunks(self, data: bytes) -> None:
         position = self._parse_open_chunk(data) if self._left else 0
-        size = len(data)
+        size, pieces = len(data), self._pieces
         while position < size:
             line = _CHUNK_LINE.match(data, position)
             if line is None:
                 self._keep_chunk_line(data[position:])
                 return
             start = line.end()
-            if line.end(1) + 2 != start:
+            digits = line[1]
+            if position + len(digits) + 2 != start:
                 self._count_extension(start - position)
-            stop = start + int(line[1], 16)
+            stop = start + int(digits, 16)
+            position = stop + 2
+            if stop > start and data[stop:position] == _CRLF:
+                pieces.append(data[start:stop])
+                continue
             if stop == start:
                 self._parse = ResponseParser._parse_trailers
                 self._parse_trailers(data[start:])
-                return
-            if stop + 2 > size:
+            elif position > size:
                 self._open_chunk(data, start, stop)
-                return
-            if data[stop : stop + 2] != _CRLF:
+            else:
                 raise FramingError("a chunk is longer than it says")
-            self._pieces.append(data[start:stop])
-            position = stop + 2
+            return
 
     def _open_chunk(self, data: bytes, start: int, stop: int) -> None:
         """Take the beginning of a chunk whose end has not arrived."""

@@ -1,5 +1,8 @@
 """Read JSON answers, and describe their problems for a model."""
 
+import json
+import math
+import re
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
@@ -13,6 +16,9 @@ MAX_CHARS = 1_000_000
 
 _MAX_PROBLEMS = 5
 
+# No float is as large as a number with so many digits, or has such an exponent.
+_MAY_OVERFLOW = re.compile(r"[eE]\+?\d{3}|\d{300}")
+
 _HOW_TO_FIX = "answer with one JSON value, and with nothing before or after it"
 
 
@@ -25,9 +31,19 @@ def read_json(text: str) -> Any:
     if len(text) > MAX_CHARS:
         raise ValueError(f"it is longer than {MAX_CHARS:,} characters: {_HOW_TO_FIX}")
     try:
-        return bounded_json.loads(text.strip())
+        data = bounded_json.loads(text.strip())
+        if _MAY_OVERFLOW.search(text):
+            # Rare, and a function for every number is slow.
+            json.loads(text, parse_float=_finite)
     except ValueError as error:
         raise ValueError(f"it is not JSON ({error}): {_HOW_TO_FIX}") from None
+    return data
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(number := float(digits)):
+        raise ValueError("a number that is too large")
+    return number
 
 
 def json_pointer(path: Iterable[object]) -> str:

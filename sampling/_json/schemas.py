@@ -1,10 +1,18 @@
 """Adapt JSON schemas to what constrained decoding accepts."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, TypeAlias, cast
 
-__all__ = ["close_objects", "has_finite_value", "inline_root", "is_strict", "reduced_schema", "strict_schema"]
+__all__ = [
+    "close_objects",
+    "has_finite_value",
+    "inline_root",
+    "is_strict",
+    "recursive_references",
+    "reduced_schema",
+    "strict_schema",
+]
 
 Json: TypeAlias = dict[str, Any]
 
@@ -43,6 +51,34 @@ _SILENT = frozenset(
 _NULL: Json = {"type": "null"}
 _MAX_DEPTH = 10
 _MAX_PROPERTIES = 5_000
+_MAX_ENUM_VALUES = 1_000
+_MAX_CHARS = 120_000
+"""The most characters of all names of properties and definitions, and of all values of enums and constants."""
+
+# Keywords that decide which values fit. All others are notes, such as those of pydantic's `json_schema_extra`.
+_DECIDING = frozenset(
+    {
+        "additionalItems",
+        "allOf",
+        "dependencies",
+        "dependentRequired",
+        "dependentSchemas",
+        "else",
+        "if",
+        "not",
+        "oneOf",
+        "patternProperties",
+        "prefixItems",
+        "propertyNames",
+        "then",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+        "$anchor",
+        "$dynamicAnchor",
+        "$dynamicRef",
+        "definitions",
+    }
+)
 
 
 def close_objects(schema: Any) -> Any:
@@ -93,6 +129,8 @@ def _strict(node: Any) -> Any:
     if isinstance(node.get("properties"), dict):
         _require_all(node)
     _tell_in_words(node)
+    for name in [name for name in node if name not in _KEYWORDS and name not in _DECIDING]:
+        del node[name]
     return _without_siblings_of_ref(node)
 
 
@@ -144,9 +182,44 @@ def reduced_schema(schema: Mapping[str, Any], keywords: Collection[str]) -> Json
     """
     Return a schema with these keywords only that every answer to the given one fits.
 
-    A `const` becomes an enum. Constraints that are left out move to the description.
+    A `const` becomes an enum, of texts and numbers only. Properties that refer to what is around them are optional.
+    Constraints that are left out move to the description.
     """
-    return cast("Json", _reduced(deepcopy(inline_root(schema)), keywords))
+    root = deepcopy(inline_root(schema))
+    for name, references in recursive_references(root).items():
+        _free(root if name == "#" else root["$defs"][name.rpartition("/")[2]], references)
+    return cast("Json", _reduced(root, keywords))
+
+
+def recursive_references(schema: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Return the definitions that lead back to themselves, each with its references that do."""
+    root = {name: node for name, node in schema.items() if name != "$defs"}
+    nodes: Json = {"#": root, **{f"#/$defs/{name}": node for name, node in schema.get("$defs", {}).items()}}
+    refers = {name: set(_references(node)) for name, node in nodes.items()}
+    found = {name: {one for one in refers[name] if name in _reached({one}, refers)} for name in nodes}
+    return {name: references for name, references in found.items() if references}
+
+
+def _reached(targets: set[str], refers: Mapping[str, set[str]]) -> set[str]:
+    reached: set[str] = set()
+    waiting = set(targets)
+    while waiting:
+        name = waiting.pop()
+        reached.add(name)
+        waiting |= refers.get(name, set()) - reached
+    return reached
+
+
+def _references(node: object) -> Iterable[str]:
+    if isinstance(node, Mapping):
+        fields = cast("Json", node)
+        if isinstance(reference := fields.get("$ref"), str):
+            yield reference
+        for value in fields.values():
+            yield from _references(value)
+    elif isinstance(node, list):
+        for item in cast("list[object]", node):
+            yield from _references(item)
 
 
 def _reduced(node: Any, keywords: Collection[str]) -> Any:
@@ -156,6 +229,7 @@ def _reduced(node: Any, keywords: Collection[str]) -> Any:
     _merge_all_of(node)
     if "const" in node and "const" not in keywords:
         node["enum"] = [node.pop("const")]
+    _split_enum(node)
     for name in ("$defs", "properties"):
         if isinstance(node.get(name), dict):
             node[name] = {key: _reduced(value, keywords) for key, value in node[name].items()}
@@ -166,6 +240,40 @@ def _reduced(node: Any, keywords: Collection[str]) -> Any:
         node.update({name: _reduced(node[name], keywords)} if name in node else {})
     _tell_in_words(node, [name for name in node if name not in keywords and name not in _SILENT])
     return _without_siblings_of_ref(node)
+
+
+def _split_enum(node: Json) -> None:
+    """Leave texts and numbers in an enum, and describe other values by their types."""
+    values = node.get("enum")
+    if not isinstance(values, list):
+        return
+    given = cast("list[object]", values)
+    listed = [value for value in given if isinstance(value, str | int | float) and not isinstance(value, bool)]
+    others = {"boolean": any(isinstance(value, bool) for value in given), "null": None in given}
+    if not any(others.values()):
+        return
+    del node["enum"]
+    node.pop("type", None)
+    variants: list[Json] = [{"enum": listed}] if listed else []
+    variants += [{"type": name} for name, is_there in others.items() if is_there]
+    node.update(variants[0] if len(variants) == 1 else {"anyOf": variants})
+
+
+def _free(node: object, references: set[str]) -> None:
+    """Make properties optional that lead to one of these references."""
+    if isinstance(node, list):
+        for item in cast("list[object]", node):
+            _free(item, references)
+    if not isinstance(node, dict):
+        return
+    fields = cast("Json", node)
+    properties, required = fields.get("properties"), fields.get("required")
+    if isinstance(properties, dict) and isinstance(required, list):
+        inside = cast("Json", properties)
+        names = cast("list[str]", required)
+        fields["required"] = [name for name in names if references.isdisjoint(_references(inside.get(name)))]
+    for value in fields.values():
+        _free(value, references)
 
 
 def _tell_in_words(node: Json, names: Sequence[str] | None = None) -> None:
@@ -192,7 +300,14 @@ def is_strict(schema: object) -> bool:
     root = cast("Json", schema)
     if root.get("type") != "object" or "anyOf" in root:
         return False
-    return _is_strict_node(root, 0) and _count_properties(root) <= _MAX_PROPERTIES
+    if not _is_strict_node(root, 0):
+        return False
+    names, values = _names_and_values(root)
+    sizes = (len(names), len(values), sum(map(len, names)) + sum([len(str(value)) for value in values]))
+    return all(size <= limit for size, limit in zip(sizes, _LIMITS, strict=True))
+
+
+_LIMITS = (_MAX_PROPERTIES, _MAX_ENUM_VALUES, _MAX_CHARS)
 
 
 def _is_strict_node(schema: object, depth: int) -> bool:
@@ -225,14 +340,18 @@ def _is_strict_object(node: Json) -> bool:
     return node.get("additionalProperties") is False and properties.keys() == set(node.get("required", ()))
 
 
-def _count_properties(schema: Any) -> int:
-    if isinstance(schema, list):
-        return sum([_count_properties(item) for item in cast("list[object]", schema)])
-    if not isinstance(schema, Mapping):
-        return 0
-    node = cast("Json", schema)
-    own = len(node["properties"]) if isinstance(node.get("properties"), dict) else 0
-    return own + sum([_count_properties(value) for value in node.values()])
+def _names_and_values(schema: Json) -> tuple[list[str], list[object]]:
+    """Return the names of all properties and definitions, and all values of enums and constants."""
+    names: list[str] = []
+    values: list[object] = []
+    waiting: list[Json] = [schema]
+    while waiting:
+        node = waiting.pop()
+        named = {**node.get("properties", {}), **node.get("$defs", {})}
+        names += named
+        values += [*node.get("enum", ()), *([node["const"]] if "const" in node else ())]
+        waiting += [*named.values(), *node.get("anyOf", ()), *([node["items"]] if "items" in node else ())]
+    return names, values
 
 
 def has_finite_value(schema: Json) -> bool:

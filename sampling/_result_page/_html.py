@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-from sampling._error_json import message_of
 from sampling._result_page._lanes import draw_lanes
 from sampling._result_page._markup import escaped, escaped_lines
+from sampling._serialization.errors import message_of
 from sampling.results import SamplingResult, Slice
 
 __all__ = ["explain_in_html"]

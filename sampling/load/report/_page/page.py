@@ -1,28 +1,19 @@
 """Assemble a page. The result comes first, then the charts, then the settings."""
 
-import base64
-import hashlib
-from collections.abc import Iterator, Sequence
-from itertools import count
+from collections.abc import Iterator
 
+from sampling._result_page.report.document import figures, html_document, notes_list, table, tiles
+from sampling._result_page.report.markup import Markup, element
 from sampling.load.capacity._answer import CapacityAnswer, Step
 from sampling.load.model._populations_report import PopulationsReport
 from sampling.load.model._profiles import Profile
 from sampling.load.model._report import LoadReport
 from sampling.load.model._units import format_seconds, number_or_dash, seconds_or_dash, share_or_dash
 from sampling.load.report._comparison import Comparison
-from sampling.load.report._page.chart import Size, draw
-from sampling.load.report._page.markup import Markup, element, joined, raw
-from sampling.load.report._page.pictures import Picture, load_pictures, step_pictures
-from sampling.load.report._page.style import STYLE
+from sampling.load.report._page.pictures import load_pictures, step_pictures
 from sampling.load.report._table import POPULATION_COLUMNS, population_rows
 
-__all__ = ["figures_table", "html_document", "render_html"]
-
-_NARROW, _MIDDLE, _WIDE = Size(350, 270), Size(560, 300), Size(1120, 400)
-_TONES = {"PASS": "good", "TRIP": "bad", "INCONCLUSIVE": "limit", "better": "good", "worse": "bad"}
-_WORDS = frozenset({"loop", "population", "value", "why"})
-"""Columns with text instead of numbers."""
+__all__ = ["render_html"]
 
 
 def render_html(
@@ -45,33 +36,14 @@ def _document(title: str, kind: str, content: Iterator[Markup], comparison: Comp
     return html_document(title, kind, next(content), *_compared(comparison), *content)
 
 
-def html_document(title: str, kind: str, *content: Markup, refresh_s: int | None = None) -> str:
-    """Return an HTML document with the style sheet. It reloads itself every `refresh_s` seconds, if given."""
-    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="referrer", content="no-referrer"),
-        *([] if refresh_s is None else [element("meta", http_equiv="refresh", content=str(refresh_s))]),
-        element("title", title),
-        raw(f"<style>{STYLE}</style>"),
-    )
-    header = element("header", element("p", f"sampling {kind}", class_="kind"), element("h1", title), *content[:1])
-    body = element("body", element("main", header, *content[1:]))
-    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
-
-
 def _compared(comparison: Comparison | None) -> Iterator[Markup]:
     """Return the changes since the earlier report."""
     if comparison is not None:
         yield element("h2", "Compared with the earlier report")
         yield element("p", f"{comparison}.", class_="lead")
-        yield _notes(comparison.remarks)
+        yield notes_list(comparison.remarks)
         rows = [change.cells() for change in comparison.changes]
-        yield _table(("figure", "before", "after", "change", "trend"), rows, "Comparison")
+        yield table(("figure", "before", "after", "change", "trend"), rows, "Comparison")
 
 
 # One run.
@@ -79,13 +51,13 @@ def _compared(comparison: Comparison | None) -> Iterator[Markup]:
 
 def _load(report: LoadReport) -> Iterator[Markup]:
     yield element("p", f"{_how(report)}.{_judged(report)}", class_="lead")
-    yield _notes(report.notes)
-    yield _tiles(_load_tiles(report))
+    yield notes_list(report.notes)
+    yield tiles(_load_tiles(report))
     yield from _details(report, "load")
 
 
 def _details(report: LoadReport, place: str) -> Iterator[Markup]:
-    yield _figures(load_pictures(report), place)
+    yield figures(load_pictures(report), place)
     yield from _errors(report)
     yield from _stalls(report)
     yield from _settings(report)
@@ -161,7 +133,7 @@ def _errors(report: LoadReport) -> Iterator[Markup]:
             [name, f"{times:,}", report.error_messages.get(name, "")] for name, times in sorted(report.errors.items())
         ]
         yield element("h2", "What failed")
-        yield _table(("error", "times", "why"), rows, "Errors by type")
+        yield table(("error", "times", "why"), rows, "Errors by type")
 
 
 def _stalls(report: LoadReport) -> Iterator[Markup]:
@@ -171,7 +143,7 @@ def _stalls(report: LoadReport) -> Iterator[Markup]:
             for stall in report.stalls
         ]
         yield element("h2", "What blocked the load generator")
-        yield _table(("at", "for", "why"), rows, "Times when the event loop stood still")
+        yield table(("at", "for", "why"), rows, "Times when the event loop stood still")
 
 
 def _settings(report: LoadReport) -> Iterator[Markup]:
@@ -186,7 +158,7 @@ def _settings(report: LoadReport) -> Iterator[Markup]:
     if report.slo is not None:
         rows.append(["slo", str(report.slo).replace(",", ", ")])
     yield element("h2", "What was measured, and how")
-    yield _table(("setting", "value"), rows, "Settings")
+    yield table(("setting", "value"), rows, "Settings")
 
 
 def _setting(name: str, value: object) -> str:
@@ -215,12 +187,12 @@ def _populations(report: PopulationsReport) -> Iterator[Markup]:
         f"{judged}{'; '.join(report.reasons)}{'.' if judged else ''}",
         class_="lead",
     )
-    yield _notes(report.notes)
-    yield _table(POPULATION_COLUMNS, population_rows(report), "Populations")
+    yield notes_list(report.notes)
+    yield table(POPULATION_COLUMNS, population_rows(report), "Populations")
     for number, (name, population) in enumerate(report.populations.items(), 1):
         yield element("h2", name)
         yield element("p", f"{_title(population.profile)}. {_how(population)}.{_judged(population)}", class_="lead")
-        yield _tiles(_load_tiles(population))
+        yield tiles(_load_tiles(population))
         yield from _details(population, f"population-{number}")
 
 
@@ -229,14 +201,14 @@ def _populations(report: PopulationsReport) -> Iterator[Markup]:
 
 def _capacity(answer: CapacityAnswer) -> Iterator[Markup]:
     yield element("p", _lead(answer), class_="lead")
-    yield _notes(_capacity_notes(answer))
-    yield _tiles(_capacity_tiles(answer))
-    yield _figures(step_pictures(answer), "steps", shown=True)
+    yield notes_list(_capacity_notes(answer))
+    yield tiles(_capacity_tiles(answer))
+    yield figures(step_pictures(answer), "steps", shown=True)
     for name, step in _shown_steps(answer):
         if step.report is not None:
             yield element("h2", name)
             yield element("p", f"{_how(step.report)}.", class_="lead")
-            yield _figures(load_pictures(step.report), f"step-{step.target_rate:g}")
+            yield figures(load_pictures(step.report), f"step-{step.target_rate:g}")
     if answer.best is not None and answer.best.report is not None:
         yield from _settings(answer.best.report)
 
@@ -285,68 +257,3 @@ def _shown_steps(answer: CapacityAnswer) -> Iterator[tuple[str, Step]]:
     tripped = [step for step in answer.steps if step.target_rate == answer.first_trip and step.verdict == "TRIP"]
     if tripped:
         yield f"At {tripped[0].target_rate:g}, which trips", tripped[0]
-
-
-# Pieces.
-
-
-def _notes(notes: Sequence[str]) -> Markup:
-    return element("ul", *(element("li", note) for note in notes), class_="notes") if notes else raw("")
-
-
-def _tiles(tiles: Iterator[tuple[str, str, str]]) -> Markup:
-    return element(
-        "dl",
-        *(
-            element("div", element("dt", name), element("dd", value, element("small", more)))
-            for name, value, more in tiles
-        ),
-        class_="tiles",
-    )
-
-
-def _figures(pictures: Sequence[Picture], place: str, *, shown: bool = False) -> Markup:
-    numbers = count(1)
-    figures = [_figure(picture, f"{place}-{next(numbers)}", shown=shown) for picture in pictures]
-    return element("div", *figures, class_="pictures") if figures else raw("")
-
-
-def _figure(picture: Picture, number: str, *, shown: bool) -> Markup:
-    """
-    Draw a picture in all sizes.
-
-    The style sheet shows the one that fits the screen.
-    """
-    sizes = [("narrow", _NARROW), ("middle", _MIDDLE), *([("wide", _WIDE)] if picture.full else [])]
-    drawings = [draw(picture.chart, size, class_=name, number=f"{number}-{name}") for name, size in sizes]
-    table = _table(picture.columns, picture.rows, picture.chart.title)
-    numbers = table if shown else element("details", element("summary", "The numbers"), table)
-    return element(
-        "figure",
-        element("h3", picture.chart.title),
-        *drawings,
-        element("figcaption", picture.caption),
-        numbers if picture.rows else raw(""),
-        class_="full" if picture.full else None,
-    )
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> Markup:
-    head = element("tr", *(element("th", column, scope="col", class_=_kind(column)) for column in columns))
-    body = [element("tr", *(_cell(column, value) for column, value in zip(columns, row, strict=True))) for row in rows]
-    table = element("table", element("thead", head), joined(element("tbody", *body)))
-    # Accessibility: a scrolling region must be focusable, and a focusable one must have a label.
-    return element("div", table, class_="scroll", tabindex=0, role="region", aria_label=f"{name}: numbers")
-
-
-def figures_table(columns: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> Markup:
-    """Return a table that scrolls by itself on a narrow screen."""
-    return _table(columns, rows, name)
-
-
-def _cell(column: str, value: str) -> Markup:
-    return element("td", value, class_=_TONES.get(value) or _kind(column))
-
-
-def _kind(column: str) -> str | None:
-    return "words" if column in _WORDS else None

@@ -3,35 +3,22 @@
 import statistics
 from collections.abc import Sequence
 
-import attrs
-
+from sampling._result_page.report.chart import Bars, Chart, ChartAxis, Curve, Dot, Rule, Tone
+from sampling._result_page.report.document import Picture
 from sampling.load.capacity._answer import CapacityAnswer, Step
 from sampling.load.model._report import LoadReport
 from sampling.load.model._series import Summary
 from sampling.load.model._slo import LatencyLimit, Slo
 from sampling.load.model._units import format_seconds, number_or_dash, seconds_or_dash, share_or_dash
-from sampling.load.report._page.chart import Bars, Chart, ChartAxis, Curve, Dot, Rule, Tone
 from sampling.load.report._table import SUMMARY_COLUMNS, summary_rows
 
-__all__ = ["Picture", "find_knee", "load_pictures", "step_pictures"]
+__all__ = ["find_knee", "load_pictures", "step_pictures"]
 
 _PERCENTS: tuple[tuple[int, Tone], ...] = ((50, "first"), (95, "second"), (99, "third"))
 _WIDE_RANGE = 10.0
 """Values that differ by more than this factor are drawn on a logarithmic axis."""
 
 _MOST_ROWS = 30
-
-
-@attrs.frozen
-class Picture:
-    """A chart with a caption and a table."""
-
-    chart: Chart
-    caption: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    full: bool = False
-    """True if it takes the full width of the page."""
 
 
 def _tick_seconds(seconds: float) -> str:

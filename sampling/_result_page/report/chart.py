@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from sampling.load.report._page.markup import Markup, element
+from sampling._result_page.report.markup import Markup, element
 
 __all__ = ["Bars", "Chart", "ChartAxis", "Curve", "Dot", "Rule", "Size", "draw", "ticks"]
 

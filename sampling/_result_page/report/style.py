@@ -53,13 +53,21 @@ td.good{color:var(--good)}td.bad{color:var(--bad)}td.limit{color:var(--limit)}
 .name{font-weight:550;paint-order:stroke;stroke:var(--card);stroke-width:4px;stroke-linejoin:round}
 .line.first,.rule.first{stroke:var(--first)}.line.second,.rule.second{stroke:var(--second)}
 .line.third,.rule.third{stroke:var(--third)}.line.quiet,.rule.quiet{stroke:var(--quiet)}
-.rule.limit{stroke:var(--limit)}.rule.good{stroke:var(--good)}.line.good{stroke:var(--good)}.line.bad,.rule.bad{stroke:var(--bad)}
+.rule.limit,.line.limit{stroke:var(--limit)}.rule.good{stroke:var(--good)}.line.good{stroke:var(--good)}.line.bad,.rule.bad{stroke:var(--bad)}
 .name.first,.dot.first{fill:var(--first)}.name.second,.dot.second{fill:var(--second)}.name.third,.dot.third{fill:var(--third)}
 .name.quiet{fill:var(--quiet)}.name.limit,.dot.limit{fill:var(--limit)}.name.good,.dot.good{fill:var(--good)}
 .name.bad,.dot.bad{fill:var(--bad)}
 .dot.hollow{fill:var(--card);stroke-width:2}.hollow.first{stroke:var(--first)}.hollow.second{stroke:var(--second)}
 .hollow.third{stroke:var(--third)}
-.bar.bad{fill:var(--bad)}.bar.limit{fill:var(--bar)}
+a{color:var(--second)}
+.item{margin-top:16px;padding:14px 16px;background:var(--card);border:1px solid var(--hair);border-radius:8px}
+.item h3{overflow-wrap:anywhere}.item p{margin:6px 0 0;font-size:14px;overflow-wrap:anywhere}
+.item:target{border-color:var(--second)}
+.passed{color:var(--good)}.missed{color:var(--bad)}
+pre{margin:8px 0 0;padding:8px 10px;max-height:12em;overflow:auto;white-space:pre-wrap;overflow-wrap:anywhere;
+background:var(--paper);border:1px solid var(--hair);border-radius:6px;
+font:13px/1.45 ui-monospace,SFMono-Regular,Menlo,monospace}pre.asked{color:var(--muted)}
+.bar.bad{fill:var(--bad)}.bar.limit{fill:var(--bar)}.bar.quiet{fill:var(--hair)}
 footer{margin-top:48px;color:var(--muted);font-size:13px}
 @media (max-width:559px){main{padding:24px 12px 48px}figure{padding:14px 10px}}
 @media (min-width:560px){svg.narrow{display:none}svg.middle{display:block}}

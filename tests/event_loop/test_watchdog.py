@@ -5,7 +5,7 @@ import time
 import pytest
 from structlog.testing import capture_logs
 
-import sampling._watchdog
+import sampling._event_loop.watchdog
 from sampling import Hooks, IterationFinished, RejectionSamplingStrategy, Requirement
 from sampling.testing import ScriptedBackend
 
@@ -13,7 +13,7 @@ from sampling.testing import ScriptedBackend
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """Lower the threshold to a twentieth of a second."""
-    monkeypatch.setattr(sampling._watchdog, "BLOCKED_S", 0.05)
+    monkeypatch.setattr(sampling._event_loop.watchdog, "BLOCKED_S", 0.05)
 
 
 async def sample(strategy, check):
@@ -44,7 +44,7 @@ def test_a_hook_that_blocks_is_named(run):
 
 def test_nobody_else_is(run):
     """Functions below the threshold are not logged."""
-    sampling._watchdog.BLOCKED_S = 60.0
+    sampling._event_loop.watchdog.BLOCKED_S = 60.0
     with capture_logs() as logs:
         run(sample, RejectionSamplingStrategy(), lambda text: True)
     assert not logs

@@ -1,13 +1,16 @@
 """Typed output: the JSON of an answer becomes an object, and the schema of its class goes to the backend."""
 
+import abc
 import copy
 import dataclasses
 import enum
 import sys
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
+from decimal import Decimal
 from enum import Enum
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
+from functools import partial
+from typing import Annotated, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import attrs
 import pytest
@@ -22,11 +25,11 @@ from sampling import (
     Options,
     RejectionSamplingStrategy,
     RepairTemplateStrategy,
-    _output_types,
     checks,
 )
 from sampling._json.lenient import find_json
-from sampling._output_types import reader_for
+from sampling._schemas import output_types
+from sampling._schemas.output_types import reader_for
 from sampling.backends.openai import OpenAIBackend
 from sampling.testing import ScriptedBackend
 from sampling.testing.servers import OpenAIServer, Reply
@@ -148,6 +151,8 @@ class TestReading:
             f"Sure! Here it is:\n\n  ~~~~ JSON\r\n{ANSWER}\r\n  ~~~~\nAnything else?",
             f"\n {ANSWER} \n",
             f"```json\n{ANSWER}",
+            f"Sure! ```json\n{ANSWER}\n```\nAnything else?",
+            f"Sure! ```\n{ANSWER}\n```",
         ],
     )
     def test_a_fence_does_no_harm(self, text):
@@ -230,7 +235,7 @@ class TestWhatIsTold:
         """The error has the command that installs it."""
         monkeypatch.setitem(sys.modules, "pydantic", None)
         # Another test may have made the reader of the same type.
-        _output_types._cached_reader.cache_clear()
+        output_types._cached_reader.cache_clear()
         with pytest.raises(
             MissingExtra, match=r'list\[int\] needs the package \'pydantic\': pip install "sampling\[pydantic\]"'
         ):
@@ -421,11 +426,69 @@ def test_a_value_that_does_not_fit_is_refused(parser, text, problem):
         Action("…", parser).parse(text)
 
 
-@pytest.mark.parametrize("parser", [bytes, object, type(None), Callable[[int], str]])
+class Parser(Protocol):
+    def __call__(self, text): ...
+
+
+class Struct:
+    """As those of msgspec, which can be called with the value of the first field."""
+
+    __struct_fields__ = ("x",)
+
+    def __init__(self, x):
+        self.x = x
+
+
+@pytest.mark.parametrize("parser", [bytes, object, type(None), Callable[[int], str], type, Any, Parser, Struct])
 def test_a_type_that_no_answer_fits_is_refused_at_construction(parser):
     """Not after the first answer is paid for."""
     with pytest.raises(TypeError, match="parser must be a type that can be read from"):
         Action("…", parser)
+
+
+class Plain:
+    x: int
+
+
+class TwoArguments:
+    def __init__(self, x, y): ...
+
+
+class OfText:
+    def __init__(self, text, strict=True):
+        self.text = text
+
+
+@pytest.mark.parametrize(
+    "parser", [Plain, TwoArguments, lambda: 1, lambda a, b: a, lambda a, *, b: a, partial(divmod, 1, 2), abc.ABC]
+)
+def test_a_parser_that_takes_no_text_is_refused_at_construction(parser):
+    """Else every answer would be paid for, and fail."""
+    with pytest.raises(TypeError, match=r"parser must be a function of the answer's text, .*can't be called with a"):
+        Action("…", parser)
+
+
+@pytest.mark.parametrize("parser", [OfText, lambda a, b=1: a, lambda *a: a, partial(int, base=2), int, str.strip, len])
+def test_a_parser_that_takes_a_text_is_called_with_it(parser):
+    """Whatever else it may take."""
+    assert Action("…", parser).parse("1")
+
+
+@pytest.mark.parametrize("parser", [float, Decimal, float | None, Annotated[float, Field(ge=0)], list[float]])
+@pytest.mark.parametrize("text", ["nan", "inf", "-Infinity", "NaN", "1e999", "[1e999]"])
+def test_a_number_that_json_does_not_have_is_no_answer(parser, text):
+    """It would pass most checks, and make every sum useless."""
+    if parser is Decimal and text == "1e999":
+        assert Decimal("1e999") == Action("…", parser).parse(text)
+        return
+    with pytest.raises(ValueError, match=r"finite number|not JSON|input should be|could not|with a number"):
+        Action("…", parser).parse(text)
+
+
+def test_large_numbers_that_are_finite_are_read():
+    """Only those beyond the range of a float are not."""
+    assert [1e300, 1e200] == Action("…", list[float]).parse("[1e300, 1e200]")
+    assert 1e300 == Action("…", float).parse("1e300")
 
 
 JSON_ANSWER = '{"a": [1, 2]}'
@@ -444,10 +507,16 @@ JSON_ANSWER = '{"a": [1, 2]}'
         f"I wonder.</think>{JSON_ANSWER}",
         '{"a": [1, 2,],}',
         f"{{ not JSON }} {JSON_ANSWER}",
+        f"{JSON_ANSWER}\n{JSON_ANSWER}",
+        f"```python\nprint(1)\n```\nIt prints:\n```json\n{JSON_ANSWER}\n```",
+        "Here's it: {'a': [1, 2]}, isn't it?",
+        "{a: [1, 2]}",
+        '// the answer\n{"a": [1, /* one */ 2]} // two',
+        f"See https://example.com/{{id}} {JSON_ANSWER}",
     ],
 )
 def test_json_is_found_in_an_answer(text):
-    """Before a repair is paid for: fences, prose, thoughts and trailing commas."""
+    """Before a repair is paid for: fences, prose, thoughts, trailing commas, comments and quotes."""
     assert {"a": [1, 2]} == Action("…", dict[str, list[int]]).parse(text)
 
 
@@ -456,6 +525,8 @@ def test_json_is_found_in_an_answer(text):
     [
         ('{"a": True, "b": None}', {"a": True, "b": None}),
         ('{"a": "x\ny, ]", "b": "None"}', {"a": "x\ny, ]", "b": "None"}),
+        ("{'a': 'it\\'s \"so\"', b: \"it's // {c: 1}\"}", {"a": 'it\'s "so"', "b": "it's // {c: 1}"}),
+        ("{'a': '', \"b\": '\u00e9\\n'}", {"a": "", "b": "é\n"}),
     ],
 )
 def test_small_mistakes_are_mended(text, value):
@@ -466,7 +537,31 @@ def test_small_mistakes_are_mended(text, value):
 def test_of_two_values_none_is_chosen():
     """An example in the prose may not be taken for the answer."""
     with pytest.raises(ValueError, match="not JSON"):
-        Action("…", dict[str, list[int]]).parse(f"Either {JSON_ANSWER} or {JSON_ANSWER}")
+        Action("…", dict[str, list[int]]).parse(f'Either {JSON_ANSWER} or {{"a": [3]}}')
+
+
+class Sized(BaseModel):
+    size: int
+    parts: list["Sized"] = []
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        (dict[str, Any], '{"a": {"b": 1}, "c":'),
+        (Sized, '{"size": 1, "parts": [{"size": 2, "parts": []}'),
+        (Sized, '```json\n{"size": 1, "parts": [{"size": 2, "parts": []},\n```'),
+        (Sized, "{'size': 1, 'parts': [{'size': 2, 'parts': []}"),
+        (list[list[int]], "[[1, 2], [3"),
+        (list[int], '{"value": [1, 2], "x'),
+        (dict[str, Any], '{"a": 1'),
+        (dict[str, Any], '{"a": "b'),
+    ],
+)
+def test_what_is_inside_of_a_part_of_an_answer_is_not_the_answer(shape, text):
+    """A model that was cut off may have closed an inner value of the same type."""
+    with pytest.raises(ValueError, match="not JSON"):
+        Action("…", shape).parse(text)
 
 
 @pytest.mark.parametrize("text", [f"Here: {JSON_ANSWER}", '{"a": [1,],}', f"<think></think>{JSON_ANSWER}"])
@@ -480,7 +575,19 @@ def test_a_strict_action_takes_only_json(text):
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 100_000, '{"a":' * 50_000, '{"a": "' + '\\"' * 100_000, "{," * 100_000, ", " * 200_000, "```\n{" * 50_000],
+    [
+        "[" * 100_000,
+        "{'" * 100_000,
+        "{/*" * 60_000,
+        "{a" * 100_000,
+        "{'\\" * 80_000,
+        "{//" * 80_000,
+        '{"a":' * 50_000,
+        '{"a": "' + '\\"' * 100_000,
+        "{," * 100_000,
+        ", " * 200_000,
+        "```\n{" * 50_000,
+    ],
 )
 def test_hostile_text_is_given_up(text):
     """No mistake of a model, and no malice, makes reading slow: the suite's time limit would tell."""

@@ -1,0 +1,115 @@
+"""
+Properties of the running event loop.
+
+Look them up once per call: each lookup detects the event loop again.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any, NamedTuple, cast
+
+import anyio
+from anyio.lowlevel import EventLoopToken, checkpoint_if_cancelled, current_token
+
+__all__ = [
+    "EventLoop",
+    "Wakeup",
+    "call_in_loop",
+    "cancellation_requested",
+    "cancellations",
+    "raise_if_cancelled",
+    "running_loop",
+    "running_loop_name",
+]
+
+
+class EventLoop(NamedTuple):
+    """The running event loop, asyncio's or trio's."""
+
+    time: Callable[[], float]
+    """Its monotonic clock, in seconds from an arbitrary zero."""
+
+    cancelled: type[BaseException]
+    """The exception that it raises in a cancelled task."""
+
+
+def running_loop() -> EventLoop:
+    """Return the running event loop."""
+    token = current_token()
+    backend = token.backend_class
+    # The clock of an asyncio loop is a method of the loop; trio's is a function.
+    return EventLoop(getattr(token.native_token, "time", backend.current_time), backend.cancelled_exception_class())
+
+
+def running_loop_name() -> str:
+    """Return "asyncio" or "trio", for `anyio.run`."""
+    # Taken from the module name, such as `anyio._backends._asyncio`: anyio has no public function for it.
+    return current_token().backend_class.__module__.rpartition("._")[2]
+
+
+def cancellations() -> tuple[type[BaseException], ...]:
+    """Return the exceptions of cancelled tasks, also of asyncio on trio: code in a thread may run another loop."""
+    # Not imported here: the library never imports asyncio, and nobody can raise what was not imported.
+    asyncio: Any = sys.modules.get("asyncio")
+    foreign = () if asyncio is None else (asyncio.CancelledError,)
+    return (anyio.get_cancelled_exc_class(), *foreign)
+
+
+def cancellation_requested() -> bool:
+    """Return whether the running task was asked to stop, by a cancel scope or by `Task.cancel`."""
+    return anyio.current_effective_deadline() == -math.inf or _cancelled_natively()
+
+
+async def raise_if_cancelled() -> None:
+    """Raise the cancellation of the running task, even if code inside turned it into another exception."""
+    await checkpoint_if_cancelled()
+    if _cancelled_natively():
+        # `Task.cancel` raises only once, and that exception is gone.
+        raise anyio.get_cancelled_exc_class()
+
+
+def _cancelled_natively() -> bool:
+    """Return whether `Task.cancel` was called on the running task of asyncio."""
+    if running_loop_name() != "asyncio":
+        return False
+    # Not imported here: the library never imports asyncio, but it is loaded if its loop runs.
+    task: Any = cast("Any", sys.modules["asyncio"]).current_task()
+    return task is not None and task.cancelling() > 0
+
+
+class Wakeup:
+    """An event of one event loop that any thread can set."""
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+        self._thread = get_ident()
+        self._token: EventLoopToken = current_token()
+
+    async def wait(self) -> None:
+        """Wait until `set` is called."""
+        await self._event.wait()
+
+    def set(self) -> None:
+        """Wake the waiting task."""
+        if get_ident() == self._thread:
+            self._event.set()
+            return
+        call_in_loop(self._token, self._event.set)
+
+
+def call_in_loop(token: EventLoopToken, function: Callable[[], object]) -> None:
+    """
+    Call a function in an event loop of any thread, without waiting for it.
+
+    If that loop has ended, nothing happens.
+    """
+    native = cast("Any", token.native_token)
+    # asyncio's loop has the one method, trio's token the other. anyio's own function would block this loop meanwhile.
+    call_soon = getattr(native, "call_soon_threadsafe", None) or native.run_sync_soon
+    try:
+        call_soon(function)
+    except RuntimeError:
+        # trio's RunFinishedError is a RuntimeError, too.
+        return

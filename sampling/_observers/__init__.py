@@ -1,0 +1,1 @@
+"""Observers of growing text and of requests."""

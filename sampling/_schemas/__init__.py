@@ -1,0 +1,1 @@
+"""Classes as parsers and JSON schemas, and validation against a schema."""

@@ -1,0 +1,1 @@
+"""Errors, messages, results and any other value as plain JSON, and back."""

@@ -1,0 +1,161 @@
+"""Turn any value into JSON that can be stored and read back."""
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, Final, cast
+
+import attrs
+
+from sampling._arguments import short_repr
+from sampling._json import bounded as bounded_json
+
+__all__ = ["MAX_NUMBER", "dump_value", "encode", "readable", "storable", "storable_numbers"]
+
+MAX_NUMBER: Final = 10**15
+"""The largest count in a row. SQLite can add up thousands of them."""
+
+_DEEPEST: Final = 20
+_MAX_INT_BITS: Final = 900
+"""Integers of more than 300 digits are not read back."""
+
+_STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+# A value that contains itself raises RecursionError, and is then made storable. Looking for it costs half the time.
+_encode: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
+
+
+def encode(record: Mapping[str, Any], notes: list[str]) -> str:
+    """
+    Return a record as one line of ASCII JSON.
+
+    What JSON can't hold is replaced, and a note about it is added to `notes`. The record has all notes.
+    """
+    try:
+        text = _encode(_with_notes(record, notes))
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        plain = cast("dict[str, Any]", storable(record, "record", notes))
+        text = _encode(_with_notes(plain, notes))
+    return _escape_brackets(text)
+
+
+def _with_notes(record: Mapping[str, Any], notes: list[str]) -> Mapping[str, Any]:
+    return {**record, "notes": notes} if notes else record
+
+
+def _escape_brackets(text: str) -> str:
+    """Escape brackets in strings, if there are so many in all that the text would not be read back."""
+    if text.count("[") + text.count("{") <= bounded_json.MAX_BRACKETS:
+        return text
+    return _STRING.sub(lambda match: match[0].replace("[", "\\u005b").replace("{", "\\u007b"), text)
+
+
+def readable(text: str) -> bool:
+    """Return whether a record can be read back."""
+    if text.count("[") + text.count("{") <= bounded_json.MAX_DEPTH:
+        return True
+    try:
+        bounded_json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def storable(value: Any, name: str, notes: list[str], depth: int = 0) -> Any:
+    """Return a value as JSON values, with a note about each part that is stored as something else."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, int | float):
+        return _number(value, name, notes)
+    nested = value if depth >= _DEEPEST else _nested(value, name, notes, depth + 1)
+    if nested is not value:
+        return nested
+    notes.append(f"{name} of type {type(value).__qualname__} is stored as text")
+    return short_repr(value)
+
+
+def _nested(value: Any, name: str, notes: list[str], depth: int) -> Any:
+    """Return a container or an array as JSON values, and anything else as it is."""
+    if isinstance(value, Mapping):
+        pairs = cast("Iterable[tuple[Any, Any]]", value.items())
+        return {str(key): storable(item, f"{name}.{key}", notes, depth) for key, item in pairs}
+    if isinstance(value, list | tuple):
+        items = cast("Iterable[Any]", value)
+        return [storable(item, f"{name}[{place}]", notes, depth) for place, item in enumerate(items)]
+    if isinstance(value, AbstractSet):
+        notes.append(f"{name} is stored as a list")
+        return _nested(sorted(cast("Iterable[Any]", value), key=repr), name, notes, depth)
+    plain = _from_object(value)
+    if plain is not value:
+        return storable(plain, name, notes, depth)
+    plain = _from_array(value)
+    if plain is value:
+        return value
+    notes.append(f"{name} of type {type(value).__qualname__} is stored as plain numbers")
+    return storable(plain, name, notes, depth)
+
+
+def dump_value(value: Any, notes: list[str], name: str = "value") -> Any:
+    """Return a parsed value as JSON values."""
+    stored: Any = storable(value, name, notes)
+    if type(stored) in {dict, list} and not readable(encode({"value": stored}, [])):
+        notes.append(f"{name} is nested too deeply, and is not stored")
+        return None
+    return stored
+
+
+def _from_object(value: Any) -> Any:
+    """Return a pydantic, attrs or dataclass object as a dict, and anything else as it is."""
+    kind: type[Any] = value.__class__
+    try:
+        dump: Any = getattr(kind, "model_dump", None)
+        if callable(dump):
+            return dump(value, mode="json")
+        if attrs.has(kind):
+            return attrs.asdict(value)
+        return dataclasses.asdict(value) if dataclasses.is_dataclass(kind) else value
+    except Exception:  # noqa: BLE001 - user code may raise anything
+        return value
+
+
+def _number(value: float, name: str, notes: list[str]) -> float | None:
+    if isinstance(value, int):
+        if value.bit_length() <= _MAX_INT_BITS:
+            return int(value)
+        notes.append(f"{name} is too large, and is not stored")
+        return None
+    if math.isfinite(value):
+        return float(value)
+    notes.append(f"{name} is {float(value)!r}, and is not stored")
+    return None
+
+
+def _from_array(value: Any) -> Any:
+    """Return a number or an array of NumPy, PyTorch and the like as plain numbers, and anything else as it is."""
+    to_list: Callable[[], Any] | None = getattr(value, "tolist", None)
+    if not callable(to_list):
+        return value
+    try:
+        return to_list()
+    except Exception:  # noqa: BLE001 - user code may raise anything
+        return value
+
+
+def storable_numbers(named: Mapping[str, float], notes: list[str]) -> list[int]:
+    """Return counts as ints that SQLite can store and add up."""
+    numbers = list(map(int, named.values()))
+    if max(numbers) <= MAX_NUMBER:
+        return numbers
+    return [_storable_number(value, name, notes) for name, value in named.items()]
+
+
+def _storable_number(value: float, name: str, notes: list[str]) -> int:
+    number = int(value)
+    if number <= MAX_NUMBER:
+        return number
+    notes.append(f"{name} is {short_repr(value)}, and is stored as {MAX_NUMBER:,}")
+    return MAX_NUMBER
