@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, cast, final, get_args, 
 import attrs
 
 from sampling._arguments import check_instance, check_int, check_items, check_str, short_repr, wrong_type
-from sampling._output_types import is_output_type, plain_parser, reader_for
+from sampling._schemas.output_types import is_output_type, plain_parser, reader_for
 from sampling.options import Options
 from sampling.parts import (
     Content,
@@ -137,14 +137,14 @@ class Context:
         context._tail = messages
         # The answer becomes a Message only when it is read: most attempts are never looked at again.
         context._answer = answer
-        if answer is None:
-            context._all = messages
-            context._count = len(messages)
-            context.chars = chars
-        elif isinstance(answer, str):
+        if isinstance(answer, str):
             context._all = None
             context._count = len(messages) + 1
             context.chars = chars + len(answer)
+        elif answer is None:
+            context._all = messages
+            context._count = len(messages)
+            context.chars = chars
         else:
             context._all = None
             context._count = len(messages) + len(answer)
@@ -226,7 +226,7 @@ def _reader_and_schema(parser: Any, schema: Any, *, lenient: bool) -> tuple[Call
 
 
 # init=False: the overloads of __init__ infer `T` from the parser, which attrs can't do.
-@attrs.frozen(init=False, repr=False)
+@attrs.frozen(init=False, repr=False, slots=False)
 class Action(Generic[T]):
     """
     A prompt, with a parser for its answer.
@@ -277,10 +277,7 @@ class Action(Generic[T]):
         self._fill(content, parser, schema, text)
 
     def _fill(self, content: Content, parser: Any, schema: Any, text: str) -> None:
-        object.__setattr__(self, "text", text)
-        object.__setattr__(self, "content", content)
-        object.__setattr__(self, "parser", parser)
-        object.__setattr__(self, "schema", schema)
+        self.__dict__.update(text=text, content=content, parser=parser, schema=schema)
 
     def __attrs_post_init__(self) -> None:
         # Only for a subclass that attrs made: its own `__init__` has set the fields as they were given.
@@ -320,7 +317,9 @@ class Action(Generic[T]):
 
     def with_content(self, content: Content) -> "Action[T]":
         """Return an action with another content and the same parser."""
-        content = content if isinstance(content, str) else _asked_parts(content)
+        if isinstance(content, str):
+            return self._with(content, content)
+        content = _asked_parts(content)
         return self._with(content_text(content), content)
 
     def _with(self, text: str, content: Content) -> "Action[T]":
@@ -358,10 +357,10 @@ def _asked_parts(content: object) -> Content:
 
 def as_action(action: object) -> "Action[Any]":
     """Convert a text or a sequence of parts to an action."""
-    if isinstance(action, Action):
-        return cast("Action[Any]", cast("Any", action))
     if isinstance(action, str):
         return Action(action)
+    if isinstance(action, Action):
+        return cast("Action[Any]", cast("Any", action))
     if isinstance(action, Sequence) and not isinstance(action, bytes | bytearray):
         return Action(cast("Sequence[Part]", action))
     raise wrong_type("action", action, "an Action or a str, or a sequence of parts")
@@ -391,7 +390,8 @@ def answer_calls(messages: tuple[Message, ...], following: Message | None = None
     return (*messages, Message("tool", [ToolResult(call.id, _NOT_RUN, is_error=True) for call in calls]))
 
 
-@attrs.frozen
+# The next three are not slotted: a frozen class with slots takes twice as long to make, and every attempt makes them.
+@attrs.frozen(slots=False)
 class Attempt(Generic[T]):
     """The plan of an attempt, returned by a strategy's `repair`."""
 
@@ -432,7 +432,7 @@ class Attempt(Generic[T]):
         return messages
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class Request:
     """A request to a backend, with the ids of its attempt."""
 
@@ -469,6 +469,13 @@ class Request:
         if self.action is not None and not isinstance(self.action, Action):
             raise wrong_type("action", self.action, "an Action or None")
 
+    @classmethod
+    def unchecked(cls, **fields: Any) -> "Request":
+        """Build a request from all of its fields, when each of them is known to be right."""
+        request = cls.__new__(cls)
+        request.__dict__.update(fields)
+        return request
+
     def _check_ids(self) -> None:
         check_str("sampling_id", self.sampling_id)
         check_int("iteration", self.iteration, least=1)
@@ -482,7 +489,7 @@ class Request:
 _NOTHING: tuple[Any, ...] = ()
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class Generation:
     """The answer of a backend."""
 

@@ -4,7 +4,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NotRequired, cast, get_type_hints
 
 import attrs
@@ -12,7 +12,7 @@ import attrs
 from sampling._arguments import check_str, short_repr, wrong_type
 from sampling._json.extraction import join_problems, json_pointer
 from sampling._json.time_limit import TooComplex, time_limit
-from sampling._schema_validation import Schema
+from sampling._schemas.validation import Schema
 from sampling.errors import MissingExtra
 from sampling.parts import ToolCall
 
@@ -20,8 +20,21 @@ __all__ = ["Tool", "tool"]
 
 _SCHEMA_TIMEOUT_S = 0.25
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
-_ARGUMENTS = re.compile(r"^(?:Args|Arguments|Parameters):[ \t]*$", re.MULTILINE)
-_ARGUMENT = re.compile(r"^ +\*{0,2}(\w+)(?: *\([^)]*\))?: +(.+(?:\n(?: {8,}.*)?)*)", re.MULTILINE)
+# The three common styles of docstrings: Google's, NumPy's and Sphinx'. Each has a heading and the lines of a parameter.
+_STYLES = (
+    (
+        re.compile(r"^(?:Args|Arguments|Parameters):[ \t]*$", re.MULTILINE),
+        re.compile(r"^ +\*{0,2}(\w+)(?: *\([^)]*\))?: +(.+(?:\n(?: {8,}.*)?)*)", re.MULTILINE),
+    ),
+    (
+        re.compile(r"^Parameters[ \t]*\n-{3,}[ \t]*$", re.MULTILINE),
+        re.compile(r"^(\w+)(?: *:[^\n]*)?\n((?:[ \t]+\S.*(?:\n|\Z))+)", re.MULTILINE),
+    ),
+    (
+        re.compile(r"(?=^:param )", re.MULTILINE),
+        re.compile(r"^:param (?:[^:\n]* )?(\w+): *(.+(?:\n[ \t]+\S.*)*)", re.MULTILINE),
+    ),
+)
 
 
 def _json_copy(schema: object) -> dict[str, Any]:
@@ -84,8 +97,9 @@ def tool(function: Callable[..., Any]) -> Tool:
     """
     Make a tool of a function.
 
-    Its name, docstring and annotated parameters become the name, the description and the schema. The lines under
-    `Args:` in the docstring describe the parameters. It can be used as a decorator, and needs the extra `pydantic`.
+    Its name, docstring and annotated parameters become the name, the description and the schema. Docstrings in the
+    style of Google, NumPy or Sphinx describe the parameters, and so do texts in `Annotated`. Arguments that a partial
+    has set are not the model's to choose. It can be used as a decorator, and needs the extra `pydantic`.
     """
     if isinstance(function, Tool):
         return function
@@ -97,6 +111,7 @@ def tool(function: Callable[..., Any]) -> Tool:
     schema = _adapter(function).json_schema()
     description, explained = _documentation(function)
     schema.pop("title", None)
+    explained = {**explained, **_annotated_texts(function)}
     for parameter, shape in schema.get("properties", {}).items():
         shape.pop("title", None)
         if parameter in explained:
@@ -108,12 +123,39 @@ def tool(function: Callable[..., Any]) -> Tool:
 
 def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """Return the description of a function and of its parameters, from its docstring."""
-    text = inspect.getdoc(function) or ""
-    heading = _ARGUMENTS.search(text)
-    if heading is None:
-        return text, {}
-    explained = {name: " ".join(words.split()) for name, words in _ARGUMENT.findall(text[heading.end() :])}
-    return text[: heading.start()].strip(), explained
+    text = inspect.getdoc(_annotated_function(function)) or inspect.getdoc(_unwrapped(function)) or ""
+    for headings, parameters in _STYLES:
+        heading = headings.search(text)
+        if heading is not None:
+            explained = {name: " ".join(words.split()) for name, words in parameters.findall(text[heading.end() :])}
+            return text[: heading.start()].strip(), explained
+    return text, {}
+
+
+def _annotated_texts(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the descriptions of parameters that are annotated with a text, as in Annotated[str, "The city."]."""
+    hints = get_type_hints(_annotated_function(function), include_extras=True)
+    metadata = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: one for name, given in metadata.items() for one in given if type(one) is str}
+
+
+def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function of a partial, or the function itself."""
+    while isinstance(function, partial):
+        function = function.func
+    return function
+
+
+def _annotated_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that has the annotations: that of a partial, or the method of a callable object."""
+    function = _unwrapped(function)
+    is_plain = inspect.isroutine(function) or isinstance(function, type) or hasattr(function, "__wrapped__")
+    return function if is_plain else type(function).__call__
+
+
+def _bound_names(function: Callable[..., Any]) -> set[str]:
+    """Return the names of the arguments that a partial has set by keyword. They are not the model's to choose."""
+    return set(function.keywords) if isinstance(function, partial) else set()
 
 
 @lru_cache(maxsize=1024)
@@ -127,9 +169,10 @@ def _adapter(function: Callable[..., Any]) -> Any:
     except ImportError as error:
         raise MissingExtra(f"the schema of the function {name!r}", "pydantic", "pydantic") from error
     try:
-        annotated = function if inspect.isroutine(function) else type(function).__call__
-        hints = get_type_hints(annotated, include_extras=True)
-        fields = {one.name: _type_of(name, one, hints) for one in inspect.signature(function).parameters.values()}
+        hints = get_type_hints(_annotated_function(function), include_extras=True)
+        bound = _bound_names(function)
+        parameters = [one for one in inspect.signature(function).parameters.values() if one.name not in bound]
+        fields = {one.name: _type_of(name, one, hints) for one in parameters}
         shape: Any = with_config(ConfigDict(extra="forbid"))(cast("Any", TypedDict)(name, fields))
         adapter: Any = TypeAdapter(shape)
         adapter.json_schema()
@@ -196,4 +239,5 @@ def _check_schema(schema: Mapping[str, Any], arguments: dict[str, Any]) -> None:
 
 
 def _name_of(function: Callable[..., Any]) -> str:
+    function = _unwrapped(function)
     return str(getattr(function, "__name__", type(function).__name__))

@@ -26,14 +26,18 @@ class Usage:
     reasoning_tokens: int = 0
     """The part of the output tokens that was reasoning."""
 
+    cache_write_tokens: int = attrs.field(default=0, kw_only=True, eq=False)
+    """The part of the input tokens that the server wrote to its cache, where that has a price. Not kept in journals."""
+
     def __attrs_post_init__(self) -> None:
         check_int("input_tokens", self.input_tokens, least=0)
         check_int("output_tokens", self.output_tokens, least=0)
         check_number("cost", self.cost, least=0)
         # Rare, and not worth two calls for each attempt.
-        if self.cached_input_tokens != 0 or self.reasoning_tokens != 0:
+        if self.cached_input_tokens != 0 or self.reasoning_tokens != 0 or self.cache_write_tokens != 0:
             check_int("cached_input_tokens", self.cached_input_tokens, least=0)
             check_int("reasoning_tokens", self.reasoning_tokens, least=0)
+            check_int("cache_write_tokens", self.cache_write_tokens, least=0)
 
     def __repr__(self) -> str:
         shown = [f"{name}={value!r}" for name, value in zip(_NAMES, self.numbers(), strict=True)]
@@ -54,6 +58,7 @@ class Usage:
             self.cost + other.cost,
             self.cached_input_tokens + other.cached_input_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
+            cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
         )
 
     def minus(self, other: "Usage") -> "Usage":
@@ -61,7 +66,7 @@ class Usage:
         return Usage(*[max(0, mine - its) for mine, its in zip(self.numbers(), other.numbers(), strict=True)])  # type: ignore[arg-type]
 
     def numbers(self) -> tuple[int, int, float, int, int]:
-        """Return all fields, in the order in which `Usage` takes them."""
+        """Return all fields that are compared, in the order in which `Usage` takes them."""
         return self.input_tokens, self.output_tokens, self.cost, self.cached_input_tokens, self.reasoning_tokens
 
     @classmethod
@@ -71,21 +76,22 @@ class Usage:
         parts = tuple(parts)
         if len(parts) < 2:
             return parts[0] if parts else NO_USAGE
-        input_tokens, output_tokens, cost, cached, reasoning = 0, 0, 0.0, 0, 0
+        input_tokens, output_tokens, cost, cached, reasoning, written = 0, 0, 0.0, 0, 0, 0
         for part in parts:
             input_tokens += part.input_tokens
             output_tokens += part.output_tokens
             cost += part.cost
             cached += part.cached_input_tokens
             reasoning += part.reasoning_tokens
-        return cls(input_tokens, output_tokens, cost, cached, reasoning)
+            written += part.cache_write_tokens
+        return cls(input_tokens, output_tokens, cost, cached, reasoning, cache_write_tokens=written)
 
     def __radd__(self, other: object) -> "Usage":
         # sum() starts with 0.
         return self if other == 0 else NotImplemented
 
 
-_NAMES = tuple(field.name for field in attrs.fields(Usage))
+_NAMES = tuple(field.name for field in attrs.fields(Usage) if field.eq)
 
 NO_USAGE = Usage()
 """The usage of a backend that reports none."""
@@ -100,11 +106,16 @@ class Price:
     cached_input_per_million: float | None = None
     """The price of input tokens that the provider read from its cache. None for no discount."""
 
+    cache_write_per_million: float | None = None
+    """The price of input tokens that the provider wrote to its cache. None for that of other input."""
+
     def __attrs_post_init__(self) -> None:
         check_number("input_per_million", self.input_per_million, least=0)
         check_number("output_per_million", self.output_per_million, least=0)
         if self.cached_input_per_million is not None:
             check_number("cached_input_per_million", self.cached_input_per_million, least=0)
+        if self.cache_write_per_million is not None:
+            check_number("cache_write_per_million", self.cache_write_per_million, least=0)
 
     def of(self, usage: Usage) -> float:
         """Return the cost of these tokens."""
@@ -112,4 +123,7 @@ class Price:
         if self.cached_input_per_million is not None:
             cached = min(usage.cached_input_tokens, usage.input_tokens)
             cost -= cached * (self.input_per_million - self.cached_input_per_million)
+        if self.cache_write_per_million is not None:
+            written = min(usage.cache_write_tokens, usage.input_tokens)
+            cost += written * (self.cache_write_per_million - self.input_per_million)
         return cost / 1_000_000

@@ -6,7 +6,7 @@ from copy import deepcopy
 import pytest
 
 from sampling import Audio, File, Image, Message, Reasoning, Text, ToolCall, ToolResult
-from sampling._message_json import dump_content, load_content, plain_content
+from sampling._serialization.messages import dump_content, load_content, plain_content
 from sampling.messages import Action, Attempt, Context, Generation
 from sampling.parts import MAX_MEDIA_BYTES, media_of
 
@@ -57,7 +57,7 @@ class TestMedia:
             make()
 
     def test_a_path_is_read_when_the_part_is_made(self, tmp_path):
-        """What happens to the file later does not matter."""
+        """Later changes of the file have no effect."""
         path = tmp_path / "cat.png"
         path.write_bytes(PNG)
         part = Image(path)

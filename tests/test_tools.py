@@ -1,6 +1,7 @@
 """Tools made by hand, and of functions."""
 
-from typing import Literal
+from functools import partial
+from typing import Annotated, Literal
 
 import pytest
 
@@ -123,3 +124,83 @@ def test_options_are_overlaid_one_by_one():
     both = below.overlaid(above)
     assert (0.0, False, "low", {"a": 1, "b": 2}) == (both.top_p, both.logprobs, both.reasoning_effort, both.extra)
     assert below.tools == both.tools
+
+
+def google_style(city: str, days: int = 3):
+    """
+    Forecast the weather.
+
+    Args:
+        city: The city,
+            with its country.
+        days (int): How many.
+
+    Returns:
+        A text.
+    """
+
+
+def numpy_style(city: str, days: int = 3):
+    """
+    Forecast the weather.
+
+    Parameters
+    ----------
+    city : str
+        The city,
+        with its country.
+    days : int, optional
+        How many.
+
+    Returns
+    -------
+    str
+        A text.
+    """
+
+
+def sphinx_style(city: str, days: int = 3):
+    """
+    Forecast the weather.
+
+    :param city: The city,
+        with its country.
+    :param int days: How many.
+    :returns: A text.
+    """
+
+
+def annotated(city: Annotated[str, "The city, with its country."], days: Annotated[int, "How many."] = 3):
+    """Forecast the weather."""
+
+
+@pytest.mark.parametrize("function", [google_style, numpy_style, sphinx_style, annotated])
+def test_parameters_are_described_in_every_style(function):
+    """The model reads each description beside its parameter, and the rest as that of the tool."""
+    made = tool(function)
+    assert "Forecast the weather." == made.description
+    descriptions = {name: shape["description"] for name, shape in made.schema["properties"].items()}
+    assert {"city": "The city, with its country.", "days": "How many."} == descriptions
+
+
+class Forecast:
+    def __call__(self, city: str) -> str:
+        """Forecast the weather."""
+        return f"rain in {city}"
+
+
+def test_a_partial_is_a_tool_without_what_it_sets():
+    """What the application has set is not the model's to choose."""
+    made = tool(partial(google_style, days=5))
+    assert ("google_style", "Forecast the weather.") == (made.name, made.description)
+    assert ["city"] == list(made.schema["properties"])
+    with pytest.raises(ValueError, match="/days"):
+        made.arguments_of(ToolCall("1", "google_style", '{"city": "Oslo", "days": 9}'))
+    assert ["days"] == list(tool(partial(google_style, "Oslo")).schema["properties"])
+
+
+def test_an_object_that_can_be_called_is_a_tool():
+    """Its method has the description and the annotations."""
+    made = tool(Forecast())
+    assert ("Forecast", "Forecast the weather.") == (made.name, made.description)
+    assert "rain in Oslo" == made(**made.arguments_of(ToolCall("1", "Forecast", '{"city": "Oslo"}')))

@@ -10,7 +10,7 @@ import attrs
 
 from sampling._arguments import short_repr, wrong_type
 from sampling._json.schemas import close_objects, inline_root, is_strict, strict_schema
-from sampling._output_types import DerivedSchema
+from sampling._schemas.output_types import DerivedSchema
 from sampling.messages import Generation, Message, Request
 from sampling.options import Options
 from sampling.parts import Text

@@ -1,14 +1,9 @@
 """A real llama.cpp server with a tiny random model: one for each test process, on a port of its own."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from functools import partial
-from http.client import HTTPConnection
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -16,6 +11,7 @@ from sampling import Message, Options, Request, Tool
 from sampling.backends.http import _default_transport
 from sampling.backends.llama._server import LlamaServer, LlamaSettings
 from sampling.testing.gguf_model import write_tiny_gguf
+from tests.llama_slots import LlamaSlots
 
 SLOTS = 8
 
@@ -43,20 +39,13 @@ def llama_server(tiny_gguf: Path) -> Iterator[LlamaServer]:
 @pytest.fixture
 def busy_slots_of() -> Callable[[str, str], int]:
     """Return how many slots of a server are generating. Block for about a millisecond."""
-
-    def ask(address: str, key: str) -> int:
-        connection = HTTPConnection(urlsplit(address).netloc, timeout=10)
-        with closing(connection):
-            connection.request("GET", "/slots", headers={"Authorization": f"Bearer {key}"})
-            return sum(slot["is_processing"] for slot in json.load(connection.getresponse()))
-
-    return ask
+    return lambda address, key: LlamaSlots(address, key).busy()
 
 
 @pytest.fixture
-def busy_slots(llama_server: LlamaServer, busy_slots_of: Callable[[str, str], int]) -> Callable[[], int]:
+def busy_slots(llama_server: LlamaServer) -> Callable[[], int]:
     """Ask the running server how many of its slots are generating."""
-    return partial(busy_slots_of, llama_server.address, llama_server.api_key.reveal())
+    return LlamaSlots(llama_server.address, llama_server.api_key.reveal()).busy
 
 
 @pytest.fixture(scope="session")

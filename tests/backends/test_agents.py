@@ -7,11 +7,13 @@ import pytest
 
 from sampling import (
     Budget,
+    Hooks,
     MultiTurnStrategy,
     Options,
     RejectionSamplingStrategy,
     Requirement,
     Retrying,
+    TextGrown,
     ToolCall,
     ToolLoop,
     Usage,
@@ -56,6 +58,23 @@ class Ledger:
         return reply
 
 
+class Readers:
+    """The agents that have received a part of an endless answer, and an event that is set when all have."""
+
+    def __init__(self, expected: int) -> None:
+        self.expected = expected
+        self.subsamples: set[int] = set()
+        self.all_read = anyio.Event()
+        self.hooks = Hooks()
+        self.hooks.on(TextGrown)(self.note)
+
+    def note(self, event: TextGrown) -> None:
+        if "well" in event.text:
+            self.subsamples.add(event.subsample)
+        if len(self.subsamples) == self.expected:
+            self.all_read.set()
+
+
 def usage(read: int, written: int) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": written}
 
@@ -88,6 +107,8 @@ async def test_the_winner_is_whole_and_the_losers_are_gone_and_all_is_accounted(
         """Count the lines of the file."""
         return len(lines.read_text().splitlines())
 
+    readers = Readers(streaming)
+
     async with OpenAIServer(ledger.reply) as server, HostileServer([Step.HANG]) as port:
 
         async def ask_port(seed: int) -> str:
@@ -101,7 +122,8 @@ async def test_the_winner_is_whole_and_the_losers_are_gone_and_all_is_accounted(
         async def wait_for_others() -> str:
             """Wait until every other agent is where it stays."""
             await port.until(lambda: len(port.requests) == hung)
-            await server.until(lambda: len(ledger.streaming) == streaming)
+            # Not only sent by the server but received: what nobody read is not in the estimate.
+            await readers.all_read.wait()
             return "ready"
 
         budget = Budget(requests=1_000)
@@ -111,7 +133,7 @@ async def test_the_winner_is_whole_and_the_losers_are_gone_and_all_is_accounted(
             strategy = RejectionSamplingStrategy(concurrency_budget=AGENTS)
             with anyio.fail_after(60):
                 result = await strategy.sample(
-                    "How many?", None, agent, [has_42], options=Options(seed=0), budget=budget
+                    "How many?", None, agent, [has_42], options=Options(seed=0), budget=budget, hooks=readers.hooks
                 )
                 # While the backend is still open: a loser's connection closes by itself.
                 await server.until(lambda: server.disconnects == streaming)

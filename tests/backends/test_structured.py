@@ -32,13 +32,15 @@ EVERYWHERE = {"type", "title", "description", "enum", "const", "anyOf", "$ref", 
 
 def problems(schema):  # noqa: C901 - the rules, one after the other
     """Return what strict mode refuses in a schema, by the published rules and the messages of its refusals."""
-    found = []
+    found, names, values = [], [], []
     if schema.get("type") != "object" or "anyOf" in schema:
         found.append("the root must be an object and no anyOf")
 
     def walk(node, path):  # noqa: C901
         if "$ref" in node and set(node) - {"$ref", "$defs"}:
             found.append(f"{path}: $ref can't have siblings")
+        values.extend([*node.get("enum", []), *([node["const"]] if "const" in node else [])])
+        names.extend([*node.get("properties", {}), *node.get("$defs", {})])
         kinds = node.get("type", [])
         kinds = kinds if isinstance(kinds, list) else [kinds]
         if not kinds and not {"anyOf", "$ref", "enum", "const"} & node.keys():
@@ -63,6 +65,8 @@ def problems(schema):  # noqa: C901 - the rules, one after the other
             walk(node["items"], f"{path}/items")
 
     walk(schema, "")
+    if len(values) > 1_000 or sum(len(str(value)) for value in values) + sum(map(len, names)) > 120_000:
+        found.append("too many values of enums, or too long ones")
     return found
 
 
@@ -85,6 +89,16 @@ class Dog(BaseModel):
 class Pair(NamedTuple):
     x: int
     y: str
+
+
+class Noted(BaseModel):
+    """Has notes that mean nothing to a validator."""
+
+    what: str = Field(json_schema_extra={"x-widget": "text", "order": 1})
+
+
+MANY = Enum("MANY", {f"V{number}": f"value {number}" for number in range(1_001)})
+LONG = Enum("LONG", {f"V{number}": f"{number:03} {'x' * 300}" for number in range(500)})
 
 
 class Everything(BaseModel):
@@ -129,8 +143,19 @@ class Anything(BaseModel):
     what: Any
 
 
-STRICT = [Everything, Plain, Classy, Inner, list[Inner], Color, Inner | int, tuple[int, str], RootModel[list[int]]]
-NOT_STRICT = [Loose, Prices, Anything, dict[str, int]]
+STRICT = [
+    Everything,
+    Plain,
+    Classy,
+    Inner,
+    list[Inner],
+    Color,
+    Inner | int,
+    tuple[int, str],
+    RootModel[list[int]],
+    Noted,
+]
+NOT_STRICT = [Loose, Prices, Anything, dict[str, int], MANY, LONG]
 
 
 def sent(parser):

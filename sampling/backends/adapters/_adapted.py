@@ -6,7 +6,7 @@ from typing import final
 import anyio
 
 from sampling._arguments import check_instance, check_number, wrong_type
-from sampling._message_json import digest
+from sampling._serialization.messages import digest
 from sampling.backends._structured import Structured, answer_from_tool, check_structured, without_schema
 from sampling.backends._support import TEXT_PARTS, Support
 from sampling.backends.adapters._answers import Receive

@@ -75,6 +75,7 @@ class StreamedText:
         self.tool_calls: tuple[ToolCall, ...] = ()
         self.thoughts: tuple[Reasoning, ...] = ()
         self.logprobs: tuple[Any, ...] = ()
+        self.refusal = ""
         self.raw: Any = None
 
     def add(self, piece: str) -> None:
@@ -101,6 +102,7 @@ class StreamedText:
             self.model,
             tool_calls=self.tool_calls,
             thoughts=self.thoughts,
+            refusal=self.refusal or None,
             logprobs=self.logprobs,
             raw=self.raw,
         )

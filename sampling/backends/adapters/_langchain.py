@@ -11,7 +11,15 @@ from sampling.backends._support import TEXT_PARTS, Support
 from sampling.backends.adapters._adapted import DEFAULT_TIMEOUT_S, AdaptedBackend
 from sampling.backends.adapters._answers import Receive, StreamedText, close_stream
 from sampling.backends.adapters._langchain_options import dialect_of
+from sampling.backends.adapters._langchain_thoughts import (
+    BlockThoughts,
+    add_thoughts,
+    blocks_of,
+    more_of,
+    thoughts_writer,
+)
 from sampling.backends.adapters._requests import check_loop, check_roles, options_of
+from sampling.backends.http._streamed import finish_reason_of
 from sampling.backends.openai._messages import wire_messages
 from sampling.messages import Generation, Options, Request
 from sampling.parts import Media, ToolCall
@@ -52,7 +60,7 @@ def from_langchain(
         raise wrong_type("chat_model", chat_model, "a LangChain chat model")
     # Without it, LangChain's OpenAI models omit the usage in streams from other servers than OpenAI's.
     has_stream_usage = hasattr(chat_model, "stream_usage")
-    dialect = dialect_of(chat_model)
+    dialect, write_thought = dialect_of(chat_model), thoughts_writer(chat_model)
     name = f"LangChain's {type(chat_model).__name__}"
     support = Support(name, (*TEXT_PARTS, Media), dialect.missing, drop_unsupported)
 
@@ -62,13 +70,15 @@ def from_langchain(
         options, fields = dialect.arguments(options_of(request))
         stop = options.pop("stop", None)
         if has_stream_usage:
-            options["stream_usage"] = True
+            # As a field, because an argument would reach the client of OpenAI's Responses API, which has none.
+            fields["stream_usage"] = True
         model = chat_model.model_copy(update=fields) if fields else chat_model
         if tools := options.pop("tools", None):
             # Each LangChain model translates tools itself.
             model = model.bind_tools(tools, tool_choice=_tool_choice(request.options))
             options.pop("tool_choice", None)
-        stream = model.astream(wire_messages(request.messages), stop=stop, **options)
+        messages = add_thoughts(wire_messages(request.messages), request.messages, write_thought)
+        stream = model.astream(messages, stop=stop, **options)
         answer = await _read(stream, StreamedText(request, receive))
         return answer.generation(allow_missing_finish=allow_missing_finish)
 
@@ -77,22 +87,25 @@ def from_langchain(
 
 async def _read(stream: Any, answer: StreamedText) -> StreamedText:
     """Read all message chunks of a LangChain model."""
-    calls = _Calls()
+    calls, thoughts = _Calls(), BlockThoughts()
     try:
         async for chunk in stream:
             await checkpoint()  # as in `read_chunks`
             # Each chunk carries the tokens since the last one, so the counts add up.
             answer.usage += _usage(chunk.usage_metadata or {})
             metadata: Mapping[str, Any] = chunk.response_metadata
-            answer.finish_reason = _first(metadata, _FINISH_NAMES) or answer.finish_reason
+            answer.finish_reason = _finish_reason(metadata) or answer.finish_reason
             answer.model = _first(metadata, ("model_name", "model")) or answer.model
             answer.logprobs += _logprobs(metadata.get("logprobs"))
             calls.add(chunk)
+            thoughts.add(chunk)
+            answer.refusal += _refusal(chunk)
             answer.add(_text(chunk.content))
     finally:
         answer.report()
         await close_stream(stream)  # noqa: ASYNC102 - it shields itself, with a timeout
     answer.tool_calls = calls.whole()
+    answer.thoughts = thoughts.whole()
     return answer
 
 
@@ -133,6 +146,16 @@ _FINISH_NAMES = ("finish_reason", "stop_reason", "stopReason", "done_reason")
 """The names that OpenAI and Google, Anthropic, Bedrock, and Ollama use."""
 
 
+def _finish_reason(metadata: Mapping[str, Any]) -> str | None:
+    """Return the finish_reason of a chunk, or that which the status of OpenAI's Responses API means."""
+    given = _first(metadata, _FINISH_NAMES)
+    status = metadata.get("status")
+    if given is not None or status not in {"completed", "incomplete"}:
+        return given
+    details: Mapping[str, Any] = metadata.get("incomplete_details") or {}
+    return "stop" if status == "completed" else finish_reason_of(str(details.get("reason") or status))
+
+
 def _first(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
     return next((str(fields[name]) for name in names if fields.get(name)), None)
 
@@ -140,9 +163,12 @@ def _first(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
 def _usage(counts: Mapping[str, Any]) -> Usage:
     read: Mapping[str, Any] = counts.get("input_token_details") or {}
     written: Mapping[str, Any] = counts.get("output_token_details") or {}
-    cached, reasoning = read.get("cache_read") or 0, written.get("reasoning") or 0
     return Usage(
-        int(counts.get("input_tokens", 0)), int(counts.get("output_tokens", 0)), 0.0, int(cached), int(reasoning)
+        int(counts.get("input_tokens", 0)),
+        int(counts.get("output_tokens", 0)),
+        cached_input_tokens=int(read.get("cache_read") or 0),
+        reasoning_tokens=int(written.get("reasoning") or 0),
+        cache_write_tokens=int(read.get("cache_creation") or 0),
     )
 
 
@@ -151,6 +177,12 @@ def _text(content: str | list[Any]) -> str:
     if isinstance(content, str):
         return content
     return "".join(block if isinstance(block, str) else _block_text(block) for block in content)
+
+
+def _refusal(chunk: Any) -> str:
+    """Return the refusal in a chunk of a model of OpenAI."""
+    blocks = [block for block in blocks_of(chunk) if block.get("type") == "refusal"]
+    return "".join([str(block.get("refusal") or "") for block in [*blocks, more_of(chunk)]])
 
 
 def _block_text(block: Mapping[str, Any]) -> str:

@@ -5,11 +5,13 @@ from typing import Any, cast
 
 from sampling._arguments import wrong_type
 from sampling.backends._structured import Structured
+from sampling.backends._thoughts import thinking_block
 from sampling.backends.adapters._adapted import DEFAULT_TIMEOUT_S, AdaptedBackend
 from sampling.backends.adapters._answers import Receive, read_chunks
-from sampling.backends.adapters._requests import body_for, check_loop
+from sampling.backends.adapters._requests import Json, body_for, check_loop
 from sampling.errors import Unsupported
 from sampling.messages import Generation, Request
+from sampling.parts import Reasoning
 
 __all__ = ["from_litellm"]
 
@@ -49,6 +51,16 @@ def from_litellm(
         if "min_p" in body and str(body["model"]).startswith(_WITHOUT_MIN_P) and not defaults.get("drop_params"):
             # The only option that litellm drops by itself, without a word.
             raise Unsupported("litellm has no Options.min_p for models of Google", hint="Leave the option out.")
+        _add_thinking(body["messages"], request)
         return await read_chunks(await acompletion(**{"max_retries": 0, **defaults, **body}), request, receive)
 
     return AdaptedBackend("litellm", ask, timeout_s, structured=structured)
+
+
+def _add_thinking(wire: list[Json], request: Request) -> None:
+    """Give signed reasoning back in the field where litellm gave it."""
+    answers = [message for message in request.messages if message.role == "assistant"]
+    for one, message in zip([one for one in wire if one["role"] == "assistant"], answers, strict=True):
+        thoughts = [thinking_block(part) for part in message.content if isinstance(part, Reasoning)]
+        if blocks := [block for block in thoughts if block is not None]:
+            one["thinking_blocks"] = blocks

@@ -13,6 +13,13 @@ from sampling.backends._support import TEXT_PARTS, Support
 from sampling.backends.adapters._adapted import DEFAULT_TIMEOUT_S, AdaptedBackend
 from sampling.backends.adapters._answers import Receive, StreamedText
 from sampling.backends.adapters._pydantic_ai_settings import ModelSettings
+from sampling.backends.adapters._pydantic_ai_thoughts import (
+    TEXT,
+    carried_details,
+    is_carrier,
+    thinking_fields,
+    thought_of,
+)
 from sampling.backends.adapters._requests import Json, check_roles, options_of
 from sampling.errors import BadRequest, Unsupported
 from sampling.messages import Generation, Message, Request
@@ -88,9 +95,7 @@ class _Model:
         answer.model = stream.model_name
         response = stream.get()
         answer.tool_calls = tuple(_tool_call(part) for part in response.parts if part.part_kind == "tool-call")
-        answer.thoughts = tuple(
-            Reasoning(part.content, part.signature) for part in response.parts if part.part_kind == "thinking"
-        )
+        answer.thoughts = tuple([thought for part in response.parts if (thought := thought_of(part)) is not None])
         answer.logprobs = _logprobs(response)
         if response.provider_response_id is not None:
             answer.raw = {"id": response.provider_response_id}
@@ -121,7 +126,12 @@ class _Model:
         names, content = self._messages, message.content
         if message.role == "assistant":
             parts = [Text(content)] if isinstance(content, str) else content
-            return names.ModelResponse(parts=[self._answered_part(part) for part in parts])
+            carried = carried_details(parts)
+            return names.ModelResponse(
+                parts=[self._answered_part(part, carried) for part in parts if not is_carrier(part)],
+                # Some models send nothing back that is not of their provider.
+                provider_name=self._model.system,
+            )
         if message.role == "tool":
             return names.ModelRequest(
                 parts=[
@@ -139,15 +149,15 @@ class _Model:
             return names.ModelRequest(parts=[names.UserPromptPart(self._user_content(content))])
         return names.ModelRequest(parts=[names.SystemPromptPart(message.text)])
 
-    def _answered_part(self, part: Part) -> Any:
+    def _answered_part(self, part: Part, carried: Mapping[str, Json]) -> Any:
         names = self._messages
         if isinstance(part, ToolCall):
-            return names.ToolCallPart(part.name, part.arguments, part.id)
+            return names.ToolCallPart(part.name, part.arguments, part.id, **carried.get(part.id, {}))
         if isinstance(part, Reasoning):
             # pydantic-ai sends a signature back only to the provider that it is from.
-            return names.ThinkingPart(part.text, signature=part.signature, provider_name=self._model.system)
+            return names.ThinkingPart(part.text, **{"provider_name": self._model.system, **thinking_fields(part)})
         if isinstance(part, Text):
-            return names.TextPart(part.text)
+            return names.TextPart(part.text, **carried.get(TEXT, {}))
         raise Unsupported(f"pydantic-ai takes no {type(part).__name__} in the message of an assistant")
 
     def _user_content(self, content: Content) -> Any:
@@ -187,7 +197,8 @@ class _Model:
 def _usage(used: Any) -> Usage:
     # Only newer versions of pydantic-ai count reasoning tokens by themselves.
     reasoning = getattr(used, "output_reasoning_tokens", None) or used.details.get("reasoning_tokens", 0)
-    return Usage(used.input_tokens, used.output_tokens, 0.0, used.cache_read_tokens or 0, reasoning or 0)
+    cached, written = used.cache_read_tokens or 0, used.cache_write_tokens or 0
+    return Usage(used.input_tokens, used.output_tokens, 0.0, cached, reasoning or 0, cache_write_tokens=written)
 
 
 def _logprobs(response: Any) -> tuple[Any, ...]:

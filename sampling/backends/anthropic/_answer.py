@@ -7,7 +7,7 @@ from typing import Any, cast
 import attrs
 
 from sampling._redaction import Redactor
-from sampling.backends.anthropic._messages import REDACTED
+from sampling.backends._thoughts import REDACTED
 from sampling.backends.http._fields import Json, list_of_objects, object_or_none, optional, token_count
 from sampling.backends.http._streamed import UNKNOWN_FINISH, AnswerText, Plain, StreamedResponse, finish_reason_of
 from sampling.errors import Incomplete, MalformedResponse
@@ -18,8 +18,9 @@ from sampling.usage import Usage
 __all__ = ["StreamedMessage"]
 
 _FINISH_REASONS = {
-    # The server paused a turn with its own tools, and what there is of the answer is a part.
+    # The server paused a turn with its own tools, or after it shortened the conversation: there is only a part.
     "pause_turn": "incomplete",
+    "compaction": "incomplete",
     "model_context_window_exceeded": "length",
 }
 
@@ -263,5 +264,6 @@ def _read_usage(counts: Json) -> Usage | None:
         read + cached + written,
         output,
         cached_input_tokens=cached,
+        cache_write_tokens=written,
         reasoning_tokens=min(thought or 0, output),
     )

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 
+from sampling.backends._thoughts import thinking_block
+from sampling.backends._tool_names import plain_id, wire_name
 from sampling.backends.http._fields import Json
 from sampling.errors import BadRequest, Unsupported
 from sampling.messages import Message
 from sampling.parts import Content, File, Image, Part, Reasoning, Text, ToolCall, ToolResult
 
-__all__ = ["REDACTED", "wire_messages", "wire_system"]
-
-REDACTED = "redacted_thinking:"
-"""Begins the signature of a `Reasoning` that the provider encrypted as a whole. Signatures are base64."""
+__all__ = ["wire_messages", "wire_system"]
 
 _SYSTEM = frozenset({"system", "developer"})
 _IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
@@ -81,7 +80,7 @@ def _results(content: Content) -> list[Json]:
 
 def _result(result: ToolResult) -> Json:
     content = result.content
-    block: Json = {"type": "tool_result", "tool_use_id": result.id}
+    block: Json = {"type": "tool_result", "tool_use_id": plain_id(result.id)}
     if given := content if isinstance(content, str) else _user_blocks(content):
         block["content"] = given
     return {**block, "is_error": True} if result.is_error else block
@@ -91,19 +90,10 @@ def _assistant_block(part: Part) -> Json | None:
     if isinstance(part, Text):
         return _text(part.text) if part.text.strip() else None
     if isinstance(part, ToolCall):
-        return {"type": "tool_use", "id": part.id, "name": part.name, "input": _input(part)}
+        return {"type": "tool_use", "id": plain_id(part.id), "name": wire_name(part.name), "input": _input(part)}
     if isinstance(part, Reasoning):
-        return _thinking(part)
+        return thinking_block(part)
     raise Unsupported(f"the Anthropic API takes no {type(part).__name__} in the message of an assistant")
-
-
-def _thinking(part: Reasoning) -> Json | None:
-    """Return a thought as it came. The API refuses one without a signature."""
-    if part.signature is None:
-        return None
-    if part.signature.startswith(REDACTED):
-        return {"type": "redacted_thinking", "data": part.signature.removeprefix(REDACTED)}
-    return {"type": "thinking", "thinking": part.text, "signature": part.signature}
 
 
 def _input(call: ToolCall) -> Json:

@@ -1,10 +1,11 @@
 """Adapt JSON schemas to what the constrained decoding of Anthropic accepts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, cast
 
-from sampling._output_types import DerivedSchema
+from sampling._json.schemas import recursive_references
+from sampling._schemas.output_types import DerivedSchema
 from sampling.backends._structured import AnswerSchema, answer_schema
 from sampling.backends.http._fields import Json
 
@@ -13,6 +14,9 @@ __all__ = ["native_schema"]
 # The rules: https://platform.claude.com/docs/en/build-with-claude/structured-outputs#json-schema-limitations
 # What only narrows the values may be left out, because the answer is validated. The model is told of it in words.
 _TOLD = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minItems", "maxItems", "pattern")
+
+_MAX_UNIONS = 16
+"""The most unions that the API takes in a schema. Fields with a default are unions, with null."""
 
 
 def native_schema(schema: object) -> Mapping[str, Any] | None:
@@ -34,7 +38,7 @@ def _of_class(schema: type) -> Mapping[str, Any] | None:
 
 
 def _rewritten(answer: AnswerSchema) -> Mapping[str, Any] | None:
-    if not answer.strict or _is_recursive(answer.schema):
+    if not answer.strict or recursive_references(answer.schema) or _count_unions(answer.schema) > _MAX_UNIONS:
         return None
     return cast("Json", _told_in_words(answer.schema))
 
@@ -63,30 +67,10 @@ def _is_known(name: str, node: Json) -> bool:
     return name == "minItems" and node[name] in {0, 1}
 
 
-def _is_recursive(schema: Mapping[str, Any]) -> bool:
-    """Return whether a schema refers to itself, directly or through its definitions."""
-    definitions: Json = {f"#/$defs/{name}": node for name, node in schema.get("$defs", {}).items()}
-    root = {name: node for name, node in schema.items() if name != "$defs"}
-    refers = {"#": set(_references(root)), **{name: set(_references(node)) for name, node in definitions.items()}}
-    for start, targets in refers.items():
-        reached: set[str] = set()
-        waiting = set(targets)
-        while waiting:
-            name = waiting.pop()
-            reached.add(name)
-            waiting |= refers.get(name, set()) - reached
-        if start in reached:
-            return True
-    return False
-
-
-def _references(node: object) -> Iterable[str]:
+def _count_unions(node: object) -> int:
+    """Return the number of unions in a schema."""
     if isinstance(node, Mapping):
         fields = cast("Json", node)
-        if isinstance(reference := fields.get("$ref"), str):
-            yield reference
-        for value in fields.values():
-            yield from _references(value)
-    elif isinstance(node, list):
-        for item in cast("list[object]", node):
-            yield from _references(item)
+        is_union = isinstance(fields.get("anyOf"), list) or isinstance(fields.get("type"), list)
+        return is_union + sum([_count_unions(value) for value in fields.values()])
+    return sum([_count_unions(item) for item in cast("list[object]", node)]) if isinstance(node, list) else 0

@@ -7,7 +7,7 @@ from sampling._json.bounded import loads
 from sampling._redaction import Redactor
 from sampling.backends.gemini._contents import MADE_UP_ID
 from sampling.backends.gemini._errors import GeminiErrorResponse
-from sampling.backends.gemini._signatures import SignedPlace, signed_reasoning
+from sampling.backends.gemini._signatures import SignedPlace, signed_reasoning, signed_thought
 from sampling.backends.gemini._usage import read_usage
 from sampling.backends.http._fields import Json, list_of_objects, object_or_none, optional
 from sampling.backends.http._streamed import UNKNOWN_FINISH, AnswerText, StreamedResponse
@@ -185,9 +185,9 @@ class StreamedGeminiAnswer(StreamedResponse):
         text = self._reasoning.add(text)
         last = self._thoughts[-1] if self._thoughts else None
         if last is not None and last.signature is None:
-            self._thoughts[-1] = Reasoning(last.text + text, signature)
+            self._thoughts[-1] = _thought(last.text + text, signature)
         elif text or signature is not None:
-            self._thoughts.append(Reasoning(text, signature))
+            self._thoughts.append(_thought(text, signature))
 
     def _call(self, call: Json) -> ToolCall:
         arguments = json.dumps(object_or_none(call, "args") or {}, ensure_ascii=False)
@@ -208,16 +208,15 @@ class StreamedGeminiAnswer(StreamedResponse):
             raise Incomplete("the stream ended before the answer started")
         if not self._has_ended and not allow_missing_finish:
             raise Incomplete("the stream ended without a finishReason: the answer may be cut off")
-        text = str(self._text)
         return Generation(
-            text,
+            str(self._text),
             self.spent,
             self._ended(),
             self._model,
             reasoning=str(self._reasoning) or None,
             tool_calls=tuple(self._calls),
             logprobs=tuple(self._logprobs),
-            thoughts=(*self._thoughts, *self._signatures(len(text))),
+            thoughts=(*self._thoughts, *[signed_reasoning(given, place) for place, given in self._signed]),
             raw=self._described() or None,
         )
 
@@ -226,10 +225,6 @@ class StreamedGeminiAnswer(StreamedResponse):
             return UNKNOWN_FINISH if self._blocked is None else "content_filter"
         reason = _FINISH_REASONS.get(self._finish_reason, self._finish_reason.lower())
         return "tool_calls" if reason == "stop" and self._calls else reason
-
-    def _signatures(self, chars: int) -> list[Reasoning]:
-        count = len(self._calls)
-        return [signed_reasoning(given, place, calls=count, chars=chars) for place, given in self._signed]
 
     def _described(self) -> Json:
         """Return what the response says apart from the answer, such as its id, its ratings and its sources."""
@@ -240,6 +235,10 @@ class StreamedGeminiAnswer(StreamedResponse):
         }
         described.pop("index", None)
         return described
+
+
+def _thought(text: str, signature: str | None) -> Reasoning:
+    return Reasoning(text) if signature is None else signed_thought(text, signature)
 
 
 def _logprobs(given: Json | None) -> list[Json]:

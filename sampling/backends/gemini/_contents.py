@@ -6,7 +6,8 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from sampling.backends.gemini._signatures import SKIP_VALIDATION, SignedPlace, signed_texts, split_signature
+from sampling.backends._tool_names import wire_name
+from sampling.backends.gemini._signatures import SKIP_VALIDATION, SignedPlace, is_own, signed_texts, split_signature
 from sampling.errors import BadRequest, Unsupported
 from sampling.messages import Message
 from sampling.parts import Content, Media, Part, Reasoning, Text, ToolCall, ToolResult
@@ -115,15 +116,18 @@ def _media(part: Media) -> Json:
 def _answer_parts(content: Sequence[Part], calls: Sequence[ToolCall], *, needs_signatures: bool) -> list[Json]:
     """Return the parts of an answer, each with the signature that it came with."""
     text = "".join([part.text for part in content if isinstance(part, Text)])
-    thoughts = [part for part in content if isinstance(part, Reasoning) and part.signature is not None]
-    signed = [
-        split_signature(part.signature or "", calls=len(calls), chars=len(text)) for part in thoughts if not part.text
-    ]
+    thoughts = [part for part in content if isinstance(part, Reasoning) and is_own(part)]
+    signed = [(part, *split_signature(part.signature or "")) for part in thoughts]
+    places = [(place, signature) for part, place, signature in signed if not part.text]
     return [
-        *[{"text": part.text, "thought": True, "thoughtSignature": part.signature} for part in thoughts if part.text],
+        *[
+            {"text": part.text, "thought": True, "thoughtSignature": signature}
+            for part, _, signature in signed
+            if part.text
+        ],
         *[_media(part) for part in content if isinstance(part, Media)],
-        *signed_texts(text, [one for one in signed if one[0].call is None]),
-        *_calls(calls, signed, needs_signatures=needs_signatures),
+        *signed_texts(text, [one for one in places if one[0].call is None]),
+        *_calls(calls, places, needs_signatures=needs_signatures),
     ]
 
 
@@ -136,7 +140,7 @@ def _calls(
         signatures = {0: SKIP_VALIDATION}
     for number, call in enumerate(calls):
         signature = {"thoughtSignature": signatures[number]} if number in signatures else {}
-        yield {"functionCall": {**_id(call.id), "name": call.name, "args": _arguments(call)}, **signature}
+        yield {"functionCall": {**_id(call.id), "name": wire_name(call.name), "args": _arguments(call)}, **signature}
 
 
 def _id(given: str) -> Json:
@@ -162,4 +166,4 @@ def _result(result: ToolResult, calls: dict[str, ToolCall]) -> Json:
     content = () if isinstance(result.content, str) else result.content
     media = [_media(part) for part in content if isinstance(part, Media)]
     more = {"parts": media} if media else {}
-    return {"functionResponse": {**_id(result.id), "name": call.name, "response": response, **more}}
+    return {"functionResponse": {**_id(result.id), "name": wire_name(call.name), "response": response, **more}}

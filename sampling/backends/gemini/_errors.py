@@ -1,6 +1,5 @@
 """Translate the errors of the Gemini API, which are google.rpc.Status objects, into typed errors."""
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, cast
@@ -8,7 +7,7 @@ from typing import Any, cast
 import attrs
 
 from sampling._redaction import Redactor
-from sampling.backends.http._errors import MAX_RETRY_AFTER_S, ErrorResponse
+from sampling.backends.http._errors import ErrorResponse
 from sampling.errors import (
     AuthenticationFailed,
     BackendError,
@@ -40,7 +39,6 @@ _STATUS_OF_NAME = {
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
-_DELAY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)s")
 _ABOUT_KEY = re.compile(r"\bAPI key (?:not valid|expired|not found)\b", re.IGNORECASE)
 _ABOUT_ACCOUNT = re.compile(r"\bbilling\b|\blocation is not supported\b|\bfree tier is not available\b", re.IGNORECASE)
 # A file or a cached content that does not exist is a 403.
@@ -55,33 +53,16 @@ class GeminiErrorResponse(ErrorResponse):
     """An error response of the Gemini API."""
 
     @classmethod
-    def from_response(
-        cls, status: int, headers: Mapping[str, str], body: bytes, redactor: Redactor
-    ) -> "GeminiErrorResponse":
-        """Parse a response with an error status. The delay in its details counts like a Retry-After."""
-        found = cast("GeminiErrorResponse", super().from_response(status, headers, body, redactor))
-        if found.retry_after_s is not None or found.retry_delay_s is None:
-            return found
-        return attrs.evolve(found, retry_after_s=found.retry_delay_s)
-
-    @classmethod
     def from_error_object(cls, error: object, redactor: Redactor) -> "GeminiErrorResponse":
         """Parse an error object, as in a stream."""
         found = cast("GeminiErrorResponse", super().from_error_object(error, redactor))
         fields = cast("dict[str, Any]", error) if isinstance(error, dict) else {}
         name = fields.get("status")
-        details = _details(fields)
-        delay = _retry_delay_s(details)
         return attrs.evolve(
             found,
-            status=found.status if found.codes else _STATUS_OF_NAME.get(str(name), found.status),
-            codes=(*found.codes, *([name] if isinstance(name, str) else []), *_reasons(details)),
-            retry_after_s=delay,
-            retry_delay_s=delay,
+            status=found.status if _has_code(fields) else _STATUS_OF_NAME.get(str(name), found.status),
+            codes=(*found.codes, *([name] if isinstance(name, str) else [])),
         )
-
-    retry_delay_s: float | None = None
-    """The delay of a google.rpc.RetryInfo."""
 
     def _refused(self, message: str) -> BackendError:
         text = self.searched
@@ -94,9 +75,6 @@ class GeminiErrorResponse(ErrorResponse):
             return QuotaExhausted(message)
         if self.status == 403 and _ABOUT_FILE.search(text):
             return BadRequest(message)
-        # A limit for a day is not over before the call is, whatever the delay says.
-        if self.status == 429 and any("PerDay" in code for code in self.codes):
-            return QuotaExhausted(message)
         return super()._refused(message)
 
     def _bad_request(self, message: str) -> BackendError:
@@ -114,25 +92,5 @@ class GeminiErrorResponse(ErrorResponse):
         return super()._bad_request(message)
 
 
-def _details(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    details = fields.get("details")
-    items = cast("list[object]", details) if isinstance(details, list) else []
-    return [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
-
-
-def _reasons(details: list[dict[str, Any]]) -> list[str]:
-    """Return the reasons and the ids of the quotas that the details name."""
-    found = [detail.get("reason") for detail in details]
-    for detail in details:
-        violations = detail.get("violations")
-        items = cast("list[object]", violations) if isinstance(violations, list) else []
-        found += [cast("dict[str, Any]", item).get("quotaId") for item in items if isinstance(item, dict)]
-    return [name for name in found if isinstance(name, str) and len(name) <= 100]
-
-
-def _retry_delay_s(details: list[dict[str, Any]]) -> float | None:
-    for detail in details:
-        found = _DELAY.fullmatch(given) if isinstance(given := detail.get("retryDelay"), str) else None
-        if found is not None and math.isfinite(wait_s := float(found[1])):
-            return min(wait_s, MAX_RETRY_AFTER_S)
-    return None
+def _has_code(fields: Mapping[str, Any]) -> bool:
+    return any(isinstance(fields.get(name), str | int) for name in ("code", "type"))

@@ -2,8 +2,8 @@
 Remember which part of an answer a thought signature came with.
 
 Gemini signs parts of an answer, and wants each signature back on the part that it came with. A `Reasoning` has no
-place for that, so a signature that is not where Gemini usually puts it gets a prefix. No signature has a colon,
-because it is base64.
+place for that, so the signature gets a prefix, which also tells it from those of other providers: a conversation may
+change its model. No signature has a colon, because it is base64.
 """
 
 import re
@@ -14,7 +14,15 @@ import attrs
 
 from sampling.parts import Reasoning
 
-__all__ = ["SKIP_VALIDATION", "SignedPlace", "signed_reasoning", "signed_texts", "split_signature"]
+__all__ = [
+    "SKIP_VALIDATION",
+    "SignedPlace",
+    "is_own",
+    "signed_reasoning",
+    "signed_texts",
+    "signed_thought",
+    "split_signature",
+]
 
 Json: TypeAlias = dict[str, Any]
 
@@ -22,7 +30,7 @@ SKIP_VALIDATION = "skip_thought_signature_validator"
 """The signature that Google documents for calls that another model made."""
 
 _PREFIX = re.compile(
-    r"(?:call (?P<call>\d{1,6})|text (?P<start>\d{1,9})-(?P<end>\d{1,9})):(?P<signature>.*)", re.DOTALL
+    r"(?:thought|call (?P<call>\d{1,6})|text (?P<start>\d{1,9})-(?P<end>\d{1,9})):(?P<signature>.*)", re.DOTALL
 )
 
 
@@ -39,26 +47,30 @@ class SignedPlace:
     end: int = 0
 
 
-def signed_reasoning(signature: str, place: SignedPlace, *, calls: int, chars: int) -> Reasoning:
-    """Return a part that carries a signature, in an answer with so many calls and characters of text."""
-    if place == _usual_place(calls, chars):
-        return Reasoning("", signature)
+def signed_thought(text: str, signature: str) -> Reasoning:
+    """Return a thought that Gemini signed."""
+    return Reasoning(text, f"thought:{signature}")
+
+
+def signed_reasoning(signature: str, place: SignedPlace) -> Reasoning:
+    """Return a part that carries the signature of another part."""
     prefix = f"text {place.start}-{place.end}" if place.call is None else f"call {place.call}"
     return Reasoning("", f"{prefix}:{signature}")
 
 
-def split_signature(signature: str, *, calls: int, chars: int) -> tuple[SignedPlace, str]:
+def is_own(part: Reasoning) -> bool:
+    """Return whether Gemini signed a thought."""
+    return part.signature is not None and _PREFIX.fullmatch(part.signature) is not None
+
+
+def split_signature(signature: str) -> tuple[SignedPlace, str]:
     """Return the place of a signature, and the signature as Gemini sent it."""
     found = _PREFIX.fullmatch(signature)
     if found is None:
-        return _usual_place(calls, chars), signature
+        return SignedPlace(), signature
     if found["call"] is not None:
         return SignedPlace(int(found["call"])), found["signature"]
-    return SignedPlace(None, int(found["start"]), int(found["end"])), found["signature"]
-
-
-def _usual_place(calls: int, chars: int) -> SignedPlace:
-    return SignedPlace(0) if calls else SignedPlace(None, chars, chars)
+    return SignedPlace(None, int(found["start"] or 0), int(found["end"] or 0)), found["signature"]
 
 
 def signed_texts(text: str, signed: Sequence[tuple[SignedPlace, str]]) -> list[Json]:

@@ -160,7 +160,11 @@ def check_base_url(name: str, value: object, *, allow_http: bool) -> str:
     if parts.query or parts.fragment or "?" in value or "#" in value:
         raise ValueError(f"{name} must not have a query or a fragment. Pass parameters in Options(extra=…)")
     if parts.scheme not in {"http", "https"}:
-        raise ValueError(f"{name} must begin with https:// (or http://, for a server on this machine), got {value!r}")
+        # The first argument of other clients is the model.
+        advice = "" if "://" in value or "/" in value else ". The name of a model is passed as model=…"
+        raise ValueError(
+            f"{name} must begin with https:// (or http://, for a server on this machine), got {value!r}{advice}"
+        )
     if not parts.hostname or port == 0:
         raise ValueError(f"{name} must name a host, such as 'https://api.example.com/v1', got {value!r}")
     _check_host(name, parts, allow_http=allow_http)

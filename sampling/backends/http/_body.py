@@ -10,6 +10,10 @@ from sampling.options import Options
 __all__ = ["add_extra", "encode_json", "resolve_model"]
 
 
+# Made once: `json.dumps` makes one for every call.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=dict)
+
+
 def resolve_model(model: str | None, variable: str) -> str:
     """Return the name of the model, or raise an error that says where to give one."""
     if model is None:
@@ -40,7 +44,7 @@ def add_extra(body: dict[str, Any], options: Options, reserved: Collection[str])
 def encode_json(body: dict[str, Any], max_bytes: int) -> bytes:
     """Return a body as JSON, or raise if it is none or too large."""
     try:
-        data = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=dict).encode()
+        data = _ENCODER.encode(body).encode()
     except UnicodeEncodeError:
         raise BadRequest("the request contains half of a surrogate pair, which can't be sent as UTF-8") from None
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,6 +1,5 @@
 """`ChatBackend`, the base of backends that send one POST for each request and read a stream of events."""
 
-import hashlib
 import os
 import ssl
 from abc import ABC, abstractmethod
@@ -8,12 +7,13 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, cast
 
 import anyio
 from anyio.lowlevel import checkpoint, current_token
 
 from sampling._arguments import (
+    WrittenOutSignature,
     check_bool,
     check_instance,
     check_int,
@@ -26,19 +26,17 @@ from sampling._engine.scope import report_usage
 from sampling._http.client import Response
 from sampling._json.bounded import loads
 from sampling._log import Logger
+from sampling._observers.requests import observers, report_first_chunk, send
 from sampling._redaction import Redactor, Secret, clears_locals
-from sampling._requests import observers, report_first_chunk, send
 from sampling._text import estimate_tokens
 from sampling.backends._deferral import Deferral, DeferredReply, Ticket, current_deferral
 from sampling.backends._structured import Structured, answer_from_tool, check_structured, feasible
 from sampling.backends._support import Support
 from sampling.backends.http._address import Provider, resolve_address
-from sampling.backends.http._batches import BatchClient
 from sampling.backends.http._body import resolve_model
 from sampling.backends.http._default_transport import TransportLike, default_transport
 from sampling.backends.http._errors import ErrorResponse
 from sampling.backends.http._events import EventReader
-from sampling.backends.http._rest import RestClient
 from sampling.backends.http._settings import SYNONYMS
 from sampling.backends.http._streamed import StreamedResponse
 from sampling.backends.http._transport import CLOSE_GRACE_S, Transport, WireRequest, WireResponse
@@ -48,12 +46,15 @@ from sampling.errors import (
     ConnectFailed,
     ConnectionLost,
     MalformedResponse,
-    ResponseTooLarge,
     Timeout,
     Unsupported,
 )
 from sampling.messages import Generation, Request
 from sampling.usage import Usage
+
+if TYPE_CHECKING:
+    from sampling.backends.http._batches import BatchClient
+    from sampling.backends.http._rest import RestClient
 
 __all__ = ["MIB", "ChatBackend", "Receiver"]
 
@@ -85,6 +86,8 @@ class ChatBackend(ABC):
 
     _allow_missing_finish = False
     """True to accept an answer whose end the server did not announce."""
+
+    __signature__: ClassVar[Any] = WrittenOutSignature()
 
     @clears_locals
     def __init__(  # noqa: PLR0913 - each of them is one thing that servers, networks or users differ in
@@ -190,7 +193,7 @@ class ChatBackend(ABC):
     def _new_answer(self, request: Request, input_tokens_estimate: int) -> StreamedResponse:
         """Return the reader of the events of one response."""
 
-    def batch_client(self) -> BatchClient:
+    def batch_client(self) -> "BatchClient":
         """Return a client of the provider's batch API, for `BatchEngine`."""
         raise Unsupported(f"{type(self).__name__} has no batch API")
 
@@ -214,7 +217,8 @@ class ChatBackend(ABC):
         """Return the exception to raise for an error response."""
         error = refusal.as_error()
         if isinstance(error, AuthenticationFailed) and self._address.key is None:
-            error.hint = f"No key was sent ({self._address.key_source}): pass api_key=… or send_env_key=True."
+            _, _, withheld = self._address.key_source.partition("withheld: ")
+            error.hint = f"No key was sent{withheld and f' ({withheld})'}: pass api_key=… or send_env_key=True."
             error.add_note(f"hint: {error.hint}")
         return error
 
@@ -382,7 +386,10 @@ class ChatBackend(ABC):
         else:
             report_usage(answer.spent if ticket.is_sent and reply is None else Usage())
 
-    def _rest_client(self) -> RestClient:
+    def _rest_client(self) -> "RestClient":
+        # Only batches need it.
+        from sampling.backends.http._rest import RestClient  # noqa: PLC0415
+
         return RestClient(
             new_transport=self._new_transport,
             headers=self._own_headers,
@@ -439,20 +446,23 @@ class ChatBackend(ABC):
 
     async def _read(self, response: WireResponse, answer: StreamedResponse, receive: Receiver) -> None:
         """Read the events of a response, or the JSON of a server that does not stream."""
-        reader = EventReader(answer, min(_MAX_EVENT_BYTES, self.max_response_bytes), receive)
+        limit = self.max_response_bytes
+        reader = EventReader(answer, min(_MAX_EVENT_BYTES, limit), receive, max_bytes=limit)
+        # Whoever receives the pieces does so in the task, so that it wakes for each of them.
+        skim = (reader.skim,) if isinstance(response, Response) and receive is None else ()
         without_event = bytearray()
-        size = 0
         while not answer.done:
-            data = await response.read()
-            size += len(data)
-            if size > self.max_response_bytes:
-                raise ResponseTooLarge(f"the response has more than {self.max_response_bytes:,} bytes")
+            data = await response.read(*skim)
             if not answer.started:
                 report_first_chunk()
                 without_event += data
             reader.feed(data)
             if not data:
                 break
+            if answer.started:
+                # A stream may wait for long, and thousands of them hold what is not forgotten.
+                data = b""
+                without_event.clear()
         else:
             await _drain(response)
         if not answer.started and not answer.done and without_event:
@@ -513,8 +523,11 @@ def _pass_on(piece: str, receive: Receiver) -> None:
 
 def _idempotency_header(key: str, body: bytes) -> str:
     """Return the idempotency header, a digest of the key and the body."""
+    # Slow to import, and not every request has a key.
+    from hashlib import sha256  # noqa: PLC0415
+
     # The body is part of it: the same key with another request must not return the first answer.
-    return hashlib.sha256(b"%b\n%b" % (key.encode("utf-8", "backslashreplace"), body)).hexdigest()
+    return sha256(b"%b\n%b" % (key.encode("utf-8", "backslashreplace"), body)).hexdigest()
 
 
 def _secret_headers(headers: Mapping[str, str] | None) -> dict[str, Secret]:
@@ -559,5 +572,6 @@ async def _drain(response: WireResponse) -> None:
     """Wait briefly for the end of a finished body, so that its connection can be reused."""
     if isinstance(response, Response) and response.complete:
         return
-    with anyio.move_on_after(_DRAIN_TIMEOUT_S):
+    # Whatever follows, the answer is whole.
+    with anyio.move_on_after(_DRAIN_TIMEOUT_S), suppress(BackendError):
         await response.read()

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from sampling._arguments import wrong_type
 from sampling._http.client import NativeTransport
-from sampling.backends.http._proxy import proxy_from_environment
+from sampling._redaction import Secret
 from sampling.backends.http._transport import Transport
 
 __all__ = ["TransportLike", "default_transport"]
@@ -46,7 +46,7 @@ def default_transport(
         if not callable(transport):
             raise wrong_type("transport", transport, "'native', 'httpcore2', a callable or None")
         return transport
-    proxy = proxy_from_environment(base_url) if trust_env else None
+    proxy = _proxy_for(base_url) if trust_env else None
     needs_httpcore = public_only or proxy is not None
     if transport == "native" and needs_httpcore:
         raise ValueError("transport='native' can't use a proxy or public_only: leave transport out")
@@ -69,6 +69,13 @@ def default_transport(
         proxy=proxy,
         public_only=public_only,
     )
+
+
+def _proxy_for(url: str) -> Secret | None:
+    # It imports the HTTP client of the standard library.
+    from sampling.backends.http._proxy import proxy_from_environment  # noqa: PLC0415
+
+    return proxy_from_environment(url)
 
 
 def _ssl_context_for(url: str, *, trust_env: bool) -> ssl.SSLContext:

@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -12,6 +11,7 @@ import attrs
 
 from sampling._json.bounded import loads
 from sampling._redaction import Redactor
+from sampling.backends.http._fields import Json
 from sampling.errors import (
     AnswerRejected,
     AuthenticationFailed,
@@ -33,11 +33,17 @@ MAX_RETRY_AFTER_S = 120.0
 
 # An error object inside a stream comes with status 200, so its code has to tell the status.
 _STATUS_OF_CODE = {
+    "Arrearage": 402,
+    "account_deactivated": 401,
     "api_error": 500,
     "authentication_error": 401,
     "billing_error": 402,
     "billing_hard_limit_reached": 402,
+    "billing_not_active": 402,
+    "capacity_exceeded": 503,
     "context_length_exceeded": 400,
+    "exceeded_current_quota_error": 402,
+    "insufficient_balance": 402,
     "insufficient_quota": 402,
     "invalid_api_key": 401,
     "invalid_request_error": 400,
@@ -55,12 +61,26 @@ _STATUS_OF_CODE = {
     "tool_use_failed": 400,
 }
 
+# Codes of OpenAI's Responses API, vLLM, llama.cpp and Azure that are about the request, whatever else they may name.
+_ABOUT_REQUEST = re.compile(
+    r"(?:bad_?request|content_filter|data_residency|empty_image|exceed_context|failed_to_download_image|image_|invalid_"
+    r"|unsupported_|\w+_policy)",
+    re.IGNORECASE,
+)
+
+# Where only the message tells that it is about the account: Anthropic, xAI, OpenRouter.
+_ABOUT_ACCOUNT = re.compile(
+    r"\bcredit balance is too low\b|\b(?:insufficient|run out of|have any) (?:credits|balance|funds)\b"
+    r"|\bfree-models-per-day\b",
+    re.IGNORECASE,
+)
+
 _UNKNOWN_MODEL_CODES = frozenset(
     {"DeploymentNotFound", "deployment_not_found", "model_not_available", "model_not_found", "unknown_model"}
 )
 
 _UNKNOWN_MODEL = re.compile(
-    r"\b(?:invalid|unknown|no such) model\b|\bnot a valid model\b|\bmodel not exist\b", re.IGNORECASE
+    r"\b(?:invalid|unknown|no such) model\b|\bnot a valid model\b|\bmodel not (?:exist|found)\b", re.IGNORECASE
 )
 # A 404 may also mean that the path is missing, and a path may have "model" in its name.
 _MISSING_MODEL = re.compile(
@@ -68,12 +88,13 @@ _MISSING_MODEL = re.compile(
     re.IGNORECASE,
 )
 _MAX_SEARCHED = 2_000
+_GOOGLE_DELAY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)s")
 
 # The server checked what the model wrote, and refused it. Another sample may pass.
 _REJECTED_ANSWER_CODES = frozenset({"json_validate_failed", "output_parse_failed", "tool_use_failed"})
 
-# Request timeout, conflict, and too early: another try may succeed.
-_RETRYABLE_4XX = frozenset({408, 409, 425})
+# Request timeout, conflict, too early, Groq's lack of capacity, and a proxy that gave up: another try may succeed.
+_RETRYABLE_4XX = frozenset({408, 409, 425, 498, 499})
 
 
 @attrs.frozen
@@ -85,6 +106,9 @@ class ErrorResponse:
     """The message of the server, redacted and shortened."""
 
     codes: tuple[str, ...] = ()
+    is_moderation: bool = False
+    """True if a moderator of the gateway refused the input, which is about the request and not about the key."""
+
     param: str = ""
     """The parameter that the error is about, if the server names one."""
 
@@ -104,17 +128,19 @@ class ErrorResponse:
         try:
             parsed: object = loads(body.decode("utf-8", "replace"))
         except ValueError:
-            parsed = None
+            parsed = body
         # Gemini wraps its error in a list.
         first = [*cast("list[object]", parsed), None][0] if isinstance(parsed, list) else parsed
         fields = cast("dict[str, Any]", first) if isinstance(first, dict) else {}
         found = cls.from_error_object(fields.get("error", fields), redactor)
+        # Some servers send null or an empty object, which says nothing.
+        said = body if fields.get("error", first) else b""
         return attrs.evolve(
             found,
             status=status,
-            message=found.message or redactor.sample(body),
+            message=found.message or redactor.sample(said),
             searched=found.searched or body[:_MAX_SEARCHED].decode("utf-8", "replace"),
-            retry_after_s=retry_after_s(headers),
+            retry_after_s=found.retry_after_s if (wait_s := retry_after_s(headers)) is None else wait_s,
             target=redactor.sample(_host(headers.get("location", ""))),
         )
 
@@ -127,17 +153,20 @@ class ErrorResponse:
         """
         fields = cast("dict[str, Any]", error) if isinstance(error, dict) else {}
         message = error if isinstance(error, str) else _message(fields)
-        codes = _codes(fields)
+        codes, details = _codes(fields), _google_details(fields)
         status = next((int(c) for c in codes if c.isdecimal() and 400 <= int(c[:4]) <= 599), None)
-        known = next((_STATUS_OF_CODE[code] for code in codes if code in _STATUS_OF_CODE), 500)
+        known = next((_STATUS_OF_CODE[code] for code in codes if code in _STATUS_OF_CODE), None)
+        known = known or (400 if any(map(_ABOUT_REQUEST.match, codes)) else 500)
         failed = fields.get("failed_generation")
         return cls(
             status or known,
             redactor.sample(message),
-            tuple(codes),
-            param if isinstance(param := fields.get("param"), str) else "",
-            failed if isinstance(failed, str) else None,
-            message[:_MAX_SEARCHED],
+            (*codes, *_reasons(details)),
+            is_moderation="flagged_input" in _metadata(fields),
+            param=param if isinstance(param := fields.get("param"), str) else "",
+            failed_generation=failed if isinstance(failed, str) else None,
+            searched=message[:_MAX_SEARCHED],
+            retry_after_s=_retry_delay_s(details),
         )
 
     def refuses_parameter(self, name: str) -> bool:
@@ -161,7 +190,8 @@ class ErrorResponse:
             return AnswerRejected(message)
         if 300 <= self.status < 400:
             return Redirected(f"the server answered {self.status}, a redirect to {self.target}")
-        if self.status >= 500 or self.status in _RETRYABLE_4XX:
+        # 501: the server can't do what is asked, now or later.
+        if (self.status >= 500 and self.status != 501) or self.status in _RETRYABLE_4XX:
             return ServerError(message, retry_after_s=self.retry_after_s)
         if self.status >= 400:
             return self._refused(message)
@@ -171,9 +201,14 @@ class ErrorResponse:
         # OpenAI sends an exhausted quota as a 429. Only the code tells it from a rate limit.
         if self.status == 402 or any(_STATUS_OF_CODE.get(code) == 402 for code in self.codes):
             return QuotaExhausted(message)
+        if _ABOUT_ACCOUNT.search(self.searched):
+            return QuotaExhausted(message)
+        # A limit for a day is not over before the call is, whatever the delay says.
+        if self.status == 429 and any("PerDay" in code for code in self.codes):
+            return QuotaExhausted(message)
         if self.status == 429:
             return RateLimited(message, retry_after_s=self.retry_after_s)
-        if self.status in {401, 403, 407}:
+        if self.status in {401, 403, 407} and not self.is_moderation:
             return AuthenticationFailed(message)
         return self._bad_request(message)
 
@@ -202,11 +237,57 @@ def _host(url: str) -> str:
 
 
 def _message(fields: Mapping[str, Any]) -> str:
-    return next((v for n in ("message", "detail", "error") if isinstance(v := fields.get(n), str)), "")
+    """Return the message of an error object, with what the provider behind a gateway said."""
+    given = next((v for n in ("message", "detail", "error") if isinstance(v := fields.get(n), str)), "")
+    raw = _metadata(fields).get("raw")
+    if isinstance(raw, str) and raw:
+        return f"{given}: {raw}"
+    return given or _details(fields)
+
+
+def _details(fields: Mapping[str, Any]) -> str:
+    """Return the problems that FastAPI servers list, among them Mistral's, as text."""
+    inner: Any = fields.get("message", fields)
+    listed: Any = cast("Json", inner).get("detail") if isinstance(inner, dict) else None
+    given = cast("list[object]", listed) if isinstance(listed, list) else []
+    items = [cast("Json", item) for item in given if isinstance(item, dict)]
+    return "; ".join([f"{'.'.join(map(str, item.get('loc') or ()))}: {item.get('msg')}" for item in items])
+
+
+def _metadata(fields: Mapping[str, Any]) -> Json:
+    """Return what OpenRouter adds to an error."""
+    metadata = fields.get("metadata")
+    return cast("Json", metadata) if isinstance(metadata, dict) else {}
 
 
 def _codes(fields: Mapping[str, Any]) -> list[str]:
     return [str(v) for n in ("code", "type") if isinstance(v := fields.get(n), str | int) and len(str(v)) <= 100]
+
+
+def _google_details(fields: Mapping[str, Any]) -> list[Json]:
+    """Return the details that Google adds to an error, also where it speaks the API of OpenAI."""
+    details = fields.get("details")
+    items = cast("list[object]", details) if isinstance(details, list) else []
+    return [cast("Json", item) for item in items if isinstance(item, dict)]
+
+
+def _reasons(details: list[Json]) -> list[str]:
+    """Return the reasons and the ids of the quotas that the details name."""
+    found = [detail.get("reason") for detail in details]
+    for detail in details:
+        violations = detail.get("violations")
+        items = cast("list[object]", violations) if isinstance(violations, list) else []
+        found += [cast("Json", item).get("quotaId") for item in items if isinstance(item, dict)]
+    return [name for name in found if isinstance(name, str) and len(name) <= 100]
+
+
+def _retry_delay_s(details: list[Json]) -> float | None:
+    """Return the delay of a google.rpc.RetryInfo."""
+    for detail in details:
+        found = _GOOGLE_DELAY.fullmatch(given) if isinstance(given := detail.get("retryDelay"), str) else None
+        if found is not None and math.isfinite(wait_s := float(found[1])):
+            return min(wait_s, MAX_RETRY_AFTER_S)
+    return None
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
@@ -232,8 +313,13 @@ def _number(text: str | None, scale: float = 1.0) -> float | None:
 
 
 def _seconds_until(text: str | None, now: datetime) -> float | None:
+    if not text:
+        return None
+    # Rarely needed, and slow to import.
+    from email.utils import parsedate_to_datetime  # noqa: PLC0415
+
     try:
-        date = parsedate_to_datetime(text or "")
+        date = parsedate_to_datetime(text)
     except (ValueError, TypeError, OverflowError):
         return None
     if date.tzinfo is None:

@@ -2,21 +2,23 @@
 Read the events of a stream, and skip the JSON of those that differ from an earlier one only in their text.
 
 A server sends thousands of chunks that are equal except for a few bytes. The first is read with care, and the bytes
-around its text become a `Template`. Chunks that fit it are cut at these bytes. All others are read with care.
+around its text become a template. Chunks that fit it are cut at these bytes. All others are read with care.
+
+Why it is right: in an event without a backslash, all strings stand as they are. So a text that was read from it, and
+that occurs in it once between quotes, was read from there, and another string there is read as another text.
 """
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from itertools import takewhile
-from typing import cast
+from itertools import pairwise, takewhile
 
 import attrs
 
-from sampling._json.bounded import loads
-from sampling.backends.http._fields import Json
 from sampling.backends.http._sse import EventParser
 from sampling.backends.http._streamed import Plain, StreamedResponse
+from sampling.errors import ResponseTooLarge
 
 __all__ = ["EventReader"]
 
@@ -32,8 +34,6 @@ _TEXTS_PER_LESSON = 8
 """A template that fits few chunks costs more than it saves, so that only some are made for nothing."""
 
 _MAX_DIGITS = 16
-_PROBE = "a b"
-_VARYING_PROBE = b"37"
 
 # A quote and a backslash have a meaning in JSON, and control characters are not allowed in it.
 _SPECIAL = re.compile(r'["\\\x00-\x1f]')
@@ -44,10 +44,30 @@ _JSON = json.JSONDecoder()
 class EventReader:
     """Feeds the events of a response to its reader, and the pieces of its text to a receiver."""
 
+    __slots__ = (
+        "_answer",
+        "_end",
+        "_left",
+        "_lessons",
+        "_max_bytes",
+        "_parser",
+        "_receive",
+        "_template",
+        "_window",
+        "texts_without_json",
+    )
+
     def __init__(
-        self, answer: StreamedResponse, max_event_bytes: int, receive: Callable[[str], None] | None = None
+        self,
+        answer: StreamedResponse,
+        max_event_bytes: int,
+        receive: Callable[[str], None] | None = None,
+        *,
+        max_bytes: int = sys.maxsize,
     ) -> None:
         self._answer = answer
+        self._max_bytes = max_bytes
+        self._left = max_bytes
         self._receive = receive
         self._parser = EventParser(max_event_bytes)
         self._window = min(_WINDOW, max_event_bytes)
@@ -61,6 +81,9 @@ class EventReader:
 
     def feed(self, data: bytes) -> None:
         """Read the next bytes. None at all are the end of the stream."""
+        self._left -= len(data)
+        if self._left < 0:
+            raise ResponseTooLarge(f"the response has more than {self._max_bytes:,} bytes")
         if not data:
             self._add_all(self._parser.close())
             return
@@ -68,6 +91,12 @@ class EventReader:
         while position < len(data) and not self._answer.done:
             after = self._read_like_template(data, position)
             position = self._read_with_care(data, position) if after == position else after
+
+    def skim(self, data: bytes) -> bytes:
+        """Read the events that fit the template, and return the bytes that follow. It raises nothing."""
+        end = self._read_like_template(data, 0) if len(data) <= self._left else 0
+        self._left -= end
+        return data[end:]
 
     # With care.
 
@@ -79,8 +108,10 @@ class EventReader:
         end = len(data) if found < 0 else found + len(self._end)
         raw = data[start:end]
         is_whole = found >= 0 and self._parser.is_between_events
+        chunk_before = self._answer.chunk
         events = self._add_all(self._parser.events(raw))
-        if is_whole and events == 1 and self._parser.is_between_events and self._may_learn():
+        is_whole = is_whole and events == 1 and self._parser.is_between_events
+        if is_whole and self._answer.chunk is not chunk_before and self._may_learn():
             self._learn(raw)
         return end
 
@@ -108,22 +139,8 @@ class EventReader:
         if plain is None:
             return
         self._lessons += 1
-        template = _template(raw, plain, self._answer.varying)
-        if template is not None and len(raw) <= self._window - len(_PROBE) and self._is_proven(template):
-            self._template = template
-
-    def _is_proven(self, template: "_Template") -> bool:
-        """Put another text between the bytes, read it with care, and check that it is the only change."""
-        # The parser is between events, and after an event with other letters in it is so again.
-        events = self._parser.feed(template.with_probes())
-        try:
-            chunk = loads(events[0])
-        except ValueError:
-            return False
-        if not isinstance(chunk, dict):
-            return False
-        probed = self._answer.plain(cast("Json", chunk))
-        return probed is not None and template.is_probed(probed)
+        if len(raw) <= self._window:
+            self._template = _template(raw, plain, self._answer.varying) or self._template
 
     def _read_like_template(self, data: bytes, start: int) -> int:
         """Read the events that fit the template, and return where they end."""
@@ -150,7 +167,6 @@ class EventReader:
 class _Varying:
     """A value that means nothing: letters and digits in quotes, or a number."""
 
-    name: str
     is_number: bool
     after: bytes
     """What follows the value, up to the next one or to the end."""
@@ -160,11 +176,6 @@ class _Varying:
         if not self.is_number:
             return value.isalnum()
         return value.isdigit() and len(value) < _MAX_DIGITS and (len(value) == 1 or not value.startswith(b"0"))
-
-    @property
-    def probe(self) -> int | str:
-        """The value that the probe must be read as."""
-        return int(_VARYING_PROBE) if self.is_number else _VARYING_PROBE.decode()
 
 
 @attrs.define
@@ -205,45 +216,29 @@ class _Template:
                 return None
         return rest
 
-    def with_probes(self) -> bytes:
-        """Return an event with other values between these bytes."""
-        return b"".join(
-            [self.head, _PROBE.encode(), self.after, *[_VARYING_PROBE + each.after for each in self.varying]]
-        )
-
-    def is_probed(self, probed: Plain) -> bool:
-        """Return True if the values are where they should be in the event that `with_probes` made."""
-        found = (probed.text, probed.place, probed.is_reasoning)
-        if found != (_PROBE, self.plain.place, self.plain.is_reasoning):
-            return False
-        return all(probed.chunk.get(each.name) == each.probe for each in self.varying)
-
 
 def _template(raw: bytes, plain: Plain, varying: re.Pattern[bytes] | None) -> _Template | None:
-    """Make a template of an event, if its text is in it once and as it is."""
-    try:
-        encoded = f'"{plain.text}"'.encode()
-    except UnicodeEncodeError:
+    """Make a template of an event, if it is certain where its text is."""
+    # A character that stands for invalid bytes may be one of several.
+    if b"\\" in raw or "\ufffd" in plain.text:
         return None
-    head, found, after = raw.partition(encoded)
-    if not found or encoded in after:
+    encoded = f'"{plain.text}"'.encode()
+    place = raw.find(encoded)
+    # Not `count`, which would miss one that overlaps, as in `"content":":"`.
+    if place < 0 or raw.find(encoded, place + 1) >= 0:
         return None
-    after = b'"' + after
-    values = [] if varying is None else list(varying.finditer(after))
-    starts = [match.start(2) for match in values]
-    ends = [match.end(2) for match in values]
-    literals = [after[start:end] for start, end in zip([0, *ends], [*starts, len(after)], strict=True)]
-    return _Template(
-        plain,
-        head + b'"',
-        literals[0],
-        tuple(
-            [
-                _Varying(match[1].decode(), not before.endswith(b'"'), literal)
-                for match, before, literal in zip(values, literals, literals[1:], strict=False)
-            ]
-        ),
-    )
+    end = place + len(encoded) - 1
+    holes = [] if varying is None else [hole for hole in varying.finditer(raw, end) if _is_certain(raw, plain, hole)]
+    edges = [end, *[edge for hole in holes for edge in hole.span(2)], len(raw)]
+    literals = [raw[start:stop] for start, stop in zip(edges[::2], edges[1::2], strict=True)]
+    after = [_Varying(not before.endswith(b'"'), literal) for before, literal in pairwise(literals)]
+    return _Template(plain, raw[: place + 1], literals[0], tuple(after))
+
+
+def _is_certain(raw: bytes, plain: Plain, hole: re.Match[bytes]) -> bool:
+    """Return whether a value is that of the field of the chunk itself, and not of one inside."""
+    name, value = hole[1], hole[2].decode()
+    return raw.count(b'"%b"' % name) == 1 and str(plain.chunk.get(name.decode())) == value
 
 
 def _decoded(found: Sequence[bytes]) -> list[str]:

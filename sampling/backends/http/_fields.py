@@ -17,7 +17,10 @@ MAX_TOKENS = 1_000_000_000
 def optional(fields: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
     """Return an optional field, or raise an error that names it if its type is wrong."""
     value = fields.get(name)
-    return None if value is None else required(name, value, kind)
+    # The same as `required`, for the many fields of many chunks.
+    if value is None or type(value) is kind:
+        return value
+    return required(name, value, kind)
 
 
 def required(name: str, value: object, kind: type[T]) -> T:
@@ -35,8 +38,11 @@ def object_or_none(fields: Mapping[str, Any], name: str) -> Json | None:
 
 def list_of_objects(fields: Mapping[str, Any], name: str) -> list[Json]:
     """Return an optional field that holds a list of objects."""
-    items = cast("list[object]", optional(fields, name, list) or [])
-    return [cast("Json", required(f"an item of {name}", item, dict)) for item in items]
+    items = cast("list[Json]", optional(fields, name, list) or [])
+    for item in items:
+        if type(item) is not dict:
+            required(f"an item of {name}", item, dict)
+    return items
 
 
 def token_count(value: object) -> int | None:

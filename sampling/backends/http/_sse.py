@@ -7,6 +7,7 @@ from sampling.errors import ResponseTooLarge
 __all__ = ["EventParser"]
 
 _BOM = b"\xef\xbb\xbf"
+_DATA = b"data: "
 
 
 class EventParser:
@@ -24,6 +25,8 @@ class EventParser:
     The only error is `ResponseTooLarge`, for an event of more than `max_event_bytes`.
     The time is linear in the number of bytes, however they are split into chunks.
     """
+
+    __slots__ = ("_after_cr", "_at_start", "_data", "_data_bytes", "_line", "_max_event_bytes")
 
     def __init__(self, max_event_bytes: int) -> None:
         self._max_event_bytes = max_event_bytes
@@ -44,8 +47,22 @@ class EventParser:
         """Parse the next bytes and return the data of the events they complete."""
         return list(self.events(chunk))
 
-    def events(self, chunk: bytes) -> Iterator[str]:
+    def events(self, chunk: bytes) -> Iterable[str]:
         """Parse the next bytes like `feed`, but one event after the other, so that those before an error count."""
+        # Most chunks are one event of one line.
+        if (
+            chunk.startswith(_DATA)
+            and chunk.find(b"\n") == len(chunk) - 2
+            and chunk.endswith(b"\n\n")
+            and b"\r" not in chunk
+            and not (self._line or self._data or self._after_cr)
+            and len(chunk) <= self._max_event_bytes
+        ):
+            self._at_start = False
+            return (chunk[len(_DATA) : -2].decode("utf-8", "replace"),)
+        return self._parse(chunk)
+
+    def _parse(self, chunk: bytes) -> Iterator[str]:
         if self._after_cr and chunk:
             # The CR at the end of the last chunk ended its line, so this LF belongs to it.
             self._after_cr = False

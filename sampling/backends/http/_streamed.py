@@ -43,6 +43,8 @@ def finish_reason_of(given: str) -> str:
 class AnswerText:
     """Text that arrives in pieces."""
 
+    __slots__ = ("_half", "_pieces")
+
     def __init__(self) -> None:
         self._pieces: list[str] = []
         self._half = ""
@@ -54,7 +56,9 @@ class AnswerText:
 
         Surrogate pairs that the server split are joined.
         """
-        if not piece or (piece.isascii() and not self._half):
+        if not piece:
+            return piece
+        if piece.isascii() and not self._half:
             self._pieces.append(piece)
             return piece
         piece = self._half + piece

@@ -15,7 +15,7 @@ from anyio.lowlevel import EventLoopToken, current_token
 from sampling._arguments import check_int, check_str, wrong_type
 from sampling._engine.scope import report_cache_hit, report_usage
 from sampling._json import bounded as bounded_json
-from sampling._message_json import canonical, digest, dump_generation, load_generation, plain_request
+from sampling._serialization.messages import canonical, digest, dump_generation, load_generation, plain_request
 from sampling.backends.layers._identity import identity_of
 from sampling.backends.layers._layer import Layer, Receive, TrackedReceiver, call_backend, pass_on_text
 from sampling.errors import FileRefused, TransientError

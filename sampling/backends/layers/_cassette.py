@@ -17,8 +17,8 @@ import attrs
 from sampling import errors
 from sampling._arguments import check_int, check_number, check_str
 from sampling._json import bounded as bounded_json
-from sampling._message_json import canonical, digest, dump_generation, load_generation, plain_request
 from sampling._redaction import Redactor
+from sampling._serialization.messages import canonical, digest, dump_generation, load_generation, plain_request
 from sampling.errors import BackendError, FileRefused
 from sampling.messages import Generation, Request
 from sampling.usage import Usage

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self, TypeAlias, cast
 import attrs
 
 from sampling._engine import scope as identity
-from sampling._requests import is_observed_inside, observers, send
+from sampling._observers.requests import is_observed_inside, observers, send
 from sampling.messages import Generation, Request
 from sampling.protocols import BackendFunction, BackendLike, as_generation, generate_of
 from sampling.usage import NO_USAGE, Usage

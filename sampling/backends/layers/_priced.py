@@ -22,7 +22,8 @@ class Priced(Layer):
     A backend that adds a cost to the usage.
 
     `usage.cost` and `Budget(cost=…)` then work with servers that report no cost.
-    `Price(0.25, 2.0, 0.025)` gives the prices of a million tokens: input, output, and input from a cache.
+    `Price(0.25, 2.0, 0.025)` gives the prices of a million tokens: input, output, and input from a cache. A fourth one
+    is that of input which is written to a cache.
     Without a price, the price list of the package `genai-prices` is used, in US dollars. This needs the extra `prices`,
     and a model that the list knows. Of a gateway or a proxy, pass the price yourself.
     Cancelled and failed requests are priced by their usage so far. A cost that the server reports is kept.
@@ -91,9 +92,11 @@ class Priced(Layer):
         """Return the cost by the price list, or raise a ValueError if it does not have the model."""
         import genai_prices  # noqa: PLC0415 - an extra
 
+        cached = min(usage.cached_input_tokens, usage.input_tokens)
         counts = genai_prices.Usage(
             input_tokens=usage.input_tokens,
-            cache_read_tokens=min(usage.cached_input_tokens, usage.input_tokens),
+            cache_read_tokens=cached,
+            cache_write_tokens=min(usage.cache_write_tokens, usage.input_tokens - cached),
             output_tokens=usage.output_tokens,
         )
         # The same model has other prices elsewhere, so that the address decides if the list knows it.

@@ -12,7 +12,7 @@ from anyio.lowlevel import cancel_shielded_checkpoint, checkpoint
 
 from sampling._arguments import check_bool, check_number
 from sampling._engine.scope import report_usage
-from sampling._message_json import canonical, digest
+from sampling._serialization.messages import canonical, digest
 from sampling._text import quoted
 from sampling.backends.layers import _cassette as cassette
 from sampling.backends.layers._cassette import Entry

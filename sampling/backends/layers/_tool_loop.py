@@ -15,8 +15,9 @@ from sampling._completeness import incomplete
 from sampling._engine import scope as identity
 from sampling._engine.validation import as_exception, limiter_of_this_loop
 from sampling._log import Logger
-from sampling._message_json import digest, plain_option
+from sampling._observers.requests import ToolRun, running_tool
 from sampling._redaction import Redactor
+from sampling._serialization.messages import digest, plain_option
 from sampling.backends.layers._identity import identity_of
 from sampling.backends.layers._layer import Layer, Receive, TrackedReceiver, UsageMeter, call_backend
 from sampling.backends.layers._tool_results import as_result
@@ -227,7 +228,9 @@ class _Calls:
         part = identity.part_of_current()
         entered = None if part is None else identity.enter_part(part)
         try:
-            self._results[place] = await self._run(call)
+            tool = next((tool for tool in self._loop.tools if tool.name == call.name), None)
+            with running_tool(call, tool) as ran:
+                self._results[place] = ran.result = await self._run(ran)
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException as error:  # noqa: BLE001
@@ -239,26 +242,27 @@ class _Calls:
                 identity.leave_part(entered)
                 self._account.add_usage(part.reported or NO_USAGE)
 
-    async def _run(self, call: ToolCall) -> ToolResult:
-        tool = next((tool for tool in self._loop.tools if tool.name == call.name), None)
+    async def _run(self, ran: ToolRun) -> ToolResult:
+        tool, call = ran.tool, ran.call
         if tool is None:
             names = ", ".join([tool.name for tool in self._loop.tools])
-            return _failed(call, f"there is no tool {short_repr(call.name)}: call one of {names}")
+            return _failed(ran, "unknown_tool", f"there is no tool {short_repr(call.name)}: call one of {names}")
         try:
             arguments = tool.arguments_of(call)
         except ValueError as error:
-            return _failed(call, f"the call is invalid: {error}")
+            return _failed(ran, "invalid_arguments", f"the call is invalid: {error}")
         try:
             with anyio.move_on_after(self._loop.timeout_s) as limit:
                 return as_result(call.id, await self._call(tool, arguments))
-        except (BudgetExceeded, MemoryError, RecursionError):
+        except (BudgetExceeded, MemoryError, RecursionError) as error:
+            ran.error_type = type(error).__name__
             raise
         except BaseException as raised:  # noqa: BLE001, ASYNC103 - what must end the task is raised again
-            return _broken(call, as_exception(raised))  # noqa: ASYNC104 - it raises a cancellation that was requested
+            return _broken(ran, as_exception(raised))  # noqa: ASYNC104 - it raises a cancellation that was requested
         if not limit.cancelled_caught:
             raise RuntimeError("a tool was left without a result")
         log.warning("tool_timed_out", tool=tool.name, timeout_s=self._loop.timeout_s)
-        return _failed(call, f"the tool took longer than {self._loop.timeout_s:g} s")
+        return _failed(ran, "timeout", f"the tool took longer than {self._loop.timeout_s:g} s")
 
     async def _call(self, tool: Tool, arguments: dict[str, Any]) -> object:
         function: Any = tool.function
@@ -275,12 +279,17 @@ class _Calls:
         return await result if isawaitable(result) else result
 
 
-def _broken(call: ToolCall, error: Exception) -> ToolResult:
+def _broken(ran: ToolRun, error: Exception) -> ToolResult:
     # Only the type, because a message may quote what is secret.
-    log.warning("tool_failed", tool=call.name, error_type=type(error).__name__)
-    message = Redactor().sample(str(error))
-    return _failed(call, f"the tool failed: {message}" if message else "the tool failed")
+    kind = type(error).__name__
+    log.warning("tool_failed", tool=ran.call.name, error_type=kind)
+    try:
+        message = Redactor().sample(str(error))
+    except Exception:  # noqa: BLE001 - an exception whose own code is broken is still the tool's
+        message = ""
+    return _failed(ran, kind, f"the tool failed: {message}" if message else "the tool failed")
 
 
-def _failed(call: ToolCall, reason: str) -> ToolResult:
-    return ToolResult(call.id, reason, is_error=True)
+def _failed(ran: ToolRun, error_type: str, reason: str) -> ToolResult:
+    ran.error_type = error_type
+    return ToolResult(ran.call.id, reason, is_error=True)

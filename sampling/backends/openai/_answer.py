@@ -7,6 +7,7 @@ from typing import Any, cast
 import attrs
 
 from sampling._redaction import Redactor
+from sampling.backends._thoughts import ThoughtAssembler
 from sampling.backends.http._fields import Json, list_of_objects, object_or_none, optional
 from sampling.backends.http._streamed import UNKNOWN_FINISH, AnswerText, Plain, StreamedResponse, finish_reason_of
 from sampling.backends.openai._thinking import ThinkingSplitter
@@ -18,18 +19,39 @@ from sampling.usage import Usage
 
 __all__ = ["StreamedAnswer"]
 
+_NOT_PLAIN = ("tool_calls", "reasoning_details", "thinking_blocks")
+"""Fields of a delta that have more than a text."""
+
 _FAILED = frozenset({"abort", "error", "insufficient_system_resource"})
 """A finish_reason of OpenRouter, SGLang, DeepSeek or Mistral that says that the server gave up."""
 
 
+_ONLY_TEXT = frozenset({"content", "role"})
+"""The fields of most deltas."""
+
+
 class _Choice:
     """One of the requested choices."""
+
+    __slots__ = (
+        "_had_delta",
+        "_splitter",
+        "finish_reason",
+        "finishes_every_chunk",
+        "logprobs",
+        "reasoning",
+        "refusal",
+        "text",
+        "thoughts",
+        "tool_calls",
+    )
 
     def __init__(self, *, split_thinking: bool) -> None:
         self.text = AnswerText()
         self.reasoning = AnswerText()
         self.refusal = AnswerText()
         self.tool_calls = ToolCallAssembler()
+        self.thoughts = ThoughtAssembler()
         self.logprobs: list[Any] = []
         self.finish_reason: str | None = None
         self.finishes_every_chunk = True
@@ -41,6 +63,11 @@ class _Choice:
     def take(self, given: Json) -> tuple[str, bool]:
         """Add a chunk, and return its text and whether it had any content."""
         delta = self._delta(given)
+        if delta.keys() <= _ONLY_TEXT and given.get("logprobs") is None:
+            # The same as below, for most chunks.
+            text = delta.get("content") if delta else given.get("text")
+            if text is None or type(text) is str:
+                return self._add_text(text or ""), bool(text)
         text, thoughts, refusal = _content(delta)
         if not text and not delta:
             text = optional(given, "text", str) or ""
@@ -49,6 +76,7 @@ class _Choice:
         for call in calls:
             self.tool_calls.add(call)
         self.reasoning.add(reasoning)
+        self.thoughts.add(delta)
         self.refusal.add(refusal)
         self.logprobs.extend(_logprobs(object_or_none(given, "logprobs")))
         return self._add_text(text), bool(text or reasoning or refusal or calls)
@@ -64,7 +92,7 @@ class _Choice:
         return {} if content and content == str(self.text) else message
 
     def _add_text(self, text: str) -> str:
-        if self._splitter is None:
+        if self._splitter is None or self._splitter.is_done:
             return self.text.add(text)
         reasoning, answer = self._splitter.add(text)
         self.reasoning.add(reasoning)
@@ -105,7 +133,7 @@ class StreamedAnswer(StreamedResponse):
         self._split_thinking = split_thinking
         self._choices: dict[int, _Choice] = {}
         self._ids = _ChunkIds() if check_ids else None
-        self._first_chunk: Json = {}
+        self._first_chunk: Json | None = None
         self._last_chunk: Json = {}
 
     @property
@@ -145,7 +173,8 @@ class StreamedAnswer(StreamedResponse):
         if chunk.get("error") is not None and not self.finished:
             self._fail(chunk["error"])
         self._take_id(optional(chunk, "id", str), has_choices=bool(choices))
-        self._first_chunk = self._first_chunk or chunk
+        if self._first_chunk is None:
+            self._first_chunk = _without_answer(chunk)
         self._last_chunk = chunk
         self._model = optional(chunk, "model", str) or self._model
         piece = ""
@@ -156,15 +185,17 @@ class StreamedAnswer(StreamedResponse):
     def plain(self, chunk: Json) -> Plain | None:
         """Return what a chunk adds, if it does nothing but add a text or a reasoning."""
         choices = list_of_objects(chunk, "choices")
-        if len(choices) != 1 or chunk.get("error") is not None or _usage_of(chunk, choices) is not None:
+        if len(choices) != 1 or chunk.get("error") is not None:
             return None
         (choice,) = choices
         if choice.get("finish_reason") or choice.get("logprobs") is not None or choice.get("message"):
             return None
+        if _usage_of(chunk, choices) is not None:
+            return None
         delta = object_or_none(choice, "delta") or {}
         text, thoughts, refusal = _content(delta)
         reasoning = _reasoning(delta)
-        if thoughts or refusal or delta.get("tool_calls") or isinstance(delta.get("content"), list):
+        if thoughts or refusal or isinstance(delta.get("content"), list) or any(map(delta.get, _NOT_PLAIN)):
             return None
         text = text if delta else optional(choice, "text", str) or ""
         if bool(text) == bool(reasoning):
@@ -188,6 +219,7 @@ class StreamedAnswer(StreamedResponse):
         self._model = chunk.get("model") or self._model
         self._pieces += len(texts)
         if plain.is_reasoning:
+            choice.thoughts.add(chunk["choices"][0].get("delta") or {})
             choice.reasoning.add("".join(texts))
             return ""
         piece = choice.add_texts(texts)
@@ -217,6 +249,9 @@ class StreamedAnswer(StreamedResponse):
             raise MalformedResponse("more text after a finish_reason: the stream may contain two answers")
         self._pieces += is_more
         if reason in _FAILED:
+            # OpenRouter says why, in the choice.
+            if given.get("error") is not None:
+                self._fail(given["error"])
             raise _gave_up(reason)
         choice.finish_reason = reason or choice.finish_reason
         return piece if index == 0 else ""
@@ -236,14 +271,16 @@ class StreamedAnswer(StreamedResponse):
 
     def _generation(self, first: _Choice) -> Generation:
         reason = finish_reason_of(first.finish_reason or UNKNOWN_FINISH)
+        reasoning = str(first.reasoning)
         return Generation(
             str(first.text),
             self.spent,
             # Gemini ends tool calls with "stop" when it streams.
             "tool_calls" if first.tool_calls and reason == "stop" else reason,
             self._model,
-            reasoning=str(first.reasoning) or None,
+            reasoning=reasoning or None,
             tool_calls=first.tool_calls.calls(),
+            thoughts=first.thoughts.thoughts(reasoning, has_calls=bool(first.tool_calls)),
             refusal=str(first.refusal) or None,
             logprobs=tuple(first.logprobs),
             raw=self._raw(first),
@@ -251,12 +288,22 @@ class StreamedAnswer(StreamedResponse):
 
     def _raw(self, first: _Choice) -> Json | None:
         """Return what the response says apart from the answer: its id, and fields of the server's own."""
-        raw: Json = {**self._first_chunk, **self._last_chunk, "finish_reason": first.finish_reason}
-        for name in ("choices", "object", "error", "obfuscation"):
-            raw.pop(name, None)
+        raw: Json = {
+            **(self._first_chunk or {}),
+            **_without_answer(self._last_chunk),
+            "finish_reason": first.finish_reason,
+        }
         if self._expected_choices > 1:
             raw["choices"] = [str(self._choices[index].text) for index in sorted(self._choices)]
         return {name: value for name, value in raw.items() if value is not None and value != ""} or None
+
+
+_OF_THE_ANSWER = frozenset({"choices", "error", "obfuscation", "object"})
+
+
+def _without_answer(chunk: Json) -> Json:
+    """Return what a chunk says apart from the answer."""
+    return {name: value for name, value in chunk.items() if name not in _OF_THE_ANSWER}
 
 
 class _ChunkIds:
@@ -266,6 +313,8 @@ class _ChunkIds:
     Chunks of one answer have one id, or, on some servers, each an id of its own.
     An id that comes back after another one, or another one after an id that was repeated, is of a second answer.
     """
+
+    __slots__ = ("_last", "_repeated", "_seen")
 
     def __init__(self) -> None:
         self._last: str | None = None
@@ -295,8 +344,13 @@ def _gave_up(reason: str) -> ServerError:
     return error
 
 
+_USAGE_FIELDS = frozenset({"timings", "usage", "x_groq"})
+
+
 def _usage_of(chunk: Json, choices: list[Json]) -> Usage | None:
     """Return the usage of a chunk: its own, that of Groq's extension, Moonshot's choice, or llama.cpp's timings."""
+    if _USAGE_FIELDS.isdisjoint(chunk) and not (choices and "usage" in choices[-1]):
+        return None
     given = object_or_none(chunk, "usage")
     if given is None:
         groq = chunk.get("x_groq")
@@ -313,6 +367,8 @@ def _content(delta: Json) -> tuple[str, str, str]:
     """Return the text, the reasoning and the refusal in the content of a delta."""
     refusal = optional(delta, "refusal", str) or ""
     content = delta.get("content")
+    if type(content) is str:
+        return content, "", refusal
     if not isinstance(content, list):
         return optional(delta, "content", str) or "", "", refusal
     texts, thoughts = "", ""
@@ -332,8 +388,13 @@ def _thoughts(given: object) -> str:
     return given if isinstance(given, str) else ""
 
 
+_REASONING_FIELDS = frozenset({"reasoning", "reasoning_content", "reasoning_details", "thinking"})
+
+
 def _reasoning(delta: Json) -> str:
     """Return the reasoning of a delta. Servers that give it twice repeat the same text."""
+    if _REASONING_FIELDS.isdisjoint(delta):
+        return ""
     for name in ("reasoning_content", "reasoning", "thinking"):
         if isinstance(text := delta.get(name), str) and text:
             return text

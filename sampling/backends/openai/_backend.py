@@ -1,6 +1,6 @@
 """`OpenAIBackend`, for servers with the OpenAI API: OpenAI, vLLM, llama.cpp, Ollama, TGI, OpenRouter, …"""
 
-from typing import Unpack, final, get_args
+from typing import TYPE_CHECKING, Unpack, final, get_args
 
 from sampling._arguments import check_bool, check_str
 from sampling._engine.scope import count_request
@@ -9,14 +9,12 @@ from sampling._redaction import clears_locals
 from sampling.backends._deferral import Deferral
 from sampling.backends._support import TEXT_PARTS, Support
 from sampling.backends.http._address import AZURE, OPENAI
-from sampling.backends.http._batches import BatchClient
 from sampling.backends.http._chat_backend import ChatBackend, Receiver
 from sampling.backends.http._errors import ErrorResponse
 from sampling.backends.http._settings import HttpSettings
 from sampling.backends.http._streamed import StreamedResponse
 from sampling.backends.http._transport import Transport, WireRequest
 from sampling.backends.openai._answer import StreamedAnswer
-from sampling.backends.openai._batches import OpenAIBatches
 from sampling.backends.openai._endpoints import PATHS, Endpoint, endpoint_url
 from sampling.backends.openai._request import encode_body
 from sampling.backends.openai._responses_answer import StreamedResponsesAnswer
@@ -24,6 +22,9 @@ from sampling.backends.openai._responses_request import MISSING_OPTIONS
 from sampling.errors import BadRequest, Unsupported
 from sampling.messages import Generation, Request
 from sampling.parts import Media, Text
+
+if TYPE_CHECKING:
+    from sampling.backends.http._batches import BatchClient
 
 __all__ = ["OpenAIBackend"]
 
@@ -168,10 +169,12 @@ class OpenAIBackend(ChatBackend):
             stream=stream,
         )
 
-    def batch_client(self) -> BatchClient:
+    def batch_client(self) -> "BatchClient":
         """Return a client of OpenAI's Batch API, for `BatchEngine`."""
         if self.api_version is not None:
             raise Unsupported("batches at Azure are not supported", hint="Use OpenAI's own API, or send them online.")
+        from sampling.backends.openai._batches import OpenAIBatches  # noqa: PLC0415 - few programs need it
+
         return OpenAIBatches(
             self._rest_client(),
             base_url=self.base_url,

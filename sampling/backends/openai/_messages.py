@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
+from sampling.backends._thoughts import wire_reasoning
+from sampling.backends._tool_names import short_id, wire_name
 from sampling.errors import Unsupported
 from sampling.messages import Message
 from sampling.parts import Audio, Content, File, Image, Part, Text, ToolCall, ToolResult
@@ -32,22 +34,23 @@ def wire_messages(messages: Iterable[Message]) -> list[Json]:
 
 
 def _tool_message(result: ToolResult) -> Json:
-    return {"role": "tool", "tool_call_id": result.id, "content": _text_only(result.content, "a tool result")}
+    content = _text_only(result.content, "a tool result")
+    return {"role": "tool", "tool_call_id": short_id(result.id), "content": content}
 
 
 def _assistant_message(content: Sequence[Part]) -> Json:
-    # Without reasoning: the chat API does not take it back.
     calls = [_call(part) for part in content if isinstance(part, ToolCall)]
     text = _text_only([part for part in content if isinstance(part, Text | Image | Audio | File)], "an assistant")
+    reasoning = wire_reasoning(content)
     if not calls:
-        return {"role": "assistant", "content": text}
-    return {"role": "assistant", "content": text or None, "tool_calls": calls}
+        return {"role": "assistant", "content": text, **reasoning}
+    return {"role": "assistant", "content": text or None, **reasoning, "tool_calls": calls}
 
 
 def _call(call: ToolCall) -> Json:
     # Servers parse the arguments of earlier turns, and some fail if there are none.
-    function = {"name": call.name, "arguments": call.arguments or "{}"}
-    return {"id": call.id, "type": "function", "function": function}
+    function = {"name": wire_name(call.name), "arguments": call.arguments or "{}"}
+    return {"id": short_id(call.id), "type": "function", "function": function}
 
 
 def _text_only(content: Content, place: str) -> str:

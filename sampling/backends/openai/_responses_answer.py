@@ -7,8 +7,9 @@ from typing import Any
 import attrs
 
 from sampling._redaction import Redactor
+from sampling.backends._thoughts import ENCRYPTED
 from sampling.backends.http._fields import Json, list_of_objects, object_or_none, optional
-from sampling.backends.http._streamed import UNKNOWN_FINISH, AnswerText, Plain, StreamedResponse, finish_reason_of
+from sampling.backends.http._streamed import UNKNOWN_FINISH, AnswerText, Plain, StreamedResponse
 from sampling.backends.openai._usage import read_usage
 from sampling.errors import Incomplete, MalformedResponse
 from sampling.messages import Generation
@@ -23,6 +24,9 @@ _TEXT_EVENTS = {
     "response.reasoning_text.delta": "reasoning",
 }
 _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
+_INCOMPLETE = {"max_output_tokens": "length", "content_filter": "content_filter"}
+"""The finish_reason by the reason of an incomplete response. There are others, and more may come."""
 
 
 @attrs.define
@@ -82,8 +86,15 @@ class StreamedResponsesAnswer(StreamedResponse):
         elif kind == "response.reasoning_summary_part.added" and event.get("summary_index"):
             self._reasoning.add("\n\n")
         elif (response := object_or_none(event, "response")) is not None:
-            self._take_response(response, ended=kind in _ENDS)
+            return self._take_event(response, ended=kind in _ENDS)
         return ""
+
+    def _take_event(self, response: Json, *, ended: bool) -> str:
+        # Some gateways send nothing before the end, which has it all.
+        is_all = ended and not (self._pieces or self._calls or self._thoughts)
+        piece = self._take_output(response) if is_all else ""
+        self._take_response(response, ended=ended)
+        return piece
 
     def plain(self, chunk: Json) -> Plain | None:
         """Return what an event adds, if it does nothing but add a text or a reasoning."""
@@ -108,12 +119,14 @@ class StreamedResponsesAnswer(StreamedResponse):
         response = self._parsed(data)
         if response.get("object") != "response":
             raise MalformedResponse("the reply is no response of the Responses API")
+        return self._take_event(response, ended=True)
+
+    def _take_output(self, response: Json) -> str:
         piece = ""
         for index, item in enumerate(list_of_objects(response, "output")):
             for part in [*list_of_objects(item, "content"), *list_of_objects(item, "summary")]:
                 piece += self._take_part(part)
             self._take_item(item, index, is_done=True)
-        self._take_response(response, ended=True)
         return piece
 
     def _take_part(self, part: Json) -> str:
@@ -151,7 +164,7 @@ class StreamedResponsesAnswer(StreamedResponse):
         elif kind == "reasoning" and is_done and isinstance(signature := item.get("encrypted_content"), str):
             parts = list_of_objects(item, "summary")
             text = "\n\n".join([optional(part, "text", str) or "" for part in parts])
-            self._thoughts.append(Reasoning(text, signature))
+            self._thoughts.append(Reasoning(text, ENCRYPTED + signature))
 
     def _take_arguments(self, event: Json) -> None:
         call = self._calls.get(optional(event, "output_index", int) or 0)
@@ -174,7 +187,7 @@ class StreamedResponsesAnswer(StreamedResponse):
         self.done = True
         details = object_or_none(response, "incomplete_details") or {}
         if status == "incomplete":
-            self._finish_reason = finish_reason_of(optional(details, "reason", str) or UNKNOWN_FINISH)
+            self._finish_reason = _INCOMPLETE.get(optional(details, "reason", str) or "", "incomplete")
         else:
             self._finish_reason = "tool_calls" if self._calls else "stop"
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from sampling._json.schemas import is_strict
 from sampling.backends._structured import AnswerSchema, Structured, answer_schema, answer_tool_name, with_instruction
+from sampling.backends._thoughts import ENCRYPTED
+from sampling.backends._tool_names import short_id, wire_name
 from sampling.backends.http._fields import Json
 from sampling.backends.openai._messages import wire_tool_choice
 from sampling.errors import BadRequest, Unsupported
@@ -93,17 +95,18 @@ def _assistant_items(content: Sequence[Part]) -> Iterable[Json]:
         if isinstance(part, Text):
             yield {"role": "assistant", "content": part.text}
         elif isinstance(part, ToolCall):
-            call = {"call_id": part.id, "name": part.name, "arguments": part.arguments or "{}"}
+            call = {"call_id": short_id(part.id), "name": wire_name(part.name), "arguments": part.arguments or "{}"}
             yield {"type": "function_call", **call}
-        elif isinstance(part, Reasoning) and part.signature is not None:
+        elif isinstance(part, Reasoning) and (part.signature or "").startswith(ENCRYPTED):
             summary = [{"type": "summary_text", "text": part.text}] if part.text else []
-            yield {"type": "reasoning", "summary": summary, "encrypted_content": part.signature}
+            encrypted = (part.signature or "").removeprefix(ENCRYPTED)
+            yield {"type": "reasoning", "summary": summary, "encrypted_content": encrypted}
 
 
 def _result(result: ToolResult) -> Json:
     content = result.content
     output: Any = content if isinstance(content, str) else [_block(part) for part in content]
-    return {"type": "function_call_output", "call_id": result.id, "output": output}
+    return {"type": "function_call_output", "call_id": short_id(result.id), "output": output}
 
 
 def _block(part: object) -> Json:

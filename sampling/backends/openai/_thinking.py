@@ -13,6 +13,8 @@ class ThinkingSplitter:
     Only a block at the beginning counts: later on, the tag is part of the answer.
     """
 
+    __slots__ = ("_after_block", "_closing", "_done", "_held")
+
     def __init__(self) -> None:
         self._held = ""
         """The end of the text so far, while it may be part of a tag or is white space around the block."""

@@ -28,6 +28,8 @@ class ToolCallAssembler:
     or always with index 0. vLLM repeats the id in every chunk.
     """
 
+    __slots__ = ("_calls",)
+
     def __init__(self) -> None:
         self._calls: list[_PartialCall] = []
 

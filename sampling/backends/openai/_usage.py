@@ -29,6 +29,7 @@ def read_usage(fields: Mapping[str, Any]) -> Usage | None:
         given_output + hidden,
         _cost(fields.get("cost")),
         cached_input_tokens=min(cached, given_input),
+        cache_write_tokens=min(_written(fields), given_input),
         reasoning_tokens=min(max(reasoning, hidden), given_output + hidden),
     )
 
@@ -47,6 +48,13 @@ def _cached(fields: Mapping[str, Any]) -> int:
     nested = _detail(fields, ("prompt_tokens_details", "input_tokens_details"), "cached_tokens")
     # DeepSeek counts them as prompt_cache_hit_tokens, Moonshot as cached_tokens of the usage itself.
     return nested or _first(fields, "prompt_cache_hit_tokens", "cached_tokens", default=0) or 0
+
+
+def _written(fields: Mapping[str, Any]) -> int:
+    """Return the input tokens that were written to a cache."""
+    groups = ("prompt_tokens_details", "input_tokens_details")
+    # litellm names them as Anthropic does.
+    return _detail(fields, groups, "cache_write_tokens") or _first(fields, "cache_creation_input_tokens") or 0
 
 
 def _detail(fields: Mapping[str, Any], groups: tuple[str, ...], name: str) -> int | None:

@@ -254,6 +254,9 @@ CALLS = {
                     Reasoning("Hm.", "c2ln"),
                     Reasoning("", "redacted_thinking:b3BhcXVl"),
                     Reasoning("unsigned"),
+                    Reasoning("Of Gemini.", "thought:c2ln"),
+                    Reasoning("", "call 0:c2ln"),
+                    Reasoning("Of OpenAI.", "encrypted_content:c2ln"),
                     Text("Hello!"),
                 ],
             ),
@@ -321,7 +324,7 @@ async def test_a_beta_header_is_passed_on():
 
 class TestSchemas:
     async def test_constraints_are_told_in_words(self):
-        """What is left is a schema that the SDK would not rewrite again."""
+        """Anthropic's SDK would not change the rewritten schema."""
         body = await body_of(options=Options(schema=Bounded))
         schema = body["output_config"]["format"]["schema"]
         assert transform_schema(schema) == schema

@@ -121,7 +121,7 @@ async def test_what_else_the_server_said_is_kept():
     """Its id, and the parts of the usage that have a price of their own."""
     generation, _ = await ask("server_tool_cache.sse")
     assert generation.raw["id"] == "msg_011CdYfpjpVtBoXyXCQD1tQP"
-    assert generation.raw["usage"]["cache_creation_input_tokens"] == 3337
+    assert generation.raw["usage"]["cache_creation_input_tokens"] == generation.usage.cache_write_tokens == 3337
     assert generation.raw["container"]["id"] == "container_01Qh1LG5zm6onKQjYrHnhrvi"
 
 

@@ -147,7 +147,7 @@ class TestTools:
         assert ["contents"] == list(body(tool_choice="none"))
 
     def test_schemas_of_tools_have_known_keywords_only(self):
-        """What the API does not know is told to the model in words."""
+        """Keywords that the API does not support are described in words."""
         schema = {"type": "object", "properties": {"a": {"type": "integer", "exclusiveMinimum": 3, "default": 5}}}
         sent = body(tools=[Tool("f", "Do it.", schema)])["tools"][0]["functionDeclarations"][0]
         assert {"type": "integer", "description": "exclusiveMinimum: 3"} == sent["parametersJsonSchema"]["properties"][

@@ -93,7 +93,7 @@ SDK_ASKED = content("user", types.Part(text="Weather in Rome and Oslo?"))
 CALLS = Message(
     "assistant",
     [
-        Reasoning("", SIGNATURE),
+        Reasoning("", f"call 0:{SIGNATURE}"),
         ToolCall("c1", "weather", '{"city": "Rome"}'),
         ToolCall("gemini_r1_1", "weather", '{"city": "Oslo"}'),
     ],
@@ -112,7 +112,7 @@ SDK_RESULTS = content(
     types.Part(function_response=types.FunctionResponse(id="c1", name="weather", response={"output": "sunny"})),
     types.Part(function_response=types.FunctionResponse(name="weather", response={"error": "no such city"})),
 )
-SIGNED_TEXT = Message("assistant", [Reasoning("", SIGNATURE), Text("Hello.")])
+SIGNED_TEXT = Message("assistant", [Reasoning("", f"text 6-6:{SIGNATURE}"), Text("Hello.")])
 
 # messages, options, settings of the backend, contents of the SDK, configuration of the SDK
 CALLS_BOTH_WAYS = {

@@ -174,8 +174,9 @@ async def test_signatures_are_kept_as_they_came():
     """The thoughts are text, and the signature of the call is a part of its own."""
     generation, _ = await ask("thinking_function_call.sse")
     signature = "CiIBVKhc7vB+vaaq6rA/KC79Ts7iXagIOA4EBOyBFDpl+pxPCmcBVKhc7gYyIw6X0Is="
-    assert (Reasoning(DAYS), Reasoning("", signature)) == generation.thoughts
-    assert (Reasoning("", signature), NOW) == generation.message.content
+    signed = Reasoning("", f"call 0:{signature}")
+    assert (Reasoning(DAYS), signed) == generation.thoughts
+    assert (signed, NOW) == generation.message.content
 
 
 async def test_what_is_no_text_is_on_raw():

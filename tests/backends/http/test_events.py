@@ -73,6 +73,46 @@ def test_bytes_that_only_look_like_the_text_are_not_taken_for_it():
     assert answer.text == "index" * 6
 
 
+@pytest.mark.parametrize(
+    ("first", "text"),
+    [
+        # The name before it, the colon and the quote after it look like the text.
+        (b'data: {"choices":[{"delta":{"content":":"}}]}\n\n', ":"),
+        (b'data: {"choices":[{"delta":{"x":["k",","],"content":","}}]}\n\n', ","),
+        # The text has an invalid byte, and the other value the character that stands for it.
+        (b'data: {"x":"\xef\xbf\xbd","choices":[{"delta":{"content":"\xff"}}]}\n\n', "\ufffd"),
+        # A comment has the same text.
+        (b': "a"\ndata: {"choices":[{"delta":{"content":"a"}}]}\n\n', "a"),
+    ],
+)
+def test_a_text_whose_place_is_uncertain_is_no_template(first, text):
+    """Chunks that differ where it only seemed to be are read as they are."""
+    answer, reader = reader_of()
+    for _ in range(3):
+        reader.feed(first)
+    assert answer.text == text * 3
+    assert reader.texts_without_json == 0
+
+
+def test_an_event_that_says_nothing_is_no_template():
+    """Its comment has the text of the chunk before."""
+    answer, reader = reader_of()
+    # An escape, so that this chunk becomes none.
+    reader.feed(chunk("hi", system_fingerprint="\\"))
+    for comment in ("hi", "ho", "ho"):
+        reader.feed(f': "{comment}"\ndata: \n\n'.encode())
+    assert answer.text == "hi"
+
+
+def test_padding_inside_of_another_field_matters():
+    """Only the field of the chunk itself means nothing."""
+    answer, reader = reader_of()
+    for padding in ("a1", "b2"):
+        reader.feed(chunk("hi ", extra={"obfuscation": padding}))
+    assert reader.texts_without_json == 0
+    assert answer.generation(allow_missing_finish=True).raw["extra"] == {"obfuscation": "b2"}
+
+
 def test_padding_does_not_matter():
     """OpenAI pads each chunk with letters that mean nothing, and they are not in the raw response."""
     answer, reader = reader_of()
@@ -101,7 +141,7 @@ def test_numbers_of_events_do_not_matter():
 
 
 def test_a_receiver_gets_each_piece_at_once_and_may_interrupt():
-    """What follows an interruption is not part of the answer, even if it arrived with it."""
+    """Text after an interruption is not part of the answer, even if it arrived in the same read."""
 
     def receive(piece):
         got.append(piece)
@@ -117,12 +157,12 @@ def test_a_receiver_gets_each_piece_at_once_and_may_interrupt():
     assert answer.spent.output_tokens == 3
 
 
-def test_templates_that_fit_nothing_are_not_made_again_and_again():
+def test_templates_that_fit_nothing_are_not_made_again_and_again(monkeypatch):
     """A server with another value in every chunk costs no more than one that is read with care."""
     _, reader = reader_of()
     made = []
-    learn = reader._learn
-    reader._learn = lambda raw: (made.append(raw), learn(raw))
+    learn = EventReader._learn
+    monkeypatch.setattr(EventReader, "_learn", lambda self, raw: (made.append(raw), learn(self, raw)))
     for number in range(100):
         reader.feed(chunk("hi ", created=number))
     assert len(made) == 5

@@ -31,7 +31,7 @@ def test_an_unknown_setting_is_an_error_that_suggests_the_right_one(backend, giv
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_unknown_setting_without_a_likeness_lists_all(backend):
-    """What only the base class takes is not among them."""
+    """Settings that only the base class takes are not listed."""
     with pytest.raises(TypeError, match=r"It takes allow_http, .* trust_env\.$") as raised:
         backend(model="m", api_key="k", quux=1)
     assert "provider" not in str(raised.value)

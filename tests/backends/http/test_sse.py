@@ -22,6 +22,17 @@ def events_of(*chunks, limit=LIMIT):
     return events + parser.close()
 
 
+def events_or_error(parse, parser, chunks):
+    """Return the events of chunks, or those before one that is too large."""
+    events = []
+    try:
+        for chunk in chunks:
+            events.extend(parse(parser, chunk))
+    except ResponseTooLarge:
+        return [*events, ResponseTooLarge]
+    return events + parser.close()
+
+
 class TestStandard:
     @pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
     def test_lines_end_in_lf_cr_or_crlf(self, end):
@@ -41,6 +52,18 @@ class TestStandard:
         assert expected == events_of(*(bytes([byte]) for byte in stream))
         for cut in range(len(stream)):
             assert expected == events_of(stream[:cut], b"", stream[cut:])
+
+    def test_the_shorter_way_for_an_event_of_one_line_has_the_same_result(self):
+        """Row 17: whatever comes before it, whatever is in it, and with any limit."""
+        rng = random.Random(0)
+        parts = [b"data: ", b"data:", b"data", b": ", b"a", b"\xff", b"\n", b"\r", b"\n\n", b"\xef\xbb\xbf", b"[DONE]"]
+        for _ in range(3_000):
+            chunks = [b"data: " + b"".join(rng.choices(parts, k=rng.randrange(4))) + b"\n\n" for _ in range(2)]
+            chunks.insert(rng.randrange(3), b"".join(rng.choices(parts, k=rng.randrange(3))))
+            limit = rng.choice((8, 20, LIMIT))
+            ways = (EventParser.events, EventParser._parse)
+            shorter, longer = [events_or_error(way, EventParser(limit), chunks) for way in ways]
+            assert shorter == longer, chunks
 
     def test_a_byte_order_mark_is_skipped_only_at_the_beginning(self):
         """Row 17: a second one is part of a field name that nobody knows."""

@@ -91,7 +91,7 @@ def test_bad_prices_are_refused_by_name():
         Price(1, "x")
     with pytest.raises(TypeError, match="price must be a Price or None, got 3"):
         Priced(ScriptedBackend([]), 3)
-    assert "price=Price(input_per_million=2.0, output_per_million=8.0, cached_input_per_million=None)" in repr(
+    assert "price=Price(input_per_million=2.0, output_per_million=8.0, cached_input_per_million=None, cache" in repr(
         Priced(ScriptedBackend([]), PRICE)
     )
 
@@ -105,9 +105,28 @@ def test_cached_input_has_its_own_price(run):
     assert 2.0 == PRICE.of(Usage(1_000_000, 0, 0.0, 800_000))
 
 
-def of_model(model, url=None):
+def test_input_that_is_written_to_a_cache_has_its_own_price(run):
+    """Anthropic charges a quarter more for it."""
+    written = Usage(1_000_000, 0, cached_input_tokens=200_000, cache_write_tokens=800_000)
+    assert 0.2 * 0.1 + 0.8 * 1.25 == pytest.approx(Price(1.0, 5.0, 0.1, 1.25).of(written))
+    assert 1.0 == pytest.approx(Price(1.0, 5.0).of(written))
+    cost = run(Priced(of_model("claude-haiku-4-5", used=written)).generate, ASK).usage.cost
+    plain = run(Priced(of_model("claude-haiku-4-5", used=Usage(1_000_000, 0))).generate, ASK).usage.cost
+    assert plain * (0.2 * 0.1 + 0.8 * 1.25) == pytest.approx(cost)
+
+
+def test_writes_to_a_cache_add_up():
+    """They are no part of a comparison, because journals do not keep them."""
+    one = Usage(5, 1, cache_write_tokens=2)
+    assert 4 == (one + one).cache_write_tokens == Usage.total([one, one]).cache_write_tokens
+    assert one == Usage(5, 1)
+    with pytest.raises(ValueError, match="cache_write_tokens"):
+        Usage(cache_write_tokens=-1)
+
+
+def of_model(model, url=None, used=None):
     """A backend that names its model, and its address."""
-    backend = ScriptedBackend([Generation("a", Usage(1_000_000, 0, 0.0, 800_000))])
+    backend = ScriptedBackend([Generation("a", used or Usage(1_000_000, 0, 0.0, 800_000))])
     backend.model = model
     backend.base_url = url
     return backend

@@ -1,7 +1,12 @@
 """Running tools: until there is an answer, at once, with every error told to the model and every token counted."""
 
+import itertools
 import threading
 from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from enum import Enum
+from types import MappingProxyType
 
 import anyio
 import attrs
@@ -150,6 +155,17 @@ class Sky:
 PIXEL = Image(b"\x89PNG\r\n\x1a\n...")
 
 
+class Wind(Enum):
+    WEST = "w"
+
+
+class Reading:
+    """An array, as of NumPy."""
+
+    def __init__(self, values):
+        self.tolist = lambda: values
+
+
 @pytest.mark.parametrize(
     ("returned", "content"),
     [
@@ -160,6 +176,13 @@ PIXEL = Image(b"\x89PNG\r\n\x1a\n...")
         ([], "[]"),
         (Sky(3, Place("Oslo")), '{"clouds": 3, "place": {"name": "Oslo"}}'),
         ({3, 1}, "[1, 3]"),
+        (Wind.WEST, '"w"'),
+        ({"at": datetime(2026, 1, 2, 3, 4)}, '{"at": "2026-01-02T03:04:00"}'),
+        ({date(2026, 1, 2): Wind.WEST, (1, 2): {Wind.WEST: {3}}}, '{"2026-01-02": "w", "(1, 2)": {"w": [3]}}'),
+        (MappingProxyType({"a": Decimal("1.50")}), '{"a": "1.50"}'),
+        ("wörds".encode(), '"wörds"'),
+        (Reading([1, 2]), "[1, 2]"),
+        (ToolResult("?", "rain"), "rain"),
         (PIXEL, (PIXEL,)),
         (["a picture", PIXEL], ToolResult("1", ["a picture", PIXEL]).content),
     ],
@@ -173,6 +196,41 @@ async def test_a_result_is_text_parts_or_json(anyio_backend, returned, content):
     backend = ScriptedBackend([calling(ToolCall("1", "look", "")), SUNNY])
     answer = await ToolLoop(backend, [look]).generate(ASK)
     assert content == answer.turns[1].content[0].content
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+def is_broken():
+    raise Unspeakable
+
+
+@pytest.mark.parametrize(
+    ("look", "says"),
+    [
+        (lambda: nested(100_000), "nested too deeply"),
+        (itertools.count, "it returned a count, which is not JSON: return a list"),
+        (lambda: {"picture": PIXEL}, "it returned Image inside of something else: return it alone, or in a list"),
+        (lambda: b"\xff\xfe", "it returned bytes that are no text"),
+        (is_broken, "the tool failed"),
+    ],
+)
+async def test_a_result_that_no_model_can_read_is_an_error_of_its_tool(anyio_backend, look, says):
+    """The conversation goes on, and nobody pays for bytes as text."""
+    backend = ScriptedBackend([calling(ToolCall("1", "look", "")), SUNNY])
+    answer = await ToolLoop(backend, [Tool("look", "", {"type": "object"}, look)]).generate(ASK)
+    [result] = answer.turns[1].content
+    assert (True, "sunny") == (result.is_error, answer.text)
+    assert says in result.text
 
 
 async def test_sync_tools_run_in_threads_and_know_their_attempt(anyio_backend):
@@ -283,7 +341,7 @@ def test_a_round_waits_for_what_others_only_reserved(run):
 
 
 def test_a_failure_in_a_later_round_keeps_the_usage_of_the_earlier_ones(run):
-    """Which was paid."""
+    """They were paid for."""
     backend = ToolLoop(ScriptedBackend([calling(OSLO), ServerError("busy"), SUNNY]), [weather])
     result = run(RejectionSamplingStrategy(loop_budget=2).sample, "?", None, backend)
     assert [USED, USED] == [one.usage for one in result.attempts]

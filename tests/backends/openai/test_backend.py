@@ -226,6 +226,7 @@ class TestAddress:
             ("ftp://example.com/v1", "must begin with https://"),
             ("file:///etc/passwd", "must begin with https://"),
             ("example.com/v1", "must begin with https://"),
+            ("gpt-5-mini", "The name of a model is passed as model="),
             ("http://example.com/v1", "allow_http=True"),
             ("http://2130706433/v1", "whole IP address"),
             ("http://0x7f000001/v1", "whole IP address"),

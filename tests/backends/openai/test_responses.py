@@ -79,7 +79,8 @@ class TestAnswers:
         return answer.generation()
 
     @pytest.mark.parametrize(
-        ("reason", "expected"), [("max_output_tokens", "length"), ("content_filter", "content_filter")]
+        ("reason", "expected"),
+        [("max_output_tokens", "length"), ("content_filter", "content_filter"), ("steered", "incomplete")],
     )
     def test_an_answer_that_was_cut_off_says_why(self, reason, expected):
         """With its usage, cached and reasoning tokens included."""
@@ -109,7 +110,15 @@ class TestAnswers:
             {"type": "response.completed", "response": {"status": "completed"}},
         )
         assert ("a\n\nb", "No.") == (generation.reasoning, generation.refusal)
-        assert (Reasoning("ab", "SIG"),) == generation.thoughts
+        assert (Reasoning("ab", "encrypted_content:SIG"),) == generation.thoughts
+
+    def test_a_stream_that_has_only_an_end_is_read(self):
+        """LiteLLM streams like that for providers that can't, and an empty answer would be wrong."""
+        text = {"type": "output_text", "text": "Hello.", "annotations": []}
+        call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+        whole = {"status": "completed", "output": [{"type": "message", "content": [text]}, call]}
+        generation = self.read({"type": "response.completed", "response": whole})
+        assert ("Hello.", (ToolCall("c", "f", "{}"),)) == (generation.text, generation.tool_calls)
 
     def test_an_error_event_and_a_missing_end_are_errors(self):
         """An error event, and a stream that stops without its last event, raise."""

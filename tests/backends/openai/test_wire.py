@@ -12,7 +12,16 @@ from sampling.backends.openai import OpenAIBackend, ToolCall
 from sampling.backends.openai._answer import StreamedAnswer
 from sampling.backends.openai._thinking import ThinkingSplitter
 from sampling.backends.openai._usage import read_usage
-from sampling.errors import AnswerRejected, BadRequest, ConnectFailed, MalformedResponse, ModelNotFound, ServerError
+from sampling.errors import (
+    AnswerRejected,
+    BadRequest,
+    ConnectFailed,
+    MalformedResponse,
+    ModelNotFound,
+    QuotaExhausted,
+    RateLimited,
+    ServerError,
+)
 from sampling.testing.servers import HostileServer, OpenAIServer, Reply, Step
 
 HI = Request((Message("user", "hi"),))
@@ -172,6 +181,13 @@ class TestThinking:
 
 
 class TestUsage:
+    @pytest.mark.parametrize(
+        "given", [{"prompt_tokens_details": {"cache_write_tokens": 4}}, {"cache_creation_input_tokens": 4}]
+    )
+    def test_tokens_that_were_written_to_a_cache_are_found(self, given):
+        """OpenAI has a detail for them, and litellm the name of Anthropic."""
+        assert 4 == read_usage({"prompt_tokens": 10, "completion_tokens": 5, **given}).cache_write_tokens
+
     @pytest.mark.parametrize(
         ("given", "expected"),
         [
@@ -338,6 +354,23 @@ class TestRefusals:
         async with HostileServer(script) as server, OpenAIBackend(server.url, model="m") as backend:
             with pytest.raises(ModelNotFound, match="models/x is not found"):
                 await backend.generate(HI)
+
+    @pytest.mark.parametrize(
+        ("detail", "kind", "wait_s"),
+        [
+            ({"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "34.5s"}, RateLimited, 34.5),
+            ({"violations": [{"quotaId": "GenerateRequestsPerDayPerProjectPerModel-FreeTier"}]}, QuotaExhausted, None),
+        ],
+    )
+    async def test_the_details_of_google_are_read(self, detail, kind, wait_s):
+        """Gemini sends no Retry-After where it speaks the API of OpenAI, but says how long to wait."""
+        error = {"code": 429, "message": "Slow down.", "status": "RESOURCE_EXHAUSTED", "details": [detail]}
+        body = json.dumps([{"error": error}]).encode()
+        script = [b"HTTP/1.1 429 .\r\ncontent-length: %d\r\n\r\n" % len(body) + body]
+        async with HostileServer(script) as server, OpenAIBackend(server.url, model="m") as backend:
+            with pytest.raises(kind) as caught:
+                await backend.generate(HI)
+        assert wait_s == getattr(caught.value, "retry_after_s", None)
 
     async def test_json_that_is_called_a_stream_is_read(self):
         """A server that ignores `stream` may still send the header."""
