@@ -22,6 +22,7 @@ The exceptions of `sampling`.
     │   │   ├── CassetteMiss         the request is not in the recording
     │   │   ├── CertificateInvalid
     │   │   ├── ModelNotFound        about one request, too
+    │   │   ├── NestedTooDeeply      a call inside a call inside a call, and so on
     │   │   ├── QuotaExhausted
     │   │   ├── Redirected
     │   │   └── UnknownPrice         a budget limits the cost, and the backend reports none
@@ -93,6 +94,7 @@ __all__ = [
     "MalformedResponse",
     "MissingExtra",
     "ModelNotFound",
+    "NestedTooDeeply",
     "NoValidAnswer",
     "NotSendable",
     "PluginFailed",
@@ -319,6 +321,12 @@ class ModelNotFound(FatalError):
 
     about_request = True
     hint = "Compare the model's name with the server's list of models."
+
+
+class NestedTooDeeply(FatalError):
+    """Calls of `sample()` were made inside of each other without end."""
+
+    hint = "A check, a tool or a backend calls the strategy that it is used by."
 
 
 class QuotaExhausted(FatalError):

@@ -11,10 +11,10 @@ import anyio
 import attrs
 
 from sampling._arguments import check_bool, check_budgets, check_number, short_repr, wrong_type
-from sampling._event_loop import cancellation_requested
+from sampling._event_loop import cancellation_requested, cancellations
+from sampling._event_loop.watchdog import warn_if_blocked
 from sampling._log import Logger
 from sampling._picklable import Picklable
-from sampling._watchdog import warn_if_blocked
 from sampling.errors import HookTimeout, UnexpectedCancellation
 from sampling.messages import Action, Attempt, Context, Options
 from sampling.requirements import Requirement
@@ -224,7 +224,8 @@ class Hooks:
 
     def __init__(self, *, timeout_s: float = 5.0) -> None:
         self.timeout_s: float = check_number("timeout_s", timeout_s, above=0)
-        self._hooks: tuple[Hook, ...] = ()
+        self.registered: tuple[Hook, ...] = ()
+        """All hooks, in the order of registration."""
 
     def on(
         self, *events: type[E], critical: bool = False, timeout_s: float | None = None, order: float = 0
@@ -249,7 +250,7 @@ class Hooks:
         def register(function: HookFunction[E]) -> HookFunction[E]:
             if not callable(function):
                 raise wrong_type("hook", function, "a callable of one event")
-            self._hooks += tuple(Hook(event, function, critical, limit_s, order) for event in events)
+            self.registered += tuple(Hook(event, function, critical, limit_s, order) for event in events)
             return function
 
         return register
@@ -261,33 +262,33 @@ class Hooks:
         Calls that have started still call it. Raise `ValueError` if it is not registered.
         """
         # By equality: a bound method is another object each time.
-        kept = tuple(hook for hook in self._hooks if hook.function != function)
-        if len(kept) == len(self._hooks):
+        kept = tuple(hook for hook in self.registered if hook.function != function)
+        if len(kept) == len(self.registered):
             raise ValueError(f"off() needs a registered function, got {short_repr(function)}")
-        self._hooks = kept
+        self.registered = kept
 
     def add(self, hook: Hook) -> None:
         """Register a hook of another registry, with all of its settings."""
-        self._hooks += (hook,)
+        self.registered += (hook,)
 
     def include(self, other: "Hooks") -> None:
         """Append the hooks that `other` has at this moment."""
         if not isinstance(other, Hooks):
             raise wrong_type("other", other, "Hooks")
-        self._hooks += other._hooks
+        self.registered += other.registered
 
     def __iter__(self) -> Iterator[Hook]:
-        return iter(self._hooks)
+        return iter(self.registered)
 
     def __len__(self) -> int:
-        return len(self._hooks)
+        return len(self.registered)
 
     def __bool__(self) -> bool:
         # An empty registry is truthy, so that `hooks or Hooks()` keeps it.
         return True
 
     def __repr__(self) -> str:
-        return f"Hooks({', '.join(f'{hook.event.__name__}: {hook.name}' for hook in self._hooks)})"
+        return f"Hooks({', '.join(f'{hook.event.__name__}: {hook.name}' for hook in self.registered)})"
 
 
 def _check_events(events: Sequence[Any]) -> None:
@@ -407,7 +408,7 @@ class Emitter:
         except Exception as error:  # noqa: BLE001 - user code, which must not end the call
             self._record_failure(hook, event, error)
             return None
-        except anyio.get_cancelled_exc_class() as error:  # noqa: ASYNC103 - only a requested one ends the call
+        except cancellations() as error:  # noqa: ASYNC103 - only a requested one ends the call
             if cancellation_requested():
                 raise
             unexpected = UnexpectedCancellation()

@@ -1,7 +1,7 @@
 """Interfaces of backends and strategies."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import attrs
 
@@ -63,7 +63,7 @@ BackendFunction: TypeAlias = Callable[[Request], Awaitable[Generation | str]]
 BackendLike: TypeAlias = Backend | BackendFunction
 
 
-def generate_of(backend: object) -> Callable[[Request], Awaitable[Generation | str]]:
+def generate_of(backend: Any) -> Callable[[Request], Awaitable[Generation | str]]:
     """
     Return the function that answers requests.
 
@@ -71,11 +71,11 @@ def generate_of(backend: object) -> Callable[[Request], Awaitable[Generation | s
     """
     if isinstance(backend, type):
         raise TypeError(f"backend must be an instance, got the class {backend.__name__}. Create an instance first.")
-    generate = getattr(backend, "generate", backend)
+    generate: BackendFunction = getattr(backend, "generate", backend)
     if not callable(generate):
         allowed = "a Backend with `async def generate(request)`, or an async function of one request"
         raise wrong_type("backend", backend, allowed)
-    return cast("Callable[[Request], Awaitable[Generation | str]]", generate)
+    return generate
 
 
 def can_stream(backend: object) -> bool:
@@ -160,11 +160,15 @@ class Stage(Generic[T]):
 
 class Decisions(Protocol[T]):
     """
-    The decisions of a strategy.
+    The decisions of a strategy, and the settings that the engine reads when it needs them.
 
     Each decision is pure and synchronous. The engine does all the waiting.
     See `BaseSamplingStrategy` for their documentation.
     """
+
+    accept_incomplete: bool
+    check_timeout_s: float | None
+    max_context_chars: int
 
     def repair(self, history: Sequence[Slice[T]]) -> Attempt[T]: ...
 

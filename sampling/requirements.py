@@ -4,14 +4,14 @@ import math
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
-from inspect import Parameter, signature
+from inspect import CO_VARARGS, Parameter, signature
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import attrs
 
 from sampling._arguments import check_bool, check_number, check_str, short_repr, wrong_type
-from sampling._lambda_source import describe_lambda
+from sampling._text.lambda_source import describe_lambda
 from sampling.errors import BadVerdict, ScoreNotFinite
 from sampling.messages import Context, Generation, Message, Options
 
@@ -261,7 +261,7 @@ def as_requirement(name: str, requirement: RequirementLike) -> Requirement:
 
 def _takes_view(check: Check) -> bool:
     """
-    Return True if the check takes a `View`.
+    Return True if the check takes a `View`, or raise TypeError if it can't be called with a text and a view.
 
     It does if its second positional parameter is required, or is named `view`.
     """
@@ -269,6 +269,9 @@ def _takes_view(check: Check) -> bool:
     if type(check) is FunctionType and not hasattr(check, "__wrapped__"):
         code = check.__code__
         required = code.co_argcount - len(check.__defaults__ or ())
+        needs_keywords = code.co_kwonlyargcount > len(check.__kwdefaults__ or ())
+        if required > 2 or needs_keywords or not (code.co_argcount or code.co_flags & CO_VARARGS):
+            raise _uncallable(check)
         return required >= 2 or (code.co_argcount >= 2 and code.co_varnames[1] == "view")
     try:
         parameters = list(signature(check).parameters.values())
@@ -276,7 +279,14 @@ def _takes_view(check: Check) -> bool:
         # Builtins without a signature, such as bool, take the text. Non-callables are refused elsewhere.
         return False
     positional = [p for p in parameters if p.kind in {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}]
+    needs_keywords = any(p.kind is Parameter.KEYWORD_ONLY and p.default is Parameter.empty for p in parameters)
+    if needs_keywords or not parameters or sum(p.default is Parameter.empty for p in positional) > 2:
+        raise _uncallable(check)
     return len(positional) >= 2 and (positional[1].default is Parameter.empty or positional[1].name == "view")
+
+
+def _uncallable(check: object) -> TypeError:
+    return wrong_type("check", check, "a function of the text, or of the text and a view")
 
 
 def _describe(check: Any) -> str:

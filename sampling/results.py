@@ -19,7 +19,7 @@ __all__ = ["HookFailure", "Outcome", "SamplingResult", "Slice", "StopReason"]
 T = TypeVar("T")
 
 # Few programs need them, and they import this module.
-_json = on_first_use("sampling._result_json")
+_json = on_first_use("sampling._serialization.results")
 _page = on_first_use("sampling._result_page")
 
 _MAX_NAMED_FAILURES = 3

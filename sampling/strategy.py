@@ -4,12 +4,14 @@ import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from functools import partial
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypedDict, TypeVar, Unpack, cast, final, overload
 
 import anyio
 import attrs
 
 from sampling._arguments import (
+    WrittenOutSignature,
     check_bool,
     check_budgets,
     check_instance,
@@ -37,7 +39,7 @@ from sampling.streaming import Events, open_events
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
-__all__ = ["BaseSamplingStrategy", "StrategySettings", "keep_open"]
+__all__ = ["BaseSamplingStrategy", "CallSettings", "StrategySettings", "keep_open"]
 
 T = TypeVar("T")
 
@@ -58,6 +60,22 @@ _SYNONYMS = {
     "width": "concurrency_budget",
 }
 """Names that other libraries use for these settings."""
+
+
+class CallSettings(TypedDict, total=False):
+    """Keyword arguments of `sample()`, `sample_sync()` and `stream()`."""
+
+    options: Options | None
+    """Options of the generation, such as the temperature."""
+
+    budget: Budget | None
+    """A limit on attempts, requests, tokens, cost or time. Calls can share one."""
+
+    validation_ctx: Context | None
+    """The conversation that requirements see, instead of that of each attempt."""
+
+    hooks: Hooks | None
+    """Hooks of this call, called after those of plugins and of the strategy."""
 
 
 class StrategySettings(TypedDict, total=False):
@@ -139,6 +157,8 @@ class BaseSamplingStrategy:
     accept_incomplete: bool = False
     """Check answers that were cut off, filtered or refused like others, instead of calling them invalid."""
 
+    __signature__: ClassVar[Any] = WrittenOutSignature()
+
     _overridden: ClassVar[frozenset[str]] = frozenset()
     """The optional decisions that this class overrides. The engine skips the others."""
 
@@ -186,6 +206,12 @@ class BaseSamplingStrategy:
                 raise TypeError(
                     f"{cls.__name__} overrides {name}(), which is final: it carries the hooks, ids, budgets and "
                     "cancellation. Override repair, done, select or select_from_failure instead"
+                )
+        for name in ("repair", "done", "select", "select_from_failure"):
+            if iscoroutinefunction(cls.__dict__.get(name)):
+                raise TypeError(
+                    f"{cls.__name__}.{name}() is async, but decisions are plain functions. Await in a check or a hook, "
+                    "or in the backend"
                 )
         cls._overridden = frozenset(
             name for name in _OPTIONAL if getattr(cls, name) is not getattr(BaseSamplingStrategy, name)
@@ -291,11 +317,7 @@ class BaseSamplingStrategy:
         ctx: Context | None,
         backend: BackendLike,
         reqs: Iterable[RequirementLike] | None = None,
-        *,
-        options: Options | None = None,
-        budget: Budget | None = None,
-        validation_ctx: Context | None = None,
-        hooks: Hooks | None = None,
+        **settings: Unpack[CallSettings],
     ) -> SamplingResult[str]: ...
     @overload
     async def sample(
@@ -304,11 +326,7 @@ class BaseSamplingStrategy:
         ctx: Context | None,
         backend: BackendLike,
         reqs: Iterable[RequirementLike] | None = None,
-        *,
-        options: Options | None = None,
-        budget: Budget | None = None,
-        validation_ctx: Context | None = None,
-        hooks: Hooks | None = None,
+        **settings: Unpack[CallSettings],
     ) -> SamplingResult[T]: ...
     @final
     async def sample(
@@ -351,8 +369,9 @@ class BaseSamplingStrategy:
             BackendError: The backend's own error, whatever its type, if no attempt came to an answer.
                 If several failed, its `__cause__` is an `ExceptionGroup` of all of them.
         """
-        call = self._call(action, ctx, backend, reqs, options, budget, validation_ctx, hooks)
-        return await self._run(call).run()
+        return await self._run(
+            self._call(action, ctx, backend, reqs, options, budget, validation_ctx, hooks), hooks
+        ).run()
 
     @overload
     def sample_sync(
@@ -361,11 +380,7 @@ class BaseSamplingStrategy:
         ctx: Context | None,
         backend: BackendLike,
         reqs: Iterable[RequirementLike] | None = None,
-        *,
-        options: Options | None = None,
-        budget: Budget | None = None,
-        validation_ctx: Context | None = None,
-        hooks: Hooks | None = None,
+        **settings: Unpack[CallSettings],
     ) -> SamplingResult[str]: ...
     @overload
     def sample_sync(
@@ -374,11 +389,7 @@ class BaseSamplingStrategy:
         ctx: Context | None,
         backend: BackendLike,
         reqs: Iterable[RequirementLike] | None = None,
-        *,
-        options: Options | None = None,
-        budget: Budget | None = None,
-        validation_ctx: Context | None = None,
-        hooks: Hooks | None = None,
+        **settings: Unpack[CallSettings],
     ) -> SamplingResult[T]: ...
     @final
     def sample_sync(
@@ -418,11 +429,7 @@ class BaseSamplingStrategy:
         ctx: Context | None,
         backend: BackendLike,
         reqs: Iterable[RequirementLike] | None = None,
-        *,
-        options: Options | None = None,
-        budget: Budget | None = None,
-        validation_ctx: Context | None = None,
-        hooks: Hooks | None = None,
+        **settings: Unpack[CallSettings],
     ) -> AbstractAsyncContextManager[Events[str]]: ...
     @overload
     def stream(
@@ -431,11 +438,7 @@ class BaseSamplingStrategy:
         ctx: Context | None,
         backend: BackendLike,
         reqs: Iterable[RequirementLike] | None = None,
-        *,
-        options: Options | None = None,
-        budget: Budget | None = None,
-        validation_ctx: Context | None = None,
-        hooks: Hooks | None = None,
+        **settings: Unpack[CallSettings],
     ) -> AbstractAsyncContextManager[Events[T]]: ...
     @final
     def stream(
@@ -464,7 +467,7 @@ class BaseSamplingStrategy:
 
         def start(with_events: Hooks) -> Run[Any]:
             call = self._call(action, ctx, backend, reqs, options, budget, validation_ctx, with_events)
-            return self._run(call)
+            return self._run(call, with_events)
 
         _check_arguments(ctx, options, budget, validation_ctx, hooks)
         return open_events(hooks, start)
@@ -485,6 +488,7 @@ class BaseSamplingStrategy:
         _check_arguments(ctx, options, budget, validation_ctx, hooks)
         # Checked again, since they may be set between calls.
         check_budgets(self.loop_budget, self.concurrency_budget)
+        strategy: Any = self
         overridden = self._overridden
         ask = generate = generate_of(backend)
         if "wrap_backend" in overridden:
@@ -497,7 +501,7 @@ class BaseSamplingStrategy:
         if growing and not can_stream(backend):
             growing = ()
         emitter = self._emitter(hooks)
-        first = Attempt(asked, ctx or NO_CONTEXT)
+        first = Attempt(asked, NO_CONTEXT if ctx is None else ctx)
         if self.state_requirements:
             first = _with_requirements(first, requirements)
         loop = running_loop()
@@ -510,7 +514,7 @@ class BaseSamplingStrategy:
             clock=loop.time,
             cancelled=loop.cancelled,
             started_at=loop.time(),
-            strategy=cast("Any", self),
+            strategy=strategy,
             first=first,
             backend=backend,
             generate=generate,
@@ -527,10 +531,6 @@ class BaseSamplingStrategy:
             holding=() if budget is None else reservations_around(),
             validation_ctx=validation_ctx,
             emitter=emitter,
-            hooks=hooks,
-            accept_incomplete=self.accept_incomplete,
-            check_timeout_s=self.check_timeout_s,
-            max_context_chars=self.max_context_chars,
             overridden=overridden,
             # Looked up for every call, and not once for the class: these two are what people replace in a test.
             done=None if getattr(self.done, "__func__", None) is _DONE and "settled" not in overridden else self.done,
@@ -559,7 +559,7 @@ class BaseSamplingStrategy:
             item_call_name=None if item is None else item.next_call_name(),
             should_continue=_both(call.should_continue, stage.should_continue),
         )
-        return self._run(own)
+        return self._run(own, hooks)
 
     def settings_of_stages(self) -> StrategySettings:
         """Return the settings of this strategy for the calls inside its own."""
@@ -567,13 +567,16 @@ class BaseSamplingStrategy:
         names = StrategySettings.__annotations__.keys() - {"requirements", "hooks"}
         return cast("StrategySettings", {name: getattr(self, name) for name in names})
 
-    def _run(self, call: Call[Any]) -> Run[Any]:
-        stages = stages_of(self, call.hooks) if "next_stage" in call.overridden else None
+    def _run(self, call: Call[Any], hooks: Hooks | None) -> Run[Any]:
+        stages = stages_of(self, hooks) if "next_stage" in call.overridden else None
         return Run(call, stages)
 
     def _emitter(self, hooks: Hooks | None) -> Emitter:
-        check_instance("the strategy's hooks", self.hooks, Hooks, "Hooks")
-        everywhere = (*installed_hooks(), *self.hooks, *(hooks or ()))
+        if not isinstance(self.hooks, Hooks):
+            raise wrong_type("the strategy's hooks", self.hooks, "Hooks")
+        everywhere = installed_hooks().registered + self.hooks.registered
+        if hooks is not None:
+            everywhere += hooks.registered
         return Emitter(everywhere) if everywhere else SILENT
 
     def __repr__(self) -> str:
@@ -616,9 +619,9 @@ def _needs_of(requirements: Iterable[Requirement]) -> tuple[tuple[Requirement, .
     for requirement in requirements:
         if requirement.partial is not None:
             growing.append(requirement)
-        if requirement.takes_view or requirement.judged:
+        if requirement.takes_view:
             needs_view = True
-    return tuple(growing), needs_view
+    return tuple(growing) if growing else (), needs_view
 
 
 def _both(

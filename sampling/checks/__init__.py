@@ -8,8 +8,8 @@ Each function returns a `Requirement`. The reason of a failure names the place, 
 in words for the model. Some have a partial check too: it cuts a stream off as soon as the text can't pass any more.
 """
 
-from sampling._similarity import rouge_l
 from sampling._text import unfenced
+from sampling._text.similarity import rouge_l
 from sampling.checks.code import python_imports, python_parses, python_runs
 from sampling.checks.combined import all_of, any_of, not_, weighted
 from sampling.checks.judged import grounded, judge

@@ -1,7 +1,7 @@
 """Requirements for regular expressions."""
 
 from sampling._arguments import check_number, check_str
-from sampling._schema_validation import compiled
+from sampling._schemas.validation import compiled
 from sampling.requirements import Requirement, Verdict
 
 __all__ = ["matches"]

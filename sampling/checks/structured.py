@@ -11,8 +11,8 @@ import anyio.to_thread
 from sampling._arguments import check_bool, check_str, wrong_type
 from sampling._json.extraction import join_problems, read_json
 from sampling._json.time_limit import TooComplex, time_limit
-from sampling._output_types import is_output_type, reader_for
-from sampling._schema_validation import Schema
+from sampling._schemas.output_types import is_output_type, reader_for
+from sampling._schemas.validation import Schema
 from sampling._text import unfenced
 from sampling.requirements import Requirement, Verdict
 

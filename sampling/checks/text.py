@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from sampling._arguments import check_bool, check_int, check_number, check_str, short_repr
-from sampling._similarity import Similarity, rouge_l
+from sampling._text.similarity import Similarity, rouge_l
 from sampling.requirements import Requirement, Validation, Verdict
 
 __all__ = ["length", "number", "one_of", "similar_to"]

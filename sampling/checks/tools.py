@@ -6,7 +6,7 @@ from typing import Any, cast
 from sampling._arguments import check_int, check_str, wrong_type
 from sampling._json import bounded as bounded_json
 from sampling._json.time_limit import TooComplex, time_limit
-from sampling._schema_validation import Schema
+from sampling._schemas.validation import Schema
 from sampling.requirements import Requirement, Verdict, View
 
 __all__ = ["tool_calls"]

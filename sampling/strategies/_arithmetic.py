@@ -12,7 +12,7 @@ from fractions import Fraction
 from operator import add, mul, sub
 from typing import Any, TypeAlias
 
-__all__ = ["NotArithmetic", "Number", "evaluate", "in_plain_notation"]
+__all__ = ["NotArithmetic", "Number", "evaluate", "in_plain_notation", "without_text_commands"]
 
 Number: TypeAlias = Fraction | complex
 """An exact number, or a complex one if the exact one is irrational."""
@@ -44,7 +44,7 @@ _SYNONYMS = (
     ("\\%", "%"),
     ("{,}", ","),
 )
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\}|\\,)(?=\d{3}(?!\d))")
 _MIXED = re.compile(r"(?<![\d.])(\d++)(?:\s++(\d++)\s*+/\s*+(\d++)|\s*+\\frac\s*+\{?(\d++)\}?\s*+\{(\d++)\})(?![\d.])")
 
 _SUMS: dict[str, Callable[[Any, Any], Number]] = {"+": add, "-": sub}
@@ -76,12 +76,16 @@ def evaluate(text: str, symbols: Mapping[str, Number] | None = None) -> Number:
 
 def in_plain_notation(text: str) -> str:
     """Return a text without markup, units of currency, and separators of thousands."""
-    text = text.translate(_SAME_LENGTH)
-    text = _TEXT.sub(r" \1", text)
+    text = _THOUSANDS.sub("", without_text_commands(text.translate(_SAME_LENGTH)))
     text = _MARKUP.sub(" ", text)
     for notation, plain in _SYNONYMS:
         text = text.replace(notation, plain)
-    return _MIXED.sub(_as_sum, _THOUSANDS.sub("", text)).strip()
+    return _MIXED.sub(_as_sum, text).strip()
+
+
+def without_text_commands(text: str) -> str:
+    r"""Return a text with what \text{…} and its like enclose."""
+    return _TEXT.sub(r" \1", text)
 
 
 def _as_sum(mixed: re.Match[str]) -> str:

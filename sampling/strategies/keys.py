@@ -18,7 +18,7 @@ import attrs
 from sampling._arguments import check_str
 from sampling._json.extraction import read_json
 from sampling._text import unfenced
-from sampling.strategies._arithmetic import NotArithmetic, Number, evaluate, in_plain_notation
+from sampling.strategies._arithmetic import NotArithmetic, Number, evaluate, in_plain_notation, without_text_commands
 
 __all__ = ["Key", "exact", "expression", "json_field", "number"]
 
@@ -31,6 +31,9 @@ _MAX_CHARS = 100_000
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.\d++)?(?:[eE][-+]?\d{1,3}+)?|[-+]?\.\d++")
 _MAX_DIGITS = 300
 _BOXED = "\\boxed{"
+_AT_MOST = re.compile(r"\\leq?(?![a-z])|<=")
+_AT_LEAST = re.compile(r"\\geq?(?![a-z])|>=")
+_MEMBER_OF = re.compile(r"\b[a-zA-Z]\s*+(?:\\in\b|∈)\s*+")
 _PUNCTUATION = ".!?,;:\"'`*"
 
 
@@ -88,7 +91,7 @@ def expression(value: Any) -> Hashable | None:
     """
     if not isinstance(value, str):
         return number(value)
-    answer = _final_part(_plain(value))
+    answer = without_text_commands(_final_part(_plain(value))).strip()
     key = _math_key(answer)
     if key is None:
         key = _math_key(_without_unit(_WORDS_BEFORE.sub("", answer)))
@@ -143,7 +146,8 @@ def _symbolic_key(text: str) -> Hashable | None:
         ]
     except NotArithmetic:
         return None
-    return "expression", *values
+    # The same everywhere: it does not depend on its letters.
+    return values[0] if len(set(values)) == 1 else ("expression", *values)
 
 
 def _rounded(value: Number) -> Hashable:
@@ -230,11 +234,13 @@ def _as_fraction(digits: str) -> Fraction | None:
 
 
 def _final_part(text: str) -> str:
+    text = _AT_LEAST.sub("≥", _AT_MOST.sub("≤", _MEMBER_OF.sub("", text)))
     boxed = text.rfind(_BOXED)
     if boxed >= 0:
         return _up_to_closing_brace(text[boxed + len(_BOXED) :]).rpartition("=")[2].strip()
     lines = text.strip().splitlines()
-    return _without_punctuation(lines[-1].rpartition("=")[2].strip(" $")).strip(" $") if lines else ""
+    # Four of # mark the answer in a common set of questions.
+    return _without_punctuation(lines[-1].rpartition("=")[2].strip(" $#")).strip(" $") if lines else ""
 
 
 def _up_to_closing_brace(text: str) -> str:

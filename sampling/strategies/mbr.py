@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, Unpack, cast
 
 from sampling._arguments import check_number, short_repr, wrong_type
-from sampling._similarity import Similarity, rouge_l
+from sampling._text.similarity import Similarity, rouge_l
 from sampling.protocols import Progress
 from sampling.requirements import Requirement
 from sampling.results import Slice

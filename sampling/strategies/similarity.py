@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, cast
 import attrs
 
 from sampling._arguments import check_bool, wrong_type
-from sampling._similarity import cosine
+from sampling._text.similarity import cosine
 from sampling.requirements import Requirement, Validation
 from sampling.results import Slice
 

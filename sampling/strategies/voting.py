@@ -183,7 +183,7 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
         try:
             # An invalid answer may have no value, because it could not be parsed.
             key = self.key(one.text if one.value is None else one.value)
-        except (MemoryError, RecursionError):
+        except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - one answer that breaks a key function must not spoil the vote
             if warn:

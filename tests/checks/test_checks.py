@@ -299,8 +299,8 @@ class TestJsonSchema:
         assert 1 == len(result.errors)
 
     def test_a_pattern_in_a_schema_can_not_stall_the_process(self, run, monkeypatch):
-        """Row 54."""
-        monkeypatch.setattr("sampling._schema_validation._PATTERN_TIMEOUT_S", 0.05)
+        """Row 54: a pattern in a schema can not stall the process."""
+        monkeypatch.setattr("sampling._schemas.validation._PATTERN_TIMEOUT_S", 0.05)
         schema = {"type": "string", "pattern": "^(a|a|aa)+$"}
         with capture_logs():
             result = run(sample, f'"{"a" * 50}!"', checks.json_schema(schema))
@@ -308,8 +308,8 @@ class TestJsonSchema:
 
     @pytest.mark.parametrize("keyword", [{}, {"additionalProperties": False}])
     def test_a_pattern_for_names_can_not_stall_the_process_either(self, run, monkeypatch, keyword):
-        """Row 54."""
-        monkeypatch.setattr("sampling._schema_validation._PATTERN_TIMEOUT_S", 0.05)
+        """Row 54: a pattern for names can not stall the process either."""
+        monkeypatch.setattr("sampling._schemas.validation._PATTERN_TIMEOUT_S", 0.05)
         schema = {"type": "object", "patternProperties": {"^(a|a|aa)+$": {}}, **keyword}
         with capture_logs():
             result = run(sample, f'{{"{"a" * 50}!": 1}}', checks.json_schema(schema))

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from sampling import Action, RejectionSamplingStrategy, Requirement, checks
 from sampling._engine.validation import PartialText
-from sampling._schema_validation import Schema
+from sampling._schemas.validation import Schema
 from sampling.testing import ScriptedBackend
 
 

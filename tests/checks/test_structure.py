@@ -44,7 +44,7 @@ class TestMarkdown:
         ],
     )
     def test_a_page_with_this_structure_passes(self, run, wanted):
-        """What is in a code block does not count."""
+        """Text in a code block does not count."""
         assert (True, ()) == verdict(run, checks.markdown(**wanted), PAGE)
 
     @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_first_requests_are_spread_over_the_think_time(run):
 
 
 def test_without_think_time_all_start_at_once(run):
-    """C2."""
+    """C2: without think time all start at once."""
     crowd = Crowd(10.0)
     run(run_load, crowd, ClosedLoop(users=5, horizon_s=5))
     assert [[0.0]] * 5 == list(crowd.asked.values())
@@ -70,7 +70,7 @@ def test_requests_cap_first_requests_and_follow_ups_together(run, users, request
 
 
 def test_without_requests_a_horizon_is_needed():
-    """C3."""
+    """C3: without requests a horizon is needed."""
     with pytest.raises(ValueError, match="needs an end: set requests, or horizon_s, or both"):
         ClosedLoop(users=5)
 
@@ -84,7 +84,7 @@ def test_no_request_starts_after_the_horizon(run):
 
 
 def test_horizon_and_requests_whichever_comes_first(run):
-    """C4."""
+    """C4: horizon and requests whichever comes first."""
     by_requests = run(run_load, Crowd(0.5), ClosedLoop(users=1, horizon_s=100.0, requests=3))
     by_horizon = run(run_load, Crowd(0.5), ClosedLoop(users=1, horizon_s=1.0, requests=300))
     assert (3, 3) == (by_requests.admitted, by_horizon.admitted)
@@ -232,7 +232,7 @@ def test_a_conversation_of_several_turns_begins_anew(run):
     ],
 )
 def test_contradictions_and_negative_values_are_errors_that_say_why(make, says):
-    """C8."""
+    """C8: contradictions and negative values are errors that say why."""
     with pytest.raises(ValueError, match=says):
         make()
 

@@ -1,7 +1,9 @@
 """O: the open loop. Arrivals come by the clock, whatever the system under test does."""
 
+import asyncio  # noqa: TID251 - its cancellations must not end a run on trio
 import math
 import random
+from decimal import Decimal
 
 import anyio
 import pytest
@@ -11,6 +13,7 @@ from sampling import RejectionSamplingStrategy
 from sampling.load import (
     Answered,
     Arrival,
+    ClosedLoop,
     LoadReport,
     LoadRun,
     OpenLoop,
@@ -25,6 +28,21 @@ from sampling.testing import BOTH_LOOPS, cancel_at_every_step, run_virtual
 from tests.load.clocks import jump_clock
 
 NAN, INF = math.nan, math.inf
+
+
+class Unhelpful:
+    """A number that raises when it is used as one, and can't be hashed."""
+
+    __hash__ = None
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("neither")
+
+    def __float__(self) -> float:
+        raise RuntimeError("no float")
+
+    def __index__(self) -> int:
+        raise RuntimeError("no index")
 
 
 class Seen:
@@ -66,7 +84,7 @@ def test_the_schedule_has_as_many_arrivals_as_fit_into_the_duration():
 
 
 def test_under_a_ramp_arrival_i_is_where_the_integral_of_the_rate_reaches_i():
-    """O1: 0.1 to 50 per second in 10 s are arrivals 0 to 250, and not one; the warm-up has the initial rate."""
+    """O1: 0.1 to 50 per second in 10 s are arrivals 0 to 250, and the warm-up has the initial rate."""
     ramp = list(instants(OpenLoop(rate=0.1, to_rate=50, duration_s=10), seed=0))
     assert 251 == len(ramp)
     assert list(range(251)) == pytest.approx([0.1 * at + 49.9 * at**2 / 20 for at in ramp], abs=1e-6)
@@ -183,6 +201,9 @@ def test_a_workload_that_raises_when_drawn_is_a_failed_request(run):
         (Answered(input_tokens=1.5, cost=-1.0), {"input_tokens": 1, "cost": 1}),
         (Answered(input_tokens=None, output_tokens=None, cost=None, requests=None), {}),
         (Answered(input_tokens=7.0, output_tokens=2, cost=1), {}),
+        (Answered(output_tokens=Decimal(5), cost=Decimal("0.5")), {}),
+        (Answered(output_tokens=Decimal("sNaN"), cost=Decimal("NaN")), {"output_tokens": 1, "cost": 1}),
+        (Answered(requests=Unhelpful(), cost=Unhelpful()), {"requests": 1, "cost": 1}),
     ],
 )
 def test_figures_of_an_answer_that_are_nonsense_are_left_out_and_counted(run, answer, ignored):
@@ -197,8 +218,72 @@ def test_figures_of_an_answer_that_are_nonsense_are_left_out_and_counted(run, an
     assert bool(ignored) == any("nonsense" in note for note in report.notes)
 
 
+@pytest.mark.parametrize("gap", [-1.0, INF, 1e300, "long", None])
+@pytest.mark.parametrize("operation", [["chat"], 5, Unhelpful()])
+def test_nonsense_on_an_arrival_is_left_out_and_counted(run, gap, operation):
+    """O13: an operation that is no name, and a time between tokens that is none."""
+
+    async def answers(arrival: Arrival) -> None:
+        arrival.operation, arrival.longest_gap_s = operation, gap
+
+    report = run(run_load, answers, OpenLoop(rate=1, requests=3))
+    assert (3, {"operation": 3, "time_between_tokens": 3}) == (report.succeeded, report.ignored)
+    assert report == LoadReport.from_json(report.to_json())
+
+
+class Wordless(Exception):
+    """An error that can't say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Wordless(),
+        ExceptionGroup("two", [ValueError("a"), OSError("b")]),
+        asyncio.CancelledError(),
+        BaseExceptionGroup("one", [asyncio.CancelledError(), ValueError("a")]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("traffic", [OpenLoop(rate=10, requests=10), ClosedLoop(users=2, requests=10)])
+def test_whatever_fails_is_counted_and_the_run_goes_on(run, error, traffic):
+    """O10: errors without words, groups, and cancellations of asyncio, on trio too."""
+
+    async def fails(arrival: Arrival) -> None:
+        await anyio.sleep(0.1)
+        raise error
+
+    report = run(run_load, fails, traffic)
+    assert (10, 10, False) == (report.admitted, report.failed, report.interrupted)
+
+
+class Quit(BaseException):
+    """It ends the program, like SystemExit."""
+
+
+@pytest.mark.parametrize(("loop", "kind"), [("asyncio", Quit), ("trio", Quit), ("trio", SystemExit)])
+def test_what_ends_the_program_passes_through_and_the_report_stays(loop, kind):
+    """O5: it is no failed request, and what was measured until then can be had."""
+
+    async def quits(arrival: Arrival) -> None:
+        await anyio.sleep(0.1)
+        if arrival.index == 5:
+            raise kind
+
+    load = LoadRun(quits, OpenLoop(rate=10, requests=10))
+    with pytest.raises(BaseExceptionGroup) as raised:
+        run_virtual(load.run, loop=loop)
+    assert raised.group_contains(kind)
+    report = load.report()
+    assert report.interrupted
+    assert (5, 0) == (report.succeeded, report.failed)
+
+
 def test_any_number_of_operations_is_reported(run):
-    """O13: beyond a thousand, together; no column overflows."""
+    """O13: operations after the first thousand are reported together."""
 
     async def names(arrival: Arrival) -> None:
         arrival.operation = f"user {arrival.index}"
@@ -235,7 +320,7 @@ def test_traces_have_marks_and_iso_times_and_may_be_unsorted(text, found):
     ],
 )
 def test_a_trace_without_instants_is_an_error_with_its_line(text, says):
-    """O13."""
+    """O13: a trace without instants is an error with its line."""
     with pytest.raises(ValueError, match=says):
         read_trace(text)
 
@@ -436,7 +521,7 @@ def test_a_rate_that_is_not_finite_and_positive_is_an_error(rate):
 
 
 def test_an_unknown_arrival_model_is_an_error():
-    """O7."""
+    """O7: an unknown arrival model is an error."""
     with pytest.raises(ValueError, match=r"arrivals must be one of constant, poisson, burst, got 'uniform'"):
         OpenLoop(rate=1, duration_s=1, arrivals="uniform")
 

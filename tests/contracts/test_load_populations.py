@@ -82,7 +82,7 @@ def test_the_worst_verdict_is_that_of_the_run(run):
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_seeds_of_one_population_do_not_depend_on_the_others(loop):
-    """C8: alone, with another, and in another order; and two runs are identical to the byte."""
+    """C8: its traffic is the same alone, with another and in another order, and two runs are byte-identical."""
     poisson = attrs.evolve(BATCH, profile=OpenLoop(rate=10, duration_s=20, arrivals="poisson"))
     alone = run_seeded(loop, run_populations, [poisson], seed=7).populations["batch"]
     both = run_seeded(loop, run_populations, [CHAT, poisson], seed=7)
@@ -165,13 +165,13 @@ def test_a_workload_that_can_not_be_opened_ends_the_run_with_its_error(run):
     ],
 )
 def test_populations_without_a_name_of_their_own_are_an_error(populations, says):
-    """C8."""
+    """C8: populations without a name of their own are an error."""
     with pytest.raises(ValueError, match=says):
         PopulationsRun(populations)
 
 
 def test_a_population_has_a_name_and_a_profile():
-    """C8."""
+    """C8: a population has a name and a profile."""
     with pytest.raises(ValueError, match="the name of a population"):
         Population(name="", workload=fast, profile=BATCH.profile)
     with pytest.raises(TypeError, match=r"population 'x' must be an OpenLoop or a ClosedLoop"):

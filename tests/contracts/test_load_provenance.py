@@ -84,7 +84,7 @@ def test_two_runs_in_virtual_time_are_the_same_to_the_byte(loop):
 
 
 def test_the_journal_of_another_workload_is_refused(run, tmp_path):
-    """R14: with what differs; the same workload resumes."""
+    """R14: the error names the differences, and the same workload resumes."""
     journal = tmp_path / "steps.jsonl"
     run(find_capacity, ask("qwen"), [10], Slo(p95_s=2.0), journal=journal, **QUICK)
     assert 1 == len(run(find_capacity, ask("qwen"), [10], Slo(p95_s=2.0), journal=journal, **QUICK).steps)
@@ -160,7 +160,7 @@ def test_times_per_token_and_between_tokens_are_measured(run):
 
 
 def test_times_of_tokens_can_be_limits(run):
-    """R15: on the command line, too; goodput is what is within all limits together."""
+    """R15: limits work on the command line too, and goodput is within all of them."""
     slo = Slo.parse("ttft_p95=300ms,tpot_p95=20ms,itl_p99=50ms")
     assert slo == Slo(ttft_p95_s=0.3, tpot_p95_s=0.02, itl_p99_s=0.05)
     report = run(run_load, stream([0.01, 0.01, 0.07, 0.01]), OpenLoop(rate=20, duration_s=10), slo=slo)
@@ -207,7 +207,7 @@ def test_a_stop_is_obeyed_at_once(run, stop_at):
 
 
 def test_a_search_that_is_stopped_before_it_begins_sends_nothing(run):
-    """R4."""
+    """R4: a search that is stopped before it begins sends nothing."""
     sent: list[Arrival] = []
 
     async def noted(arrival: Arrival) -> None:

@@ -65,7 +65,7 @@ async def instant(arrival: Arrival) -> None:
 
 
 def test_steps_are_numbers_and_k_is_a_thousand():
-    """R1."""
+    """R1: steps are numbers and k is a thousand."""
     assert (50.0, 100.0, 1500.0, 2000.0) == parse_steps("50, 100,1.5k,2K")
     assert (1.0, 2.5) == parse_steps([1, 2.5])
 
@@ -84,7 +84,7 @@ def test_steps_are_numbers_and_k_is_a_thousand():
     ],
 )
 def test_a_bad_step_is_named(steps, says):
-    """R1."""
+    """R1: a bad step is named."""
     with pytest.raises(ValueError, match=says):
         parse_steps(steps)
 
@@ -138,7 +138,7 @@ def test_what_was_not_measured_is_inconclusive(run):
 
 
 def test_a_broken_limit_trips_with_every_reason(run):
-    """R3."""
+    """R3: a broken limit trips with every reason."""
     judgement = judge(build_report(run, 0.143), Slo(p50_s=0.1, p95_s=0.1, p99_s=0.2, error_rate=0.1))
     assert ("TRIP", ("p50=143ms > 100ms", "p95=143ms > 100ms")) == (judgement.verdict, judgement.reasons)
 
@@ -302,7 +302,7 @@ def test_a_probe_of_the_queue_is_judged_instead(run):
 
 
 def test_a_queue_that_disappears_trips(run):
-    """R7."""
+    """R7: a queue that disappears trips."""
 
     async def queue() -> float | None:
         return 3.0 if anyio.current_time() < 5 else None
@@ -426,7 +426,7 @@ def test_a_preflight_says_what_to_do_before_a_long_run(run):
 
 
 def test_a_preflight_that_hangs_has_a_timeout(run):
-    """R11."""
+    """R11: a preflight that hangs has a timeout."""
     with pytest.raises(PreflightFailed, match="was not answered within 5 s"):
         run(find_capacity, lambda arrival: anyio.sleep(math.inf), [10], Slo(p95_s=1.0), preflight=True, **QUICK)
 
@@ -553,7 +553,7 @@ def test_operations_of_a_mix_have_their_own_latencies_and_limits(run):
     ],
 )
 def test_weights_that_add_up_to_nothing_are_an_error(operations, says):
-    """R13."""
+    """R13: weights that add up to nothing are an error."""
     with pytest.raises(ValueError, match=says):
         mix(operations)
 

@@ -24,7 +24,7 @@ from sampling import (
     Tier,
     Validation,
 )
-from sampling._similarity import rouge_l
+from sampling._text.similarity import rouge_l
 from sampling.protocols import Progress
 from sampling.testing import After, ScriptedBackend
 from tests.contracts.kinds import sample

@@ -118,6 +118,12 @@ def test_labels_and_thoughts_before_a_verdict_are_skipped(run, reply):
     assert run(sample, saying("text"), checks.judge("is polite", backend=saying(reply))).success
 
 
+@pytest.mark.parametrize("reply", ["8,5", "8-9", "8–9"])
+def test_a_number_that_may_be_another_one_is_no_score(reply):
+    """Half of a decimal or of a range would be a wrong score."""
+    assert Scored(at_least=7, out_of=10).read(reply) is None
+
+
 @pytest.mark.parametrize("reply", ["Score: 8", "**Rating:** 8/10", "<thinking>3?</thinking>8", "My final score is 8."])
 def test_labels_and_thoughts_before_a_score_are_skipped(run, reply):
     """A score is readable with its label."""

@@ -2,8 +2,10 @@
 
 import math
 
+import anyio
 import attrs
 import pytest
+from structlog.testing import capture_logs
 
 from sampling import (
     BaseSamplingStrategy,
@@ -15,7 +17,7 @@ from sampling import (
     RejectionSamplingStrategy,
     TransientError,
 )
-from sampling.errors import SelectionFailed
+from sampling.errors import BadRequest, SelectionFailed
 from sampling.protocols import Progress, Stage
 from sampling.testing import After, CapturedEvents, ScriptedBackend
 
@@ -277,3 +279,70 @@ class TestStages:
 
         with pytest.raises(SelectionFailed, match="there is no call to make"):
             run(Idle().sample, "q", None, recording("yes"))
+
+
+class TestDecisionsThatFail:
+    """Semantics 3 and 10: a strategy that fails loses neither an answer nor a cancellation."""
+
+    @pytest.mark.parametrize("deterministic", [False, True])
+    def test_a_variation_that_raises_ends_its_subsample_only(self, run, deterministic):
+        def vary(plan, subsample, attempt):
+            if subsample == 1:
+                raise ZeroDivisionError("in the variation")
+            return plan
+
+        backend = ScriptedBackend(
+            lambda request: After(1.0 + request.subsample, BadRequest("no") if request.subsample else "yes")
+        )
+        strategy = RejectionSamplingStrategy(concurrency_budget=3, variation=vary, deterministic=deterministic)
+        with capture_logs():
+            result = run(strategy.sample, "q", None, backend)
+        assert result.success
+        assert {ZeroDivisionError, BadRequest} >= {type(error) for error in result.errors} >= {ZeroDivisionError}
+
+    def test_a_variation_that_always_raises_is_the_failure_of_the_call(self, run):
+        with pytest.raises(ZeroDivisionError):
+            run(RejectionSamplingStrategy(variation=lambda *_: 1 / 0).sample, "q", None, ScriptedBackend(["yes"]))
+
+    def test_a_failure_to_learn_is_logged(self, run):
+        class Forgetful(RejectionSamplingStrategy):
+            def learn(self, attempts):
+                raise ZeroDivisionError("while learning")
+
+        with capture_logs() as logs:
+            assert run(Forgetful().sample, "q", None, ScriptedBackend(["yes"])).success
+        assert ["learn_failed"] == [line["event"] for line in logs]
+
+        async def cancelled():
+            with anyio.move_on_after(1) as scope:
+                await Forgetful().sample("q", None, lambda request: anyio.sleep(100))
+            return scope.cancelled_caught
+
+        with capture_logs():
+            assert run(cancelled)
+
+    @pytest.mark.parametrize("breadth", [1, 3])
+    @pytest.mark.parametrize("passes", [False, True])
+    def test_a_strategy_may_change_the_list_that_it_selects_from(self, run, passes, breadth):
+        class Careless(RejectionSamplingStrategy):
+            def select(self, slices):
+                first = slices[0]
+                slices.clear()
+                return first
+
+            select_from_failure = select
+
+        strategy = Careless(concurrency_budget=breadth)
+        result = run(strategy.sample, "q", None, ScriptedBackend(["yes"] * 3), [lambda text: passes])
+        assert passes == result.success
+        assert "yes" == result.value
+        assert result.slices
+
+    @pytest.mark.parametrize("votes", [None, (1, 2, 3), "abc"])
+    def test_votes_that_are_no_pair_are_named(self, run, votes):
+        class Miscounted(RejectionSamplingStrategy):
+            def count_votes(self, slices):
+                return votes
+
+        with pytest.raises(SelectionFailed, match=r"count_votes\(\) returned .*, not a tuple of agreement and margin"):
+            run(Miscounted().sample, "q", None, ScriptedBackend(["yes"]))

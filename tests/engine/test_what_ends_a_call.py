@@ -1,5 +1,7 @@
 """What errors and cancellations end: an attempt, a subsample or the call. Nothing undoes a winner."""
 
+import asyncio  # noqa: TID251 - its cancellation, wherever it is raised
+import json
 import math
 import time
 
@@ -8,7 +10,9 @@ import pytest
 from anyio.lowlevel import checkpoint
 from structlog.testing import capture_logs
 
+import sampling
 from sampling import (
+    Action,
     Budget,
     Diverse,
     EscalationStrategy,
@@ -16,6 +20,7 @@ from sampling import (
     Generation,
     Hooks,
     IterationFinished,
+    MajorityVotingStrategy,
     MultiTurnStrategy,
     Options,
     RejectionSamplingStrategy,
@@ -28,6 +33,7 @@ from sampling.errors import (
     AuthenticationFailed,
     BadRequest,
     ModelNotFound,
+    NestedTooDeeply,
     QuotaExhausted,
     RequestTooLarge,
     UnexpectedCancellation,
@@ -75,6 +81,39 @@ class TestCleanupOfALoser:
         assert 0 == result.best.subsample
         assert 3 == len(result.attempts)
         assert {"valid", "errored"} == {one.outcome for one in result.attempts}
+
+    @pytest.mark.parametrize("deterministic", [False, True])
+    @pytest.mark.parametrize("raised", [GeneratorExit, BaseException, MemoryError, RuntimeError], ids=repr)
+    def test_nothing_but_the_end_of_the_process_undoes_the_winner(self, run, raised, deterministic):
+        """Semantics 3: whatever the cleanup raises. In a deterministic call, not even before the winner is certain."""
+
+        async def backend(request):
+            try:
+                await anyio.sleep([5, 1, 100][request.subsample])
+            finally:
+                if request.subsample == 2:
+                    raise raised("in the cleanup")
+            return ["no", "yes", "never"][request.subsample]
+
+        result = run(sample, wide(3, deterministic=deterministic), backend)
+        assert result.success
+        assert "errored" == result.attempts[2].outcome
+        assert isinstance(result.attempts[2].error, raised)
+
+    @pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
+    def test_the_end_of_the_process_does(self, run, raised):
+        """Row 43: an interrupt that comes while a loser cleans up is not lost."""
+
+        async def backend(request):
+            try:
+                await anyio.sleep([1, 100][request.subsample])
+            finally:
+                if request.subsample == 1:
+                    raise raised
+            return "yes"
+
+        with pytest.raises(raised):
+            run(sample, wide(), backend)
 
     def test_a_native_nursery_of_trio_does_not_undo_the_winner(self):
         """Semantics 3: the group that leaves a trio nursery may hold the cancellation beside an error."""
@@ -169,6 +208,36 @@ class TestUnexpectedCancellation:
         assert {UnexpectedCancellation} == {type(error) for error in result.errors}
         assert result.errors[0].retryable
         assert isinstance(result.errors[0].__cause__, BaseException)
+
+    @pytest.mark.parametrize("place", ["backend", "check", "async check", "hook"])
+    def test_one_of_another_event_loop_is_no_different(self, run, place):
+        """Semantics 10 and 11: code in a thread may run a loop of asyncio, on trio too."""
+
+        def leak(where):
+            if where == place:
+                raise asyncio.CancelledError
+
+        async def backend(request):
+            await checkpoint()
+            leak("backend")
+            return "yes"
+
+        async def later(text):
+            leak("async check")
+            return True
+
+        def check(text):
+            leak("check")
+            return True
+
+        hooks = Hooks()
+        hooks.on(IterationFinished)(lambda event: leak("hook"))
+        if place == "hook":
+            result = run(sample, wide(1), backend, hooks=hooks)
+            assert UnexpectedCancellation is type(result.hook_failures[0].error)
+            return
+        with pytest.raises(UnexpectedCancellation):
+            run(sample, wide(1, 2), backend, [check, later])
 
     @pytest.mark.parametrize("breadth", [1, 3])
     def test_it_is_raised_if_nothing_else_happens(self, run, breadth):
@@ -308,8 +377,8 @@ class TestErrors:
 class Streaming(ScriptedBackend):
     """A streaming backend that turns what its receiver raises into an error of its own."""
 
-    def __init__(self):
-        super().__init__(lambda request: "text")
+    def __init__(self, reply=lambda request: "text"):
+        super().__init__(reply)
 
     async def stream(self, request, receive):
         generation = await self.generate(request)
@@ -375,6 +444,19 @@ class TestDefectsOfChecks:
             assert 2 == len(result.slices)
             assert isinstance(result.best.error, NameError | ImportError)
 
+    def test_the_answer_may_call_back_a_check_with_a_typo(self, run):
+        """Semantics 6: the check's own code raises it, although the answer called that code."""
+
+        def check(text):
+            names = {}
+            exec(text, names)  # noqa: S102 - the point of this test
+            return names["call"](lambda: lenght(text))  # noqa: F821
+
+        backend = ScriptedBackend(lambda request: "def call(function): return function()")
+        with pytest.raises(NameError, match="lenght"):
+            run(sample, wide(1, 4), backend, [check])
+        assert 1 == len(backend.requests)
+
     def test_a_valid_sibling_beats_a_defect(self, run):
         """Semantics 3: an earlier winner is not lost."""
 
@@ -396,6 +478,63 @@ class TestDefectsOfChecks:
         assert "- has a name: it could not be checked\n" in told
         assert "KeyError" not in told
         assert "secret" not in told
+
+
+class TestAnswersThatAreNestedTooDeeply:
+    @pytest.mark.parametrize("kind", ["parser", "check", "async check", "blocking check", "partial check", "key"])
+    @pytest.mark.anyio
+    async def test_one_is_invalid_and_ends_nothing(self, kind, anyio_backend):
+        """Semantics 6: `json.loads` and the like raise a RecursionError for an answer of brackets."""
+
+        def check(text):
+            return json.loads(text) == [1]
+
+        async def check_later(text):
+            return check(text)
+
+        strategy = wide(1, 2)
+        action = Action("q", json.loads) if kind == "parser" else "q"
+        reqs = {
+            "check": [check],
+            "async check": [check_later, check_later],
+            "blocking check": [Requirement("is one", check=check, blocking=True)],
+            "partial check": [Requirement("is one", check=check, partial=check)],
+        }.get(kind, [])
+        if kind == "key":
+            strategy = MajorityVotingStrategy(concurrency_budget=3, key=lambda text: str(json.loads(text)))
+        backend = Streaming(lambda request: "[1]" if request.iteration > 1 else "[" * 100_000)
+        with capture_logs():
+            result = await strategy.sample(action, None, backend, reqs)
+        assert result.success
+        assert "[1]" == result.text
+        for slice_ in result.slices:
+            for complaint in slice_.complaints:
+                assert "recursion" not in complaint
+
+    @pytest.mark.anyio
+    async def test_a_check_that_samples_itself_ends_at_once(self, anyio_backend):
+        """Row 44: with a failed check at every level, each of them would try again, which takes for ever."""
+        strategy, requests = wide(1, 3), []
+
+        async def backend(request):
+            requests.append(request)
+            return "text"
+
+        async def check(text):
+            return (await strategy.sample("q", None, backend, [check])).success
+
+        with capture_logs(), pytest.raises(NestedTooDeeply, match="33 calls"):
+            await strategy.sample("q", None, backend, [check])
+        assert 33 == len(requests)
+        assert sampling.current() is None
+
+        async def on_itself(request):
+            requests.append(request)
+            return (await strategy.sample("q", None, on_itself)).text
+
+        with capture_logs(), pytest.raises(NestedTooDeeply):
+            await strategy.sample("q", None, on_itself)
+        assert 33 + 33 == len(requests)
 
 
 class TestScores:

@@ -252,3 +252,33 @@ def test_no_text_breaks_a_key(text):
     """For every text, a key is hashable or None, and the same each time."""
     for key in (exact, number, expression, json_field("a.0")):
         assert hash(key(text)) == hash(key(text))
+
+
+class TestNotationsOfMathematics:
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            (r"1\,000", "1000"),
+            (r"\text{Yes}", "yes"),
+            (r"\textbf{(B)}", "B"),
+            ("#### 42", "42"),
+            ("e^{0}", "1"),
+            ("x - x", "0"),
+            (r"x \le 3", r"x\leq 3"),
+            ("x <= 3", "x ≤ 3"),
+            (r"x \ge 3", "x >= 3"),
+            (r"x\in[1,2]", "[1, 2]"),
+            (r"\boxed{x \in (0, \infty)}", r"(0, \infty)"),
+        ],
+    )
+    def test_answers_that_are_written_differently_are_equal(self, one, other):
+        """The marks, commands and signs of common notations do not matter."""
+        assert expression(one) == expression(other) is not None
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [("x <= 3", "x >= 3"), ("x <= 3", "3"), (r"x \le 3", "x < 3"), (r"\text{Yes}", r"\text{No}"), ("2x", "x")],
+    )
+    def test_answers_that_differ_stay_different(self, one, other):
+        """An inequality is not the number on its right."""
+        assert expression(one) != expression(other)

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from sampling._similarity import MAX_WORDS, cosine, rouge_l
-from sampling._similarity.stemming import stem
+from sampling._text.similarity import MAX_WORDS, cosine, rouge_l
+from sampling._text.stemming import stem
 
 
 def common_length(one, other):
