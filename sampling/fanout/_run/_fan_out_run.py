@@ -36,6 +36,7 @@ from sampling.fanout.engines import SampleItem, Work
 from sampling.fanout.items import HOW_TO_GO_ON, FanOutResult, Item, ItemOutcome, ItemStatus, StopReason, as_item
 from sampling.fanout.journal._fingerprint import item_digest
 from sampling.fanout.journal._journal import PendingOutcome, Session
+from sampling.fanout.journal._pauses import Pause
 from sampling.fanout.journal._store import Spent
 from sampling.fanout.journal._writer import Batch
 from sampling.results import SamplingResult
@@ -67,7 +68,7 @@ class FanOut(Generic[T]):
         self._buffer = OutcomeBuffer(ordered=arguments.ordered)
         self._slots = Slots(arguments.max_concurrency, max_buffered=arguments.max_buffered)
         self._ending = Ending(arguments)
-        self._outage = Outage(arguments.outage_grace_s, self._slots.notify, self._has_one_item_left)
+        self._outage = Outage(arguments.outage_grace_s, self._slots.notify, self._has_one_item_left, self._record_pause)
         self._announcer = Announcer(arguments)
         self._stack: AsyncExitStack | None = None
         self._entered = False
@@ -154,6 +155,8 @@ class FanOut(Generic[T]):
             stack.push_async_callback(self._close_journal, session)
             writers = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(session.stop_writer)
+            if not self._announcer.has_item_hooks:
+                session.call_after_batch(self._hand_out_batch)
             writers.start_soon(session.run_writer, name="sampling fan-out: journal")
         await self._announcer.emit_started(self.run_id, 0 if session is None else session.state.recorded)
         self._sample = await stack.enter_async_context(arguments.engine.open(self._work()))
@@ -317,7 +320,7 @@ class FanOut(Generic[T]):
                 source.exhausted = not self._stopping
                 break
             digest = 0 if session is None else item_digest(given, source.count)
-            if session is None or not await self._replay(given, digest, session):
+            if session is None or session.is_new(source.count) or not await self._replay(given, digest, session):
                 self._start(as_item(given, source.count, run_id), digest)
             source.count += 1
         if source.exhausted and session is not None:
@@ -362,6 +365,7 @@ class FanOut(Generic[T]):
         """
         account = ItemAccount(item.item_id, self._parent_id)
         outcome: ItemOutcome[T] | None = None
+        is_queued = False
         try:
             try:
                 if item.index < self._ending.cancelled_from and (
@@ -375,8 +379,9 @@ class FanOut(Generic[T]):
                 del self._running[item.index]
                 self._slots.release()
                 batch = self._settle(item, digest, outcome, account)
+                is_queued = batch is not None and not self._announcer.has_item_hooks
                 self._slots.notify()
-            if outcome is not None and (batch is None or await batch.on_disk()):
+            if not is_queued and outcome is not None and (batch is None or await batch.on_disk()):
                 await self._hand_out(outcome, recorded=False)
         except anyio.get_cancelled_exc_class():
             self._ending.cut_short |= item.index < self._ending.cancelled_from
@@ -384,11 +389,30 @@ class FanOut(Generic[T]):
         except BaseException as error:  # noqa: BLE001 - it is raised where the outcomes are read
             self._end_with_crash(error)
         finally:
+            self._end_item(is_queued=is_queued)
+
+    def _end_item(self, *, is_queued: bool) -> None:
+        """End the task of an item. The writer hands out what is queued."""
+        if not is_queued:
             self._slots.alive -= 1
-            if self._session is not None and self._session.failure is not None:
-                self._stop_admitting()
-            if not self._slots.alive:
-                self._check_over()
+        if self._session is not None and self._session.failure is not None:
+            self._stop_admitting()
+        if not self._slots.alive:
+            self._check_over()
+
+    def _hand_out_batch(self, batch: Batch[PendingOutcome]) -> None:
+        """
+        Hand out the outcomes of a batch that is on disk, for their tasks.
+
+        So no task waits only to hand out its outcome, which would cost as much as writing it.
+        """
+        for entry in batch.outcomes:
+            self._slots.alive -= 1
+            if batch.stored:
+                self._buffer.put(entry.outcome)
+        if not batch.stored:
+            self._stop_admitting()
+        self._check_over()
 
     async def _sample_item(self, item: Item[T], account: ItemAccount) -> ItemOutcome[T]:
         """Sample an item, and again after an outage."""
@@ -412,6 +436,10 @@ class FanOut(Generic[T]):
                 return outcome
             first_failed_at = min(first_failed_at, failed_at)
             account.start_another_call(outcome.result)
+
+    def _record_pause(self, pause: Pause) -> None:
+        if self._session is not None:
+            self._session.record_pause(pause)
 
     def _has_one_item_left(self) -> bool:
         return not self._admitting and len(self._running) == 1
@@ -468,7 +496,8 @@ class FanOut(Generic[T]):
             if outcome is not None and not spent.requests:
                 self._session.withdraw(item)
             return None
-        return self._session.record(PendingOutcome(item, digest, outcome, spent))
+        elapsed_s = account.elapsed_s if result is None else None
+        return self._session.record(PendingOutcome(item, digest, outcome, spent, elapsed_s))
 
     async def _hand_out(self, outcome: ItemOutcome[T], *, recorded: bool) -> None:
         if self._announcer.has_item_hooks:

@@ -1,6 +1,7 @@
 """Wait out an outage of the backend instead of recording its errors."""
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -12,6 +13,7 @@ from sampling._text import quoted
 from sampling.errors import BackendError, ConnectFailed, RateLimited
 from sampling.fanout._run._spending import stopped_by_budget
 from sampling.fanout.items import ItemOutcome
+from sampling.fanout.journal._pauses import Pause, PauseEnd
 from sampling.results import SamplingResult
 
 __all__ = ["Outage", "has_answer", "transient_error"]
@@ -40,15 +42,23 @@ class Outage:
     a minute, unless the error is about the server and not about the item.
     """
 
-    def __init__(self, grace_s: float, notify: Callable[[], None], is_last: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        grace_s: float,
+        notify: Callable[[], None],
+        is_last: Callable[[], bool] = lambda: False,
+        record: Callable[[Pause], None] = lambda _: None,
+    ) -> None:
         """
         Call `notify` when `needs_another_item` may have changed.
 
         `is_last` returns whether all other items have ended, and no more will come.
+        `record` is called when a pause begins, and again when it is over.
         """
         self._grace_s = grace_s
         self._notify = notify
         self._is_last = is_last
+        self._record = record
         self.answer_seen = False
         """Whether the run has had an answer. Before that, an error more likely is a mistake in the settings."""
 
@@ -60,8 +70,9 @@ class Outage:
         self._next_probe_at = math.inf
         self._interval_s = _FIRST_INTERVAL_S
         self._grace_spent = False
-        self._announced = False
-        """Whether the outage was logged. One that ends before the first probe was a single failing item."""
+        self._began_s = 0.0
+        self._pause: Pause | None = None
+        """The pause, once it was logged. One that ends before the first probe was a single failing item."""
 
         self._changed = anyio.Event()
         self._held: deque[int] = deque()
@@ -83,10 +94,10 @@ class Outage:
         self._grace_spent = False
         self._newest_answered = max(self._newest_answered, started_at)
         if started_at >= self._began_at:
-            if self._announced:
+            if self._pause is not None:
                 lasted_s = round(anyio.current_time() - self._began_at, 1)
                 log.warning("outage_over", lasted_s=lasted_s, held=len(self._held))
-            self._end()
+            self._end("answered")
 
     async def wait(self, outcome: ItemOutcome[Any], first_failed_at: float) -> bool:
         """
@@ -109,14 +120,17 @@ class Outage:
     def _begin(self) -> None:
         if self._began_at == math.inf:
             self._began_at = anyio.current_time()
+            self._began_s = time.time()
             self._interval_s = _FIRST_INTERVAL_S
             self._next_probe_at = self._began_at + self._interval_s
 
     def _announce(self, grace_s: float, error: BaseException | None) -> None:
-        if not self._announced:
-            self._announced = True
+        if self._pause is None:
             fields = {"error_type": type(error).__name__, "error": quoted(str(error), _MAX_ERROR_CHARS)}
             log.warning("outage_began", grace_s=grace_s, held=len(self._held), **fields)
+            # Only the type: the message may contain prompts or keys.
+            self._pause = Pause(self._number, self._began_s, type(error).__name__, len(self._held))
+            self._record(self._pause)
 
     def _grace(self, error: BaseException | None) -> float:
         """Return how long to wait for an answer after this error."""
@@ -124,9 +138,11 @@ class Outage:
             return min(self._grace_s, _LAST_ITEM_GRACE_S)
         return self._grace_s
 
-    def _end(self) -> None:
+    def _end(self, ending: PauseEnd) -> None:
+        if self._pause is not None:
+            self._record(self._pause.end(time.time(), ending))
+        self._pause = None
         self._number += 1
-        self._announced = False
         self._began_at = self._next_probe_at = math.inf
         self._probes.clear()
         self._changed.set()
@@ -139,7 +155,7 @@ class Outage:
             if now >= deadline:
                 log.warning("outage_grace_spent", grace_s=grace_s, held=len(self._held))
                 self._grace_spent = True
-                self._end()
+                self._end("grace spent")
             elif now >= self._next_probe_at and self._held[0] == index:
                 self._announce(grace_s, error)
                 self._interval_s = min(2 * self._interval_s, _LONGEST_INTERVAL_S)

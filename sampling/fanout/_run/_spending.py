@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import anyio
+
 from sampling._engine.scope import Scope, enter_item
 from sampling.fanout.journal._store import Spent
 from sampling.results import SamplingResult
@@ -17,6 +19,12 @@ class ItemAccount:
         self._ids = item_id, parent_id
         self._scope = enter_item(*self._ids)
         self._earlier = Spent()
+        self._began_at = anyio.current_time()
+
+    @property
+    def elapsed_s(self) -> float:
+        """The seconds since the item was started, with the time in which it waited for the backend."""
+        return anyio.current_time() - self._began_at
 
     def start_another_call(self, result: SamplingResult[Any] | None) -> None:
         """Keep the amount of the call that has ended, with this result if it had one."""

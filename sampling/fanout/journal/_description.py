@@ -23,7 +23,7 @@ from typing import Any, Final, cast
 
 import attrs
 
-from sampling._message_json import canonical
+from sampling._serialization.messages import canonical
 from sampling.backends.layers._identity import identity_of
 from sampling.requirements import Requirement
 from sampling.strategy import BaseSamplingStrategy
@@ -155,6 +155,8 @@ class Describer:
         name = name_of(type(value))
         if isinstance(given := getattr(value, "fingerprint", None), str) or callable(given):
             return {"class": name, "fingerprint": str(given() if callable(given) else given)}
+        if (array := _array(value)) is not None:
+            return {"class": name, **array}
         if callable(getattr(value, "generate", None)):
             return {"class": name, "model": identity_of(value)}
         if callable(getattr(value, "iter_errors", None)) and hasattr(value, "schema"):
@@ -234,6 +236,9 @@ class Describer:
 
     def _other_callable(self, function: Any) -> dict[str, Any]:
         """Describe a builtin, such as the method of a str, or an object with `__call__`."""
+        if type(function).__module__ == "functools" and hasattr(function, "__wrapped__"):
+            # A cache changes no answer, so what it wraps decides.
+            return self.function(function.__wrapped__)
         owner = getattr(function, "__self__", None)
         named = {"name": name_of(function)}
         if isinstance(function, BuiltinFunctionType) or type(function).__module__ == "builtins":
@@ -266,6 +271,18 @@ class Describer:
         own = {name: self._part(name, value) for name, value in vars(strategy).items() if name in public}
         settings = {name: self._part(name, getattr(strategy, name)) for name in (*_SETTINGS, *added)}
         return {"class": name_of(type(strategy)), **own, **settings, **self._methods(type(strategy))}
+
+
+def _array(value: Any) -> dict[str, Any] | None:
+    """Describe an array of numbers or texts, such as NumPy's. Return None for anything else."""
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    if dtype is None or not isinstance(shape, tuple) or not callable(getattr(value, "tobytes", None)):
+        return None
+    # The bytes of an array of objects are addresses.
+    if getattr(dtype, "hasobject", True):
+        return None
+    digest = hashlib.sha256(value.tobytes()).hexdigest()[:16]
+    return {"dtype": str(dtype), "shape": str(cast("tuple[int, ...]", shape)), "sha256": digest}
 
 
 def _attributes_of(value: Any) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Export a journal as JSON lines, CSV or Parquet."""
+"""Export a journal as JSON lines, CSV, Parquet or HTML."""
 
 import csv
 import json
@@ -12,14 +12,15 @@ from sampling._arguments import short_repr
 from sampling._json import bounded as bounded_json
 from sampling.errors import JournalDamaged, MissingExtra
 from sampling.fanout.items import ItemOutcome
-from sampling.fanout.journal._records import Recorder, own_requirement
+from sampling.fanout.journal._page import read_findings, render_findings
+from sampling.fanout.journal._records import Recorder, describe_requirement, padded_validation
 from sampling.fanout.journal._store import OutcomeRow, all_outcomes, connect_to_read, is_file_of, run_of
 from sampling.messages import Action
 from sampling.requirements import Requirement
 
 __all__ = ["ExportFormat", "export", "live_row", "rows"]
 
-ExportFormat: TypeAlias = Literal["jsonl", "csv", "parquet"]
+ExportFormat: TypeAlias = Literal["jsonl", "csv", "parquet", "html"]
 """The file format of an export."""
 
 _COLUMNS: Final = {
@@ -61,7 +62,8 @@ def export(
     Write the outcomes of a journal to a file.
 
     They are ordered by index. Return their number.
-    The format follows the suffix `.jsonl`, `.csv` or `.parquet` unless it is given. Parquet needs the extra `parquet`.
+    The format follows the suffix `.jsonl`, `.csv`, `.parquet` or `.html` unless it is given. Parquet needs the extra
+    `parquet`. HTML is a page about the run: its progress, its failures and its slowest items.
     The file appears once it is complete. A run may write the journal meanwhile: its stored outcomes are exported.
     In CSV, a text that a spreadsheet would take for a formula is preceded by an apostrophe.
     """
@@ -72,7 +74,7 @@ def export(
         if is_file_of(Path(journal), path):
             raise ValueError(f"an export must not overwrite the journal: {path} belongs to {journal}")
     try:
-        count = write(unfinished, rows(Path(journal)))
+        count = write(unfinished, Path(journal))
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -140,30 +142,17 @@ def _failures(record: Mapping[str, Any], descriptions: Sequence[str]) -> Iterato
             yield {"error_type": error["type"], "error": error["message"]}
         return
     for attempt in record["attempts"]:
-        for position, passed, reason, _, _, name in map(_padded, attempt.get("validations", ())):
+        for position, passed, reason, _, _, name in map(padded_validation, attempt.get("validations", ())):
             if not passed:
-                described = name or _description(position, descriptions)
+                described = name or describe_requirement(position, descriptions)
                 yield {"iteration": attempt["iteration"], "requirement": described, "reason": reason or described}
         if attempt["outcome"] == "errored" and "error" in attempt:
             error = record["errors"][attempt["error"]]
             yield {"iteration": attempt["iteration"], "error_type": error["type"], "error": error["message"]}
 
 
-def _padded(validation: Sequence[Any]) -> tuple[Any, ...]:
-    return (*validation, *[None] * (6 - len(validation)))
-
-
-def _description(position: int | str | None, descriptions: Sequence[str]) -> str:
-    if isinstance(position, str):
-        return own_requirement(position).description
-    # Out of range if the run was resumed with other requirements.
-    if position is None or position >= len(descriptions):
-        return "a requirement"
-    return descriptions[position]
-
-
-def _writer_for(target: Path, given: str | None) -> Callable[[Path, Iterator[dict[str, Any]]], int]:
-    writers = {"jsonl": _write_jsonl, "csv": _write_csv, "parquet": _write_parquet}
+def _writer_for(target: Path, given: str | None) -> Callable[[Path, Path], int]:
+    writers = {"jsonl": _write_jsonl, "csv": _write_csv, "parquet": _write_parquet, "html": _write_page}
     chosen = target.suffix.removeprefix(".").lower() if given is None else given
     if chosen not in writers:
         allowed = ", ".join(f".{name}" for name in writers)
@@ -172,25 +161,31 @@ def _writer_for(target: Path, given: str | None) -> Callable[[Path, Iterator[dic
     return writers[chosen]
 
 
-def _write_jsonl(path: Path, outcomes: Iterator[dict[str, Any]]) -> int:
+def _write_page(path: Path, journal: Path) -> int:
+    findings = read_findings(journal)
+    path.write_text(render_findings(findings), encoding="utf-8")
+    return findings.ended
+
+
+def _write_jsonl(path: Path, journal: Path) -> int:
     count = 0
     with path.open("w", encoding="ascii", newline="\n") as file:
-        for count, outcome in enumerate(outcomes, 1):  # noqa: B007 - the last number is the count
+        for count, outcome in enumerate(rows(journal), 1):  # noqa: B007 - the last number is the count
             file.write(f"{json.dumps(outcome, allow_nan=False)}\n")
     return count
 
 
-def _write_csv(path: Path, outcomes: Iterator[dict[str, Any]]) -> int:
+def _write_csv(path: Path, journal: Path) -> int:
     count = 0
     with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         table = csv.DictWriter(file, list(_COLUMNS))
         table.writeheader()
-        for count, outcome in enumerate(outcomes, 1):  # noqa: B007
+        for count, outcome in enumerate(rows(journal), 1):  # noqa: B007
             table.writerow({name: _inert(value) for name, value in _encoded(outcome).items()})
     return count
 
 
-def _write_parquet(path: Path, outcomes: Iterator[dict[str, Any]]) -> int:
+def _write_parquet(path: Path, journal: Path) -> int:
     try:
         # Imported here because it is a heavy extra. It ships no types, hence Any.
         pa: Any = import_module("pyarrow")
@@ -201,7 +196,7 @@ def _write_parquet(path: Path, outcomes: Iterator[dict[str, Any]]) -> int:
     count = 0
     with pq.ParquetWriter(path, schema) as table:
         batch: list[dict[str, Any]] = []
-        for outcome in outcomes:
+        for outcome in rows(journal):
             batch.append(_encodable(_encoded(outcome)))
             if len(batch) == _PARQUET_ROWS:
                 table.write_batch(pa.RecordBatch.from_pylist(batch, schema))

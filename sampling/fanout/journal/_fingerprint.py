@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import zip_longest
 from typing import Any, cast
 
-from sampling._message_json import canonical, digest, plain_content
+from sampling._serialization.messages import canonical, digest, plain_content
 from sampling._text import quoted
 from sampling.fanout.items import Item, as_item
 from sampling.fanout.journal._description import CODE, Describer, name_of

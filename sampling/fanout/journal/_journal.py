@@ -2,10 +2,11 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar, TypeVarTuple, cast, get_args
+from typing import Any, NamedTuple, TypeVar, TypeVarTuple, cast, get_args
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -14,13 +15,15 @@ import attrs
 
 from sampling._arguments import short_repr, wrong_type
 from sampling._log import Logger
-from sampling._storable import storable_number
+from sampling._serialization.values import storable_numbers
 from sampling.budgets import Budget
-from sampling.errors import JournalDamaged, JournalMismatch
+from sampling.errors import JournalDamaged, JournalError, JournalMismatch
 from sampling.fanout.items import Item, ItemOutcome, ItemStatus, as_item
 from sampling.fanout.journal._fingerprint import fingerprint_of, item_digest, legacy_item_digest
 from sampling.fanout.journal._matching import RecordedItems
 from sampling.fanout.journal._notes import BATCH, JournalNotes, NoteStore
+from sampling.fanout.journal._page import read_findings, render_findings
+from sampling.fanout.journal._pauses import Pause
 from sampling.fanout.journal._records import Recorder
 from sampling.fanout.journal._store import (
     ALL_OUTCOMES,
@@ -138,6 +141,15 @@ class Journal:
             processes=0 if last is None else last[0],
         )
 
+    def to_html(self) -> str:
+        """
+        Return a page about the run: progress, cost, failures, slowest items, processes and pauses.
+
+        It is self-contained, and its size does not grow with the number of items. This reads the whole file, and
+        blocks meanwhile. A run may go on.
+        """
+        return render_findings(read_findings(self.path))
+
     async def in_thread(self, work: Callable[[], T], limiter: anyio.CapacityLimiter) -> T:
         """
         Run blocking work in a thread.
@@ -151,14 +163,15 @@ class Journal:
         return f"Journal({str(self.path)!r}{changes})"
 
 
-@attrs.frozen
-class PendingOutcome:
+class PendingOutcome(NamedTuple):
     """An outcome that is to be written to the journal."""
 
     item: Item[Any]
     digest: int
     outcome: ItemOutcome[Any]
     spent: Spent
+    elapsed_s: float | None = None
+    """The seconds that an item took whose call raised. A result has its own."""
 
 
 _charged: "WeakKeyDictionary[Budget, dict[str, Spent]]" = WeakKeyDictionary()
@@ -276,6 +289,10 @@ class Session:
         estimated = now.estimated_tokens - before.estimated_tokens
         budget.charge(usage, attempts=max(0, attempts), requests=max(0, requests), estimated_tokens=max(0, estimated))
 
+    def call_after_batch(self, function: Callable[[Batch[PendingOutcome]], None]) -> None:
+        """Call this function when a batch is on disk, or could not be written."""
+        self._writer.on_end = function
+
     async def run_writer(self) -> None:
         """Write batches until `stop_writer` is called."""
         await self._writer.run()
@@ -301,9 +318,13 @@ class Session:
         store = self._store
         with anyio.CancelScope(shield=True):
             try:
-                if self._writer.failure is None:
-                    # Only the type: the message may contain prompts or keys.
-                    name = None if error is None else type(error).__name__
+                # Only the type: the message may contain prompts or keys.
+                name = None if error is None else type(error).__name__
+                if self._writer.failure is not None:
+                    # So that a reader knows why it ended. What could not be written is raised anyway.
+                    with suppress(JournalError):
+                        await self._in_thread(store.record_end, status, None, name, unrecorded)
+                else:
                     await self._record_moves(exhausted=items is not None)
                     await self._in_thread(store.record_end, status, items, name, unrecorded)
                     if budget is not None:
@@ -331,6 +352,10 @@ class Session:
         return tuple(sorted((entry.outcome for entry in self._writer.unsaved), key=lambda outcome: outcome.index))
 
     # Replay recorded outcomes.
+
+    def is_new(self, index: int) -> bool:
+        """Return whether nothing can be recorded for an item, so that it need not be looked for."""
+        return index > self.state.last_item and self._known_total is None and self._items is None
 
     def find(self, given: object, index: int, digest: int) -> int:
         """Return the place of an item in the file. It is the index, unless the items have changed."""
@@ -452,6 +477,10 @@ class Session:
         """Queue the deletion of an item's intent, because nothing was sent for it."""
         self._writer.withdraw_intent(self._slots.get(item.index, item.index))
 
+    def record_pause(self, pause: Pause) -> None:
+        """Queue the beginning or the end of a pause."""
+        self._writer.put_note(pause.to_note(self._store.process))
+
     async def _write(self, batch: Batch[PendingOutcome]) -> None:
         await self._in_thread(self._write_now, batch)
 
@@ -463,25 +492,26 @@ class Session:
             positions=self._positions,
             replaced=self._replaced,
             has_notes=self.notes.in_use,
+            notes=batch.notes,
         )
 
     def _row(self, entry: PendingOutcome) -> OutcomeRow:
         item, outcome, spent = entry.item, entry.outcome, entry.spent
         usage = spent.usage
         notes: list[str] = []
-        input_tokens, output_tokens, cached, reasoning, attempts, requests, estimated = (
-            storable_number(number, name, notes)
-            for name, number in (
-                ("input_tokens", usage.input_tokens),
-                ("output_tokens", usage.output_tokens),
-                ("cached_input_tokens", usage.cached_input_tokens),
-                ("reasoning_tokens", usage.reasoning_tokens),
-                ("attempts", spent.attempts),
-                ("requests", spent.requests),
-                ("estimated_tokens", spent.estimated_tokens),
-            )
+        input_tokens, output_tokens, cached, reasoning, attempts, requests, estimated = storable_numbers(
+            {
+                "input_tokens": usage.input_tokens,
+                "output_tokens": usage.output_tokens,
+                "cached_input_tokens": usage.cached_input_tokens,
+                "reasoning_tokens": usage.reasoning_tokens,
+                "attempts": spent.attempts,
+                "requests": spent.requests,
+                "estimated_tokens": spent.estimated_tokens,
+            },
+            notes,
         )
-        record, notes = self._recorder.dump(outcome, item.action, notes)
+        record, notes = self._recorder.dump(outcome, item.action, notes, entry.elapsed_s)
         row = OutcomeRow(
             self._slots.get(item.index, item.index),
             self._store.process,

@@ -1,6 +1,8 @@
 """What an engine keeps in a journal, so that a later process can go on with it."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from sqlite3 import Connection
 from typing import TYPE_CHECKING, Any
 
 from sampling.errors import JournalDamaged
@@ -11,7 +13,7 @@ from sampling.fanout.journal._schema import checksum
 if TYPE_CHECKING:
     from sampling.fanout.journal._store import Store
 
-__all__ = ["BATCH", "JournalNotes", "NoteStore"]
+__all__ = ["BATCH", "JournalNotes", "NoteStore", "put_notes", "read_notes"]
 
 BATCH = "batch"
 """The kind of the notes on batches that have not ended."""
@@ -28,9 +30,8 @@ class NoteStore:
 
     def put(self, notes: Sequence[Note], dropped: Sequence[tuple[str, str]] = ()) -> None:
         """Write and delete notes in one transaction. A note replaces one of the same kind and name."""
-        rows = [(*note, checksum(*note)) for note in notes]
         with self._store.writing() as database:
-            database.executemany("INSERT OR REPLACE INTO notes VALUES (?, ?, ?, ?, ?)", rows)
+            put_notes(database, notes)
             database.executemany("DELETE FROM notes WHERE kind = ? AND name = ?", dropped)
 
     def read(self, kind: str) -> list[Note]:
@@ -49,11 +50,7 @@ class NoteStore:
 
     def _read(self, where: str, values: tuple[str, ...]) -> list[Note]:
         with self._store.reading() as database:
-            rows = database.execute(f"SELECT kind, name, item, value, checksum FROM notes {where}", values).fetchall()  # noqa: S608 - ours
-        for *columns, stored in rows:
-            if checksum(*columns) != stored:
-                raise JournalDamaged(f"{self._store.path} is damaged: a note has a wrong checksum")
-        return [Note(*columns) for *columns, _ in rows]
+            return read_notes(database, self._store.path, where, values)
 
     def begin(self) -> None:
         """Record that this process has an engine with notes."""
@@ -75,6 +72,21 @@ class NoteStore:
             earlier = [(item, self._store.process) for item in items]
             database.executemany("DELETE FROM intents WHERE item = ? AND life != ?", earlier)
         return sorted(items)
+
+
+def put_notes(database: Connection, notes: Iterable[Note]) -> None:
+    """Write notes. A note replaces one of the same kind and name."""
+    rows = [(*note, checksum(*note)) for note in notes]
+    database.executemany("INSERT OR REPLACE INTO notes VALUES (?, ?, ?, ?, ?)", rows)
+
+
+def read_notes(database: Connection, path: Path, where: str, values: tuple[str, ...]) -> list[Note]:
+    """Return the notes that a condition selects."""
+    rows = database.execute(f"SELECT kind, name, item, value, checksum FROM notes {where}", values).fetchall()  # noqa: S608 - ours
+    for *columns, stored in rows:
+        if checksum(*columns) != stored:
+            raise JournalDamaged(f"{path} is damaged: a note has a wrong checksum")
+    return [Note(*columns) for *columns, _ in rows]
 
 
 class JournalNotes:

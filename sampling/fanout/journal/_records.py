@@ -6,6 +6,7 @@ are not stored, because every item has them anyway.
 Reading a record runs and imports nothing: errors are created from a fixed list of types.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -15,11 +16,16 @@ from sampling._arguments import short_repr
 from sampling._completeness import COMPLETE
 from sampling._engine.scope import iteration_id
 from sampling._engine.validation import PARSES
-from sampling._error_json import dump_error, load_error, message_of, redact
 from sampling._json import bounded as bounded_json
-from sampling._message_json import dump_content, dump_generation, load_content, load_generation
-from sampling._result_json import MessageTable, index_of, parse_again, place_of, restore_attempt
-from sampling._storable import dump_value, encode, readable
+from sampling._serialization.errors import dump_error, load_error, message_of, redact
+from sampling._serialization.messages import (
+    dump_content,
+    dump_rare_fields,
+    load_content,
+    load_generation,
+)
+from sampling._serialization.results import MessageTable, index_of, parse_again, place_of, restore_attempt
+from sampling._serialization.values import dump_value, encode, readable
 from sampling.fanout.items import Item, ItemOutcome, Restored
 from sampling.messages import Action, Context, Generation, Message
 from sampling.parts import media_of
@@ -27,12 +33,12 @@ from sampling.requirements import Requirement, Validation
 from sampling.results import HookFailure, SamplingResult, Slice
 from sampling.usage import NO_USAGE, Usage
 
-__all__ = ["Recorder", "own_requirement"]
+__all__ = ["Recorder", "describe_requirement", "own_requirement", "padded_validation"]
 
 T = TypeVar("T")
 
-_DEFAULTS = {"subsample": 0, "attempt": 0, "requests": 1, "tokens_saved": 0}
-"""Fields of an attempt that are stored only if they differ from these defaults."""
+_DEFAULTS = (0, 0, 1, 0)
+"""The fields of an attempt that are stored only if they differ: subsample, attempt, requests and tokens saved."""
 
 
 class Recorder:
@@ -55,24 +61,30 @@ class Recorder:
 
     # Dump.
 
-    def dump(self, outcome: ItemOutcome[Any], action: Action[Any], known: Sequence[str] = ()) -> tuple[str, list[str]]:
+    def dump(
+        self,
+        outcome: ItemOutcome[Any],
+        action: Action[Any],
+        known: Sequence[str] = (),
+        elapsed_s: float | None = None,
+    ) -> tuple[str, list[str]]:
         """
         Return an outcome as one line of ASCII JSON, and notes on what is stored as something else.
 
-        `known` are notes to begin with.
+        `known` are notes to begin with. `elapsed_s` is the time of an item without a result.
 
         It never fails: an outcome that was paid for is recorded, whatever it contains.
         """
         notes = [*known]
         try:
-            text = encode(self._dump(outcome, action, notes), notes)
+            text = encode(_timed(self._dump(outcome, action, notes), elapsed_s), notes)
             if readable(text):
                 return text, notes
             problem = "it is too large or too deeply nested"
         except Exception as error:  # noqa: BLE001 - values and errors are the user's, and may raise anything
             problem = f"{type(error).__name__}: {message_of(error)}"
         notes = [*known, f"only a summary is stored: {short_repr(redact(problem))}"]
-        return encode(_summary_of(outcome), notes), notes
+        return encode(_timed(_summary_of(outcome), elapsed_s), notes), notes
 
     def _dump(self, outcome: ItemOutcome[Any], action: Action[Any], notes: list[str]) -> dict[str, Any]:
         if outcome.error is not None:
@@ -124,9 +136,8 @@ class Recorder:
             "started_s": attempt.started_s,
             "finished_s": attempt.finished_s,
         }
-        for name, default in _DEFAULTS.items():
-            if (value := getattr(attempt, name)) != default:
-                record[name] = value
+        if (attempt.subsample, attempt.attempt, attempt.requests, attempt.tokens_saved) != _DEFAULTS:
+            record.update(_unusual(attempt))
         if attempt.generation is not None:
             record["generation"] = _dump_generation(attempt.generation)
         if attempt.usage is not NO_USAGE and attempt.usage != NO_USAGE:
@@ -267,9 +278,17 @@ class Recorder:
         return Requirement(self.recorded[position] if position < len(self.recorded) else "a requirement")
 
 
+def _unusual(attempt: Slice[Any]) -> dict[str, int]:
+    """Return the fields that differ from their defaults."""
+    names = ("subsample", "attempt", "requests", "tokens_saved")
+    values = {name: getattr(attempt, name) for name in names}
+    return {name: value for (name, value), default in zip(values.items(), _DEFAULTS, strict=True) if value != default}
+
+
 def _add_ids(record: dict[str, Any], result: SamplingResult[Any]) -> None:
     """Add what the iterations alone don't tell: tiers of an escalation count anew, and have ids of their own."""
-    if len({attempt.iteration for attempt in result.attempts}) < len(result.attempts):
+    attempts = result.attempts
+    if len(attempts) > 1 and len({attempt.iteration for attempt in attempts}) < len(attempts):
         record["place"] = place_of(result.best, result.attempts)
     for attempt, dumped in zip(result.attempts, record["attempts"], strict=True):
         if attempt.iteration_id != iteration_id(result.sampling_id, attempt.iteration):
@@ -294,6 +313,21 @@ def own_requirement(name: str) -> Requirement:
     return next(requirement for requirement, known in _OURS.items() if known == name)
 
 
+def padded_validation(validation: Sequence[Any]) -> tuple[Any, ...]:
+    """Return all fields of a recorded validation: requirement, passed, reason, score, error and name."""
+    return (*validation, *[None] * (6 - len(validation)))
+
+
+def describe_requirement(position: int | str | None, descriptions: Sequence[str]) -> str:
+    """Return the description of a requirement that a record refers to."""
+    if isinstance(position, str):
+        return own_requirement(position).description
+    # Out of range if the run was resumed with other requirements.
+    if position is None or position >= len(descriptions):
+        return "a requirement"
+    return descriptions[position]
+
+
 class _Messages:
     """
     Numbers for the messages of one item.
@@ -314,11 +348,15 @@ class _Messages:
     def numbers(self, attempt: Slice[Any]) -> list[int] | None:
         """Return the numbers of the messages that an attempt sent, or None if it sent the item unchanged."""
         tried = attempt.tried
-        if tried is None or (tried.action.content == self._action.content and tried.context is self._known):
+        if tried is None or (tried.action.content == self._action.content and self._is_known(tried.context)):
             return None
         if self._table is None:
             self._table = MessageTable(self._first())
         return self._table.numbers(tried.messages)
+
+    def _is_known(self, context: Context) -> bool:
+        # Without a context, the run and its calls have an empty one each.
+        return context is self._known or not len(context) + len(self._known)
 
     def _first(self) -> tuple[Message, ...]:
         return (*self._known, Message(self._action.role, self._action.content))
@@ -330,14 +368,16 @@ class _Messages:
 
 def _dump_generation(generation: Generation) -> dict[str, Any]:
     """Return a generation as JSON values, without defaults."""
-    record = dump_generation(generation)
-    for name, default in (("finish_reason", "stop"), ("model", None), ("reasoning", None)):
-        if record[name] == default:
-            del record[name]
-    if generation.usage is NO_USAGE:
-        del record["usage"]
-    else:
+    record: dict[str, Any] = {"text": generation.text}
+    if generation.finish_reason != "stop":
+        record["finish_reason"] = generation.finish_reason
+    if generation.model is not None:
+        record["model"] = generation.model
+    if generation.reasoning is not None:
+        record["reasoning"] = generation.reasoning
+    if generation.usage is not NO_USAGE:
         record["usage"] = dict(zip(_USAGE_NAMES, _without_zeros(generation.usage), strict=False))
+    record.update(dump_rare_fields(generation))
     return record
 
 
@@ -371,6 +411,11 @@ def _summary_of(outcome: ItemOutcome[Any]) -> dict[str, Any]:
         "best": None,
         "attempts": [],
     }
+
+
+def _timed(record: dict[str, Any], elapsed_s: float | None) -> dict[str, Any]:
+    """Return a record with when an item ended and how long it took, if its result does not say so."""
+    return record if elapsed_s is None else {**record, "elapsed_s": elapsed_s, "finished_s": time.time()}
 
 
 # Errors.

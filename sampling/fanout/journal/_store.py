@@ -21,12 +21,14 @@ import attrs
 
 from sampling._engine.scope import new_sampling_id
 from sampling._json import bounded as bounded_json
-from sampling._message_json import canonical
+from sampling._serialization.messages import canonical
 from sampling.errors import JournalDamaged, JournalError, JournalMismatch, JournalTooNew, JournalWriteFailed
+from sampling.fanout.engines import Note
 from sampling.fanout.items import ItemStatus
 from sampling.fanout.journal._fingerprint import differences
 from sampling.fanout.journal._lock import FileLock, owner_now
 from sampling.fanout.journal._matching import RecordedItem
+from sampling.fanout.journal._notes import put_notes
 from sampling.fanout.journal._schema import APPLICATION_ID, VERSION, checksum, create_or_migrate, outcome_checksum
 from sampling.usage import NO_USAGE, Usage
 
@@ -296,6 +298,7 @@ class Store:
         positions: Mapping[int, int] | None = None,
         replaced: Collection[int] = (),
         has_notes: bool = False,
+        notes: Sequence[Note] = (),
     ) -> None:
         """
         Write intents and outcomes in one transaction. When it returns, they are on disk.
@@ -304,6 +307,7 @@ class Store:
         `positions` are the indexes of items that are stored under another number.
         `replaced` are items that have an outcome already, which is kept apart.
         `has_notes` says that the engine may have notes on these items, which go when they have an outcome.
+        `notes` are written, too.
         """
         process = self.process
         indexes = positions or {}
@@ -326,6 +330,8 @@ class Store:
             )
             if has_notes:
                 database.executemany("DELETE FROM notes WHERE item = ?", [(row.item,) for row in outcomes])
+            if notes:
+                put_notes(database, notes)
 
     @contextmanager
     def writing(self) -> Generator[sqlite3.Connection]:

@@ -8,6 +8,7 @@ import attrs
 from anyio.lowlevel import checkpoint
 
 from sampling.errors import JournalError
+from sampling.fanout.engines import Note
 from sampling.fanout.journal._store import Intent
 
 __all__ = ["Batch", "Writer"]
@@ -34,6 +35,7 @@ class Batch(Generic[E]):
     withdrawn: list[int] = attrs.field(factory=list[int])
     """Items whose intent is deleted, because nothing was sent for them."""
 
+    notes: list[Note] = attrs.field(factory=list[Note])
     ended: anyio.Event = attrs.field(factory=anyio.Event)
     stored: bool = False
     """Whether the batch is on disk. Valid once `ended` is set."""
@@ -41,7 +43,7 @@ class Batch(Generic[E]):
     @property
     def size(self) -> int:
         """The number of entries."""
-        return len(self.intents) + len(self.outcomes) + len(self.withdrawn)
+        return len(self.intents) + len(self.outcomes) + len(self.withdrawn) + len(self.notes)
 
     async def on_disk(self) -> bool:
         """
@@ -58,6 +60,9 @@ class Writer(Generic[E]):
 
     def __init__(self, write: Callable[[Batch[E]], Awaitable[None]]) -> None:
         self._write = write
+        self.on_end: Callable[[Batch[E]], None] = lambda _: None
+        """Called when a batch is on disk, or could not be written."""
+
         self._batch: Batch[E] = Batch()
         self._wake: anyio.Event | None = None
         self._closing = False
@@ -82,6 +87,11 @@ class Writer(Generic[E]):
         self._batch.withdrawn.append(item)
         return self._put()
 
+    def put_note(self, note: Note) -> Batch[E]:
+        """Queue a note."""
+        self._batch.notes.append(note)
+        return self._put()
+
     def _put(self) -> Batch[E]:
         batch = self._batch
         if self.failure is not None:
@@ -92,9 +102,13 @@ class Writer(Generic[E]):
 
     def _give_up(self, batch: Batch[E]) -> None:
         self.unsaved += batch.outcomes
-        batch.ended.set()
         if batch is self._batch:
             self._batch = Batch()
+        self._end(batch)
+
+    def _end(self, batch: Batch[E]) -> None:
+        batch.ended.set()
+        self.on_end(batch)
 
     def close(self) -> None:
         """Let the writer end after its last batch."""
@@ -140,4 +154,4 @@ class Writer(Generic[E]):
                 raise
         else:
             batch.stored = True
-            batch.ended.set()
+            self._end(batch)

@@ -111,6 +111,10 @@ CHANGES = {
         lambda: fingerprint(requirements=[checks.json_schema({"type": "object", "required": ["a"]})]),
         lambda: fingerprint(requirements=[checks.json_schema({"type": "object", "required": ["b"]})]),
     ),
+    "a cached function": (
+        lambda: with_check(functools.lru_cache(closing_over(1))),
+        lambda: with_check(functools.lru_cache(closing_over(2))),
+    ),
     "a regex": (
         lambda: fingerprint(requirements=[checks.matches("a+")]),
         lambda: fingerprint(requirements=[checks.matches("b+")]),
@@ -125,6 +129,17 @@ def test_a_change_is_seen(change):
     assert [] == differences(before(), before())
     assert differences(before(), after())
     assert [] == before()["unseen"] == after()["unseen"]
+
+
+def test_an_array_is_seen_and_one_of_objects_is_asked_about():
+    """F16: NumPy's arrays are compared by type, shape and bytes. Those of objects have addresses instead of values."""
+    numpy = pytest.importorskip("numpy")
+    before, after = (with_check(closing_over(numpy.arange(5) + offset)) for offset in (0, 1))
+    assert [] == differences(before, with_check(closing_over(numpy.arange(5))))
+    assert differences(before, after)
+    assert differences(before, with_check(closing_over(numpy.arange(5.0))))
+    assert [] == before["unseen"]
+    assert with_check(closing_over(numpy.array([object()])))["unseen"]
 
 
 def test_a_constant_of_the_module_is_seen(monkeypatch):

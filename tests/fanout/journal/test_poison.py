@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from sampling import Action, Generation, RateLimited, RejectionSamplingStrategy, Usage, fan_out
-from sampling._error_json import load_error
+from sampling._serialization.errors import load_error
 from sampling.errors import ErrorFromJournal
 from sampling.fanout.journal import export
 from tests.faults.journals import InlineJournal, answering, asked, is_whole, numbers, rows

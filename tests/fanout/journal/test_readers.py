@@ -210,3 +210,54 @@ class TestOlderVersion:
         assert ["yes", "no", None, "yes", "yes"] == [one.result and one.result.text for one in result.outcomes]
         assert "broken" == str(result.outcomes[2].error)
         assert Usage(31, 12, 1.25) == result.usage
+
+
+class TestVersion4:
+    """A journal that version 4 of its format wrote, in two processes: the second asked the failed item again."""
+
+    @pytest.fixture
+    def old(self, path):
+        shutil.copyfile(Path(__file__).with_name("fixtures") / "version-4.db", path)
+        return path
+
+    def test_it_is_read_without_being_changed(self, old, tmp_path):
+        """F20: a summary, an export and a page are made of a copy."""
+        before = old.read_bytes()
+        summary = Journal(old).summary()
+        assert (3, 1, 1, 2, ()) == (
+            summary.succeeded,
+            summary.failed,
+            summary.errored,
+            summary.processes,
+            summary.maybe_billed_twice,
+        )
+        assert Usage(28, 14, 1.25, 6, 2) == summary.usage
+        assert 5 == export(old, tmp_path / "out.jsonl")
+        assert "3 of 5 items have a valid answer" in Journal(old).to_html()
+        assert before == old.read_bytes()
+        assert ["out.jsonl", "run.db"] == names(old)
+
+    def test_it_is_resumed(self, old, run):
+        """F17: every outcome comes back, and failed items can be asked again."""
+        result = run(_resume, old, answering())
+        assert ["yes", "no", None, "yes", "yes"] == [one.result and one.result.text for one in result.outcomes]
+        assert "broken" == str(result.outcomes[2].error)
+        assert Usage(28, 14, 1.25, 6, 2) == result.usage
+        again = answering(default="maybe")
+        result = run(_resume, old, again, retry={"failed", "errored"})
+        assert {"succeeded": 5, "failed": 0, "errored": 0} == result.counts()
+        assert 2 == len(again.requests)
+
+
+async def _resume(old, backend, **settings):
+    return await fan_out(
+        MultiTurnStrategy(loop_budget=2),
+        [(f"k{index}", str(index)) for index in range(5)],
+        None,
+        backend,
+        [one_of("yes", "maybe")],
+        journal=InlineJournal(old),
+        on_error="continue",
+        options=Options(temperature=0.5),
+        **settings,
+    )

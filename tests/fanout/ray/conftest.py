@@ -12,6 +12,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+# Ray replaces `builtins.print` for the whole process otherwise, and other tests of this worker would see it.
+os.environ["RAY_TQDM_PATCH_PRINT"] = "0"
+
 HOLDER = Path(__file__).with_name("ray_holder.py")
 
 

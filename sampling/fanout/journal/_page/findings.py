@@ -1,0 +1,312 @@
+"""Read what a page shows of a run, in bounded memory."""
+
+import heapq
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from sqlite3 import Connection
+from typing import Any, Final
+
+import attrs
+
+from sampling._json import bounded as bounded_json
+from sampling.errors import JournalDamaged
+from sampling.fanout.journal._notes import read_notes
+from sampling.fanout.journal._page.timeline import Durations, Timeline
+from sampling.fanout.journal._pauses import PAUSE, Pause
+from sampling.fanout.journal._records import describe_requirement, padded_validation
+from sampling.fanout.journal._store import ALL_OUTCOMES, OutcomeRow, all_outcomes, connect_to_read, run_of
+
+__all__ = ["Findings", "Group", "Process", "ShownItem", "read_findings"]
+
+_MAX_SLOWEST: Final = 10
+_MAX_EXAMPLES: Final = 3
+_MAX_GROUPS: Final = 500
+"""The number of kinds of failures that are told apart. A run has few, but a check may have a description per answer."""
+
+_LATEST_S: Final = 32_503_680_000.0
+"""The year 3000. A later time is damage, or a joke."""
+
+
+@attrs.frozen
+class ShownItem:
+    """An item whose attempts are shown."""
+
+    index: int
+    key: str
+    status: str
+    record: Mapping[str, Any]
+
+
+@attrs.define
+class Group:
+    """The failures of one kind."""
+
+    name: str
+    items: int = 0
+    """The number of items that have no valid answer, for this reason among others."""
+
+    attempts: int = 0
+    """The number of attempts that failed, also of items that have a valid answer."""
+
+    example: str = ""
+    examples: list[ShownItem] = attrs.field(factory=list[ShownItem])
+
+
+@attrs.frozen(kw_only=True)
+class Process:
+    """One process that worked on the run."""
+
+    number: int
+    started_s: float
+    ended_s: float | None
+    status: str
+    error: str | None
+    items: int | None
+    outcomes: int
+
+
+@attrs.define(kw_only=True)
+class Findings:
+    """What a journal tells about its run."""
+
+    run_id: str
+    created_s: float
+    fingerprint: Mapping[str, Any]
+    processes: list[Process]
+    pauses: list[tuple[int, Pause]]
+    interrupted: int
+    billed_twice: int
+    replaced: int
+    input_tokens: int
+    output_tokens: int
+    cost: float
+    attempts: int
+    requests: int
+    counts: dict[str, int] = attrs.field(factory=lambda: {"succeeded": 0, "failed": 0, "errored": 0})
+    timeline: Timeline = attrs.field(factory=Timeline)
+    durations: Durations = attrs.field(factory=Durations)
+    unplaced: int = 0
+    """The number of outcomes whose time is not known."""
+
+    last_s: float = 0.0
+    """The latest time of an outcome."""
+
+    by_requirement: dict[str, Group] = attrs.field(factory=dict[str, Group])
+    by_error: dict[str, Group] = attrs.field(factory=dict[str, Group])
+    slowest: list[tuple[float, int, ShownItem]] = attrs.field(factory=list[tuple[float, int, ShownItem]])
+
+    @property
+    def ended(self) -> int:
+        """The number of items that have an outcome."""
+        return sum(self.counts.values())
+
+    @property
+    def total(self) -> int | None:
+        """The number of items, if it is known."""
+        known = [process.items for process in self.processes if process.items is not None]
+        given = self.fingerprint.get("items")
+        return max(known) if known else given if isinstance(given, int) else None
+
+    @property
+    def status(self) -> str:
+        """The status that the last process recorded."""
+        return self.processes[-1].status if self.processes else "running"
+
+    @property
+    def span_s(self) -> float:
+        """The time from the start to the last thing that is known."""
+        known = [process.ended_s or process.started_s for process in self.processes]
+        return max([self.last_s, *known, self.created_s]) - self.created_s
+
+    @property
+    def shown(self) -> list[ShownItem]:
+        """The items whose attempts are shown, each once, in their order."""
+        items = [item for _, _, item in self.slowest]
+        for group in (*most_frequent(self.by_requirement), *most_frequent(self.by_error)):
+            items += group.examples
+        return [item for _, item in sorted({item.index: item for item in items}.items())]
+
+
+MAX_SHOWN_GROUPS: Final = 12
+
+
+def most_frequent(groups: Mapping[str, Group]) -> list[Group]:
+    """Return the groups that a page shows, the one with the most items first."""
+    return sorted(groups.values(), key=lambda group: (-group.items, -group.attempts, group.name))[:MAX_SHOWN_GROUPS]
+
+
+def read_findings(journal: Path) -> Findings:
+    """Read the journal of a run, also while the run goes on. It writes nothing."""
+    with connect_to_read(journal) as database:
+        # One transaction, so that all numbers are of the same moment.
+        database.execute("BEGIN")
+        try:
+            findings = _read_totals(database, journal)
+            for row in all_outcomes(database, journal):
+                _Reading(findings, row).read()
+        except (ValueError, KeyError, AttributeError, TypeError, IndexError, OverflowError) as problem:
+            raise JournalDamaged(f"{journal} is damaged: {problem}") from problem
+    return findings
+
+
+def _read_totals(database: Connection, journal: Path) -> Findings:
+    run_id, created_s, fingerprint = run_of(database, journal)
+    used = "input_tokens", "output_tokens", "cost", "attempts", "requests"
+    sums = ", ".join(f"coalesce(sum({name}), 0)" for name in used)
+    found = database.execute(f"SELECT {sums} FROM {ALL_OUTCOMES}").fetchone()  # noqa: S608 - ours
+    others = [f"coalesce(sum(other_{name}), 0)" for name in ("input_tokens", "output_tokens", "cost")]
+    unrecorded = database.execute(
+        f"SELECT {', '.join(others)}, 0, coalesce(sum(other_requests), 0) FROM lives"  # noqa: S608 - ours
+    ).fetchone()
+    tokens_in, tokens_out, cost, attempts, requests = (a + b for a, b in zip(found, unrecorded, strict=True))
+    return Findings(
+        run_id=run_id,
+        created_s=created_s,
+        fingerprint=bounded_json.loads(fingerprint),
+        processes=list(_processes(database)),
+        pauses=sorted(
+            (Pause.from_note(note) for note in read_notes(database, journal, "WHERE kind = ?", (PAUSE,))),
+            key=lambda pause: pause[1].began_s,
+        ),
+        interrupted=_number(
+            database, "SELECT count(DISTINCT item) FROM intents WHERE item NOT IN (SELECT item FROM outcomes)"
+        ),
+        billed_twice=_number(
+            database,
+            "SELECT count(*) FROM (SELECT item FROM intents GROUP BY item HAVING count(*) > 1 +"
+            " (SELECT count(*) FROM replaced WHERE replaced.item = intents.item))",
+        ),
+        replaced=_number(database, "SELECT count(*) FROM replaced"),
+        input_tokens=tokens_in,
+        output_tokens=tokens_out,
+        cost=cost,
+        attempts=attempts,
+        requests=requests,
+    )
+
+
+def _number(database: Connection, query: str) -> int:
+    (number,) = database.execute(query).fetchone()
+    return int(number)
+
+
+def _processes(database: Connection) -> Iterator[Process]:
+    by_process = dict(database.execute("SELECT life, count(*) FROM outcomes GROUP BY life").fetchall())
+    columns = "life, started_s, ended_s, status, error, items"
+    for number, started_s, ended_s, status, error, items in database.execute(
+        f"SELECT {columns} FROM lives ORDER BY life"  # noqa: S608 - ours
+    ):
+        yield Process(
+            number=number,
+            started_s=started_s,
+            ended_s=ended_s,
+            status=status,
+            error=error,
+            items=items,
+            outcomes=by_process.get(number, 0),
+        )
+
+
+class _Reading:
+    """The reading of one outcome."""
+
+    def __init__(self, findings: Findings, row: OutcomeRow) -> None:
+        self._findings = findings
+        self._row = row
+        self._record: Mapping[str, Any] = bounded_json.loads(row.record)
+        self._descriptions = [one["description"] for one in findings.fingerprint["requirements"]]
+
+    def read(self) -> None:
+        """Add the outcome to the findings."""
+        findings, status = self._findings, self._row.status
+        findings.counts[status] += 1
+        elapsed_s = _seconds(self._record.get("elapsed_s"))
+        self._place(elapsed_s)
+        if elapsed_s is not None:
+            findings.durations.add(elapsed_s)
+            self._keep_if_slow(elapsed_s)
+        if "error" in self._record:
+            self._add_error(self._record["error"], status)
+        else:
+            self._add_attempts()
+
+    def _place(self, elapsed_s: float | None) -> None:
+        """Count the outcome where it was on the timeline."""
+        findings, row = self._findings, self._row
+        finished_s = _finish_of(self._record, elapsed_s)
+        if finished_s is None:
+            findings.unplaced += 1
+            return
+        findings.last_s = max(findings.last_s, finished_s)
+        interval = findings.timeline.at(max(finished_s - findings.created_s, 0.0))
+        setattr(interval, row.status, getattr(interval, row.status) + 1)
+        interval.tokens += row.input_tokens + row.output_tokens
+        interval.cost += row.cost
+        if elapsed_s is not None:
+            interval.durations.add(elapsed_s)
+
+    def _keep_if_slow(self, elapsed_s: float) -> None:
+        slowest = self._findings.slowest
+        # By the lower index among equals, so that a page of the same journal is the same.
+        entry = (elapsed_s, -self._row.item, self._shown)
+        if len(slowest) < _MAX_SLOWEST:
+            heapq.heappush(slowest, entry)
+        elif entry[:2] > slowest[0][:2]:
+            heapq.heapreplace(slowest, entry)
+
+    @property
+    def _shown(self) -> ShownItem:
+        return ShownItem(self._row.item, self._row.key, self._row.status, self._record)
+
+    def _add_error(self, error: Mapping[str, Any], status: str) -> None:
+        self._count(self._findings.by_error, error["type"], error["message"], ended=status == "errored")
+        for other in self._record.get("others", ()):
+            self._count(self._findings.by_error, other["type"], other["message"], ended=False)
+
+    def _add_attempts(self) -> None:
+        findings, record = self._findings, self._record
+        unsuccessful = self._row.status != "succeeded"
+        requirements: dict[str, str] = {}
+        for attempt in record["attempts"]:
+            for name, reason in self._failed(attempt.get("validations", ())):
+                self._count(findings.by_requirement, name, reason, ended=unsuccessful and name not in requirements)
+                requirements[name] = reason
+            if attempt["outcome"] == "errored" and "error" in attempt:
+                error = record["errors"][attempt["error"]]
+                self._count(findings.by_error, error["type"], error["message"], ended=False)
+
+    def _failed(self, validations: Sequence[Sequence[Any]]) -> Iterator[tuple[str, str]]:
+        for position, passed, reason, _, _, name in map(padded_validation, validations):
+            if not passed:
+                described = name or describe_requirement(position, self._descriptions)
+                yield described, reason or described
+
+    def _count(self, groups: dict[str, Group], name: str, example: str, *, ended: bool) -> None:
+        if name not in groups and len(groups) >= _MAX_GROUPS:
+            name, example = "others", ""
+        group = groups.setdefault(name, Group(name, example=example))
+        group.attempts += 1
+        group.items += ended
+        if ended and len(group.examples) < _MAX_EXAMPLES:
+            group.examples.append(self._shown)
+
+
+def _finish_of(record: Mapping[str, Any], elapsed_s: float | None) -> float | None:
+    """Return the time when an item ended. An id of a call begins with the time of its start."""
+    if "finished_s" in record:
+        return _moment(record["finished_s"])
+    try:
+        started_s = int(record["sampling_id"][:16], 16) / 1e9
+    except (KeyError, TypeError, ValueError):
+        return None
+    return _moment(started_s + (elapsed_s or 0.0))
+
+
+def _moment(seconds: Any) -> float | None:
+    return seconds if isinstance(seconds, int | float) and 0 < seconds < _LATEST_S else None
+
+
+def _seconds(seconds: Any) -> float | None:
+    is_time = isinstance(seconds, int | float) and math.isfinite(seconds) and seconds >= 0
+    return float(seconds) if is_time else None

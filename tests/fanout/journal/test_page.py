@@ -1,0 +1,268 @@
+"""The page about the run in a journal, looked at in a real browser."""
+
+import re
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from sampling import FatalError, Generation, MultiTurnStrategy, Requirement, Usage, fan_out, open_fan_out
+from sampling.errors import ConnectFailed, JournalDamaged
+from sampling.fanout.journal import Journal, export
+from sampling.fanout.journal._page.amounts import clock_time, long_time, short_time
+from sampling.fanout.journal._page.timeline import Durations, Timeline
+from tests.faults.journals import InlineJournal
+from tests.load.browser import CHROMIUM, NOT_INSTALLED, Browser, chromium
+
+EVIL = "<script>document.title='owned'</script>&\"'\u202e\x00"
+TWICE = MultiTurnStrategy(loop_budget=2)
+SAYS_YES = Requirement(f"says yes {EVIL}", check=lambda text: (text.startswith("yes"), f"it says no {EVIL}"))
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason=NOT_INSTALLED)
+
+
+async def answer(request):
+    """Answer, refuse, raise or be slow, as the question says."""
+    question = request.messages[0].text
+    await anyio.sleep(20 if "slow" in question else 1)
+    if "raise" in question:
+        raise FatalError(f"broken {EVIL}")
+    good = "wrong" not in question and ("mended" not in question or request.attempt)
+    return Generation(f"{'yes' if good else 'no'} {EVIL}", Usage(10, 5, 0.25))
+
+
+def questions(*kinds):
+    return [(f"{kind}-{number} {EVIL[:30]}", f"{kind} question") for number, kind in enumerate(kinds)]
+
+
+def run_all(run, path, items, backend=answer, **settings):
+    """Run to the end in virtual time, and return the page."""
+    settings = {"on_error": "continue", "max_concurrency": 4, **settings}
+    run(lambda: fan_out(TWICE, items, None, backend, [SAYS_YES], journal=InlineJournal(path), **settings))
+    return Journal(path).to_html()
+
+
+MIXED = questions(*["good"] * 12, "mended", "wrong", "raise", "slow")
+
+
+@pytest.fixture
+def pages(run, tmp_path):
+    return {
+        "mixed": run_all(run, tmp_path / "mixed.db", MIXED),
+        "all failed": run_all(run, tmp_path / "failed.db", questions(*["wrong"] * 30)),
+        "all errored": run_all(run, tmp_path / "errored.db", questions(*["raise"] * 30)),
+        "no items": run_all(run, tmp_path / "none.db", []),
+        "long": run_all(run, tmp_path / "long.db", [("k" * 9_000, "good " + "q" * 9_000)], _endless),
+    }
+
+
+async def _endless(_request):
+    await anyio.sleep(1)
+    return f"{'n' * 50_000} {EVIL}"
+
+
+@needs_browser
+def test_a_page_fits_every_screen_and_obeys_nothing_that_a_run_says(pages, tmp_path):
+    """No page scrolls sideways, in light or dark, and what prompts, answers and errors contain is text."""
+    with chromium() as browser:
+        for name, page in pages.items():
+            path = tmp_path / "page.html"
+            path.write_text(page, encoding="utf-8")
+            for width, scheme in ((320, "dark"), (390, "light"), (1280, "light"), (1280, "dark")):
+                _check_screen(browser, path, name, width, scheme)
+
+
+def _check_screen(browser: Browser, path: Path, name: str, width: int, scheme: str):
+    browser.open(path, width=width, scheme=scheme)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width, name
+    assert browser.evaluate("document.scripts.length") == 0
+    assert browser.evaluate("document.title") != "owned"
+    assert browser.complaints == []
+    assert browser.evaluate(_BROKEN_LINKS) == []
+    shown = "[...document.querySelectorAll('figure')].map(f => [...f.querySelectorAll('svg')]"
+    shown += ".filter(s => getComputedStyle(s).display != 'none').length)"
+    assert set(browser.evaluate(shown)) <= {1}
+    assert browser.evaluate("[...document.querySelectorAll('.line')].filter(e => " + _INVISIBLE + ").length") == 0
+
+
+_INVISIBLE = "getComputedStyle(e).stroke == 'none'"
+_BROKEN_LINKS = (
+    "[...document.querySelectorAll('a')].map(a => a.getAttribute('href'))"
+    ".filter(h => !document.getElementById(h.slice(1)))"
+)
+
+
+def test_a_page_says_how_a_run_went(pages):
+    """Outcomes, tokens, cost, failures by requirement and by error, and the slowest item, with their attempts."""
+    page = pages["mixed"]
+    assert "<h1>14 of 16 items have a valid answer</h1>" in page
+    assert "The run is complete" in page
+    text = _text(page)
+    assert "tokens 255 170 in, 85 out" in text
+    assert "cost 4.25 0.304 per valid answer" in text
+    assert re.search(r"says yes \S+ 1 3 wrong-13 .* it says no", text)
+    assert re.search(r"FatalError 1 1 raise-14 .* broken", text)
+    assert re.search(r"Slowest items item time status attempts slow-15 \S+ 20 s succeeded 1", text)
+    assert 'href="#item-13"' in page
+    assert 'id="item-13"' in page
+    assert text.count("Attempt 1: invalid") == 2  # the wrong item, and the mended one as one of the slowest
+
+
+def test_a_page_of_nothing_says_so(pages):
+    """A run over no items, one in which all failed, and one in which all raised have pages, too."""
+    assert "<h1>There were no items</h1>" in pages["no items"]
+    assert "<svg" not in pages["no items"]
+    assert "<h1>0 of 30 items have a valid answer</h1>" in pages["all failed"]
+    assert "<h1>0 of 30 items have a valid answer</h1>" in pages["all errored"]
+    assert re.search(r"FatalError 30 30 raise-0", _text(pages["all errored"]))
+
+
+def test_text_of_a_run_is_escaped_and_cut(pages):
+    """An answer of 50,000 characters is cut, and nothing on a page begins a script."""
+    assert len(pages["long"]) < 40_000
+    for page in pages.values():
+        assert "<script" not in page
+        assert "\u202e" not in page
+
+
+def test_a_page_of_many_items_is_no_larger(run, tmp_path):
+    """F12: the size does not depend on the number of items. That of the charts depends on how long a run took."""
+    kinds = ["good", "wrong", "raise", "good", "mended"]
+    few = run_all(run, tmp_path / "few.db", questions(*kinds * 30))
+    many = run_all(run, tmp_path / "many.db", questions(*kinds * 300), max_concurrency=64)
+    few, many = (re.sub(r"<figure.*?</figure>", "", page, flags=re.DOTALL) for page in (few, many))
+    assert 5_000 < len(many) < 1.5 * len(few)
+
+
+def test_a_page_says_what_interrupted_a_run(run, tmp_path):
+    """F18: pauses, stops and resumes are on the page, and so are the items that were in flight."""
+    path = tmp_path / "run.db"
+    began = []
+
+    async def backend(request):
+        if 2.5 < anyio.current_time() - began[0] < 9.5:
+            raise ConnectFailed("refused")
+        return await answer(request)
+
+    async def stop_early():
+        began.append(anyio.current_time())
+        journal = InlineJournal(path)
+        async with open_fan_out(
+            TWICE, MIXED, None, backend, [SAYS_YES], journal=journal, max_concurrency=2
+        ) as outcomes:
+            async for outcome in outcomes:
+                if outcome.index == 9:
+                    break
+
+    run(stop_early)
+    assert "The run was stopped before its end" in Journal(path).to_html()
+    page = run_all(run, path, MIXED)
+    text = _text(page)
+    assert re.search(r"waited for it once", text)
+    assert re.search(r"pause of process 1 \S+ \S+ ConnectFailed, until the backend answered", text)
+    assert re.search(r"process 1 .* stopped .* process 2 .* completed", text)
+
+
+def test_the_page_of_a_run_that_goes_on_changes_nothing(run, tmp_path):
+    """F20: it is made while the run writes, and the journal and its folder stay as they are."""
+    path = tmp_path / "run.db"
+    seen = []
+
+    async def backend(_request):
+        await checkpoint()
+        return "yes"
+
+    async def look():
+        async with open_fan_out(TWICE, MIXED, None, backend, journal=path) as outcomes:
+            async for outcome in outcomes:
+                if outcome.index == 5:
+                    before = sorted(one.name for one in tmp_path.iterdir())
+                    seen.append(Journal(path).to_html())
+                    assert before == sorted(one.name for one in tmp_path.iterdir())
+
+    anyio.run(look)
+    assert "The run is going on, or its last process was killed" in seen[0]
+    finished = path.read_bytes()
+    assert Journal(path).to_html() == Journal(path).to_html()
+    assert path.read_bytes() == finished
+    assert [path] == list(tmp_path.iterdir())
+
+
+def test_a_page_is_an_export(run, tmp_path):
+    """F20: `export` writes the page, returns the number of outcomes, and refuses the journal itself."""
+    path = tmp_path / "run.db"
+    page = run_all(run, path, MIXED)
+    assert export(path, tmp_path / "run.html") == 16
+    assert (tmp_path / "run.html").read_text("utf-8") == page
+    shutil.copyfile(path, tmp_path / "journal.html")
+    with pytest.raises(ValueError, match="must not overwrite the journal"):
+        export(tmp_path / "journal.html", tmp_path / "journal.html")
+
+
+def test_a_damaged_record_is_named(run, tmp_path):
+    """F14: a record that is not one is `JournalDamaged`, not a page with wrong numbers."""
+    path = tmp_path / "run.db"
+    run_all(run, path, MIXED)
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("DROP TRIGGER outcomes_are_final")
+        database.execute("UPDATE outcomes SET record = '[]' WHERE item = 3")
+    with pytest.raises(JournalDamaged):
+        Journal(path).to_html()
+
+
+# Pieces.
+
+
+def test_intervals_grow_with_a_run():
+    """A run of any length has at most 240 intervals, and none of its outcomes is lost."""
+    timeline = Timeline()
+    for second in range(100_000):
+        timeline.at(float(second)).succeeded += 1
+    assert 100_000 == sum(interval.succeeded for interval in timeline.intervals.values())
+    assert 120 <= len(timeline.intervals) <= 240
+
+
+def test_percentiles_are_within_nine_percent():
+    """Durations are counted in classes, by nearest rank."""
+    durations = Durations()
+    for number in range(1, 1_001):
+        durations.add(number / 100)
+    assert durations.at(50) == pytest.approx(5, rel=0.09)
+    assert durations.at(95) == pytest.approx(9.5, rel=0.09)
+    assert Durations().at(50) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "long", "short"),
+    [
+        (0, "0 s", "0 s"),
+        (0.0123, "12.3 ms", "12.3 ms"),
+        (0.9999, "1 s", "1 s"),
+        (59.2, "59.2 s", "59.2 s"),
+        (61, "1 min 1 s", "61 s"),
+        (3_600, "1 h", "3,600 s"),
+        (25_920, "7 h 12 min", "25,920 s"),
+        (260_000, "3 d 0 h", "260,000 s"),
+    ],
+)
+def test_times_are_written_for_people(seconds, long, short):
+    """Two units at most."""
+    assert (long, short) == (long_time(seconds), short_time(seconds))
+
+
+def test_a_time_that_is_none_is_unknown():
+    """A damaged time does not prevent a page."""
+    assert clock_time(0.0) == "1970-01-01 00:00:00 UTC"
+    assert clock_time(1e300) == "an unknown time"
+
+
+def _text(page: str) -> str:
+    """Return the text of a page, with the marks of the hostile text left out."""
+    text = re.sub(r"<[^>]+>", " ", page)
+    for mark in ("&lt;", "&gt;", "&amp;", "&quot;", "&#x27;", "\ufffd"):
+        text = text.replace(mark, "")
+    return re.sub(r"\s+", " ", text)
