@@ -32,7 +32,7 @@ _FLAGS = (
 
 
 class Browser:
-    """One tab."""
+    """A browser and its current tab."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._to_browser = to_browser
@@ -46,8 +46,14 @@ class Browser:
         self.requested: list[str] = []
         """The addresses of everything that was asked for."""
 
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._tab = ""
+        self.open_tab()
+
+    def open_tab(self) -> None:
+        """Open an empty tab, which everything that follows is about."""
+        self._session = None
+        self._tab = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=self._tab, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log", "Accessibility"):
             self.call(f"{domain}.enable")
 
@@ -72,6 +78,11 @@ class Browser:
         self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         while (event := self._receive()).get("method") != "Page.loadEventFired":
             self._note(event)
+
+    def close_tab(self) -> None:
+        """Close the tab, as a user does."""
+        self._session = None
+        self.call("Target.closeTarget", targetId=self._tab)
 
     def evaluate(self, expression: str) -> Any:
         """Return what a JavaScript expression is, in the page."""

@@ -6,12 +6,10 @@ send theirs to the main process, and the report is built from nothing else.
 """
 
 import math
-import operator
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal
-from typing import Any, Literal, SupportsIndex, TypeAlias, cast
+from typing import Any, Literal, SupportsFloat, TypeAlias, cast
 
 import attrs
 
@@ -87,6 +85,17 @@ _MOST_COUNT = 2**31 - 1
 """The largest number that fits into a column of tokens or requests."""
 
 _MOST_COST = 1e12
+_LONGEST_GAP_S = 1e9
+
+
+def _number(value: object) -> float | None:
+    """Return a number of any kind as a float, or None if it is none. Text is no number."""
+    if isinstance(value, str | bytes):
+        return None
+    try:
+        return float(cast("SupportsFloat", value))
+    except Exception:  # noqa: BLE001 - numbers of other libraries raise what they like
+        return None
 
 
 @attrs.define
@@ -200,7 +209,7 @@ class Recording:
         columns = self.columns
         columns["index"].append(arrival.index)
         columns["user"].append(NO_USER if arrival.user is None else arrival.user)
-        columns["operation"].append(self._operation(arrival.operation))
+        columns["operation"].append(self._checked_operation(arrival.operation))
         columns["outcome"].append(_CODES[outcome])
         columns["requests"].append(self._count("requests", answer.requests, 1))
         columns["input_tokens"].append(self._count("input_tokens", answer.input_tokens, 0))
@@ -209,8 +218,8 @@ class Recording:
         columns["sent_s"].append(sent_s)
         columns["first_token_s"].append(first_s)
         columns["done_s"].append(done_s)
-        columns["longest_gap_s"].append(arrival.longest_gap_s)
-        if answer.cost:
+        columns["longest_gap_s"].append(self._checked_gap(arrival.longest_gap_s))
+        if answer.cost is not None:
             self.cost += self._checked_cost(answer.cost)
 
     def _count(self, name: str, value: object, unknown: int) -> int:
@@ -219,20 +228,33 @@ class Recording:
             return value
         if value is None:
             return unknown
-        try:
-            whole = operator.index(cast("SupportsIndex", value))
-        except TypeError:
-            whole = int(value) if isinstance(value, float) and value.is_integer() else -1
-        if 0 <= whole <= _MOST_COUNT:
-            return whole
+        whole = _number(value)
+        if whole is not None and whole.is_integer() and 0 <= whole <= _MOST_COUNT:
+            return int(whole)
         self.ignored[name] += 1
         return unknown
 
     def _checked_cost(self, value: object) -> float:
-        if isinstance(value, int | float | Decimal) and 0 <= value <= _MOST_COST:
-            return float(value)
+        cost = _number(value)
+        if cost is not None and 0 <= cost <= _MOST_COST:
+            return cost
         self.ignored["cost"] += 1
         return 0.0
+
+    def _checked_gap(self, value: object) -> float:
+        """Return a time between tokens, or NaN if it is unknown or nonsense."""
+        gap_s = _number(value)
+        if gap_s is not None and 0 <= gap_s <= _LONGEST_GAP_S:
+            return gap_s
+        if gap_s is None or gap_s == gap_s:  # noqa: PLR0124 - not NaN
+            self.ignored["time_between_tokens"] += 1
+        return math.nan
+
+    def _checked_operation(self, name: object) -> int:
+        if name is None or isinstance(name, str):
+            return self._operation(name)
+        self.ignored["operation"] += 1
+        return -1
 
     def _operation(self, name: str | None) -> int:
         if name is None:

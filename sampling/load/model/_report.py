@@ -327,11 +327,11 @@ class LoadReport:
         if self.missed:
             return f"{self.missed} of {self.scheduled} arrivals were missed: the machine or the event loop stood still"
         lag, latency = self.schedule_lag.p99, self.latency.p99
-        if lag is not None and lag > _LAG_FLOOR_S and (latency is None or lag > _LAG_SHARE * latency):
-            behind = "" if latency is None else f" of a p99 latency of {format_seconds(latency)}"
+        # Without an answer there is no latency that a late generator could have made worse.
+        if lag is not None and latency is not None and lag > max(_LAG_FLOOR_S, _LAG_SHARE * latency):
             return (
-                f"the load generator ran late: p99 schedule lag {format_seconds(lag)}{behind}; "
-                "use more workers, or a lighter workload"
+                f"the load generator ran late: p99 schedule lag {format_seconds(lag)} of a p99 latency of "
+                f"{format_seconds(latency)}; use more workers, or a lighter workload"
             )
         return None
 

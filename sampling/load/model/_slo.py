@@ -117,6 +117,10 @@ class Slo:
                 raise wrong_type(f"operations[{name!r}]", slo, "a Slo")
         object.__setattr__(self, "operations", MappingProxyType(dict(self.operations)))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A read-only view of a dictionary can't be pickled.
+        return type(self).from_dict, (self.to_dict(),)
+
     @property
     def is_empty(self) -> bool:
         """True if no limit is set."""

@@ -7,7 +7,8 @@ rate was not reached, because backpressure by the server is not a limit of the l
 looks healthy, a shortfall or a late generator makes the step INCONCLUSIVE.
 
 Limits on latencies are over everything that was due. A request that failed, was dropped or was never answered is above
-every limit, so that a server can't pass because only its fast answers are counted.
+every limit, so that a server can't pass because only its fast answers are counted. In a closed loop, where users who
+wait send nothing, so are the times in which nobody was answered, and users who were never answered again.
 """
 
 import math
@@ -25,6 +26,7 @@ from sampling.load.model._recording import SERIES
 from sampling.load.model._report import LoadReport, Operation, Verdict, required_in_flight
 from sampling.load.model._series import Summary, least_samples
 from sampling.load.model._slo import LatencyLimit, Slo
+from sampling.load.model._standstill import count_lost_users, standstill_s
 from sampling.load.model._steadiness import BATCHES, batch_medians, confidence_of_growth, confidence_of_level
 from sampling.load.model._units import format_seconds, format_share
 
@@ -135,6 +137,9 @@ def judge(
         return Judgement("INCONCLUSIVE", (failure or "the measurement itself failed",))
     unmeasured = _unmeasured(report)
     if unmeasured:
+        never = _never_answered(report, slo)
+        if never:
+            return Judgement("TRIP", (never,))
         return Judgement("INCONCLUSIVE", (unmeasured,))
     findings = list(_findings(report, slo, backlog))
     if not any(finding.broken for finding in findings):
@@ -172,6 +177,26 @@ def _unmeasured(report: LoadReport) -> str | None:
     if report.exhausted:
         return "the workload ran out of requests during the measurement: give it more, or an endless one"
     return None
+
+
+def _never_answered(report: LoadReport, slo: Slo) -> str | None:
+    """
+    Return a reason if the server answered nothing that was sent in the warm-up.
+
+    Then nothing could be sent in the measurement, because the pool was full or all users waited.
+    """
+    if report.interrupted or report.admitted or report.duration_s <= (_longest_limit_s(slo) or 0.0):
+        return None
+    waiting = report.dropped > report.missed or count_lost_users(report, _longest_limit_s(slo)) > 0
+    return (
+        f"unanswered: {report.warmup_sent:,} requests of the warm-up, and then nothing could be sent"
+        if report.warmup_sent and waiting
+        else None
+    )
+
+
+def _longest_limit_s(slo: Slo) -> float | None:
+    return max((limit.limit_s for limit in slo.latency_limits if limit.is_from_due), default=None)
 
 
 # Limits.
@@ -248,6 +273,7 @@ def _findings(report: LoadReport, slo: Slo, backlog: Backlog | None) -> Iterator
         else:
             yield from _common_findings(_Part(operation, report, f"{name}.", name), limits)
     yield from _drop_findings(whole, slo)
+    yield from _waiting_findings(report, slo)
     yield from _backlog_findings(report, slo, backlog)
 
 
@@ -339,11 +365,10 @@ def _unserved(part: _Part, value: float, due: int) -> str:
 def _drop_findings(part: _Part, slo: Slo) -> Iterator[_Finding]:
     """Compare the share of dropped arrivals with the error limit: they are not served either."""
     shed, due = part.shed, part.sent + part.shed
-    limits = [limit.limit_s for limit in slo.latency_limits if limit.is_from_due]
     if slo.error_rate is None or not shed:
         return
     # Without a limit on latencies, any pool is too small for some answer.
-    limit_s = max(limits, default=math.inf)
+    limit_s = _longest_limit_s(slo) or math.inf
     excused = _is_pool_too_small(part.report, limit_s)
     finding = _share_finding("dropped", shed / due, slo.error_rate, (shed, due, slo.error_rate), most=True)
     yield attrs.evolve(
@@ -351,6 +376,26 @@ def _drop_findings(part: _Part, slo: Slo) -> Iterator[_Finding]:
         broken=finding.broken and not excused,
         too_small_pool=limit_s if finding.broken and excused else None,
     )
+
+
+def _waiting_findings(report: LoadReport, slo: Slo) -> Iterator[_Finding]:
+    """Compare what the latencies of a closed loop hide with the shares that the limits allow."""
+    if not isinstance(report.profile, ClosedLoop):
+        return
+    limits = [limit for limit in slo.latency_limits if limit.is_from_due]
+    for limit in limits:
+        allowed, stood_s = 1 - limit.percent / 100, standstill_s(report, limit.limit_s)
+        share = stood_s / report.duration_s if report.duration_s else 0.0
+        reason = (
+            f"{limit.name}: for {format_seconds(stood_s)}, {_compared(share, allowed, format_share)} of the time, "
+            f"nobody was answered within {format_seconds(limit.limit_s)}"
+        )
+        yield _Finding("standstill", reason, share > allowed, is_latency=True)
+    lost, users = count_lost_users(report, _longest_limit_s(slo)), report.profile.users
+    allowed = min((1 - limit.percent / 100 for limit in limits), default=1.0)
+    allowed = allowed if slo.error_rate is None else slo.error_rate
+    reason = f"{_compared(lost / users, allowed, format_share)} of the users ({lost:,}) were never answered again"
+    yield _Finding("lost users", reason, lost / users > allowed)
 
 
 def _growth_findings(report: LoadReport, slo: Slo) -> Iterator[_Finding]:

@@ -1,8 +1,9 @@
 """Send one request and record its outcome."""
 
 import math
+import sys
 from functools import partial
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, cast
 
 import anyio
 import anyio.lowlevel
@@ -108,10 +109,12 @@ class Sender:
         except Exception as error:  # noqa: BLE001 - whatever fails is counted; a cancellation is none of these
             outcome = "failed"
             self._count_error(arrival, error)
-        except self._cancelled:
+        except BaseException as error:  # noqa: ASYNC103 - the checkpoint raises if it is ours
+            if not _is_cancellation(error, self._cancelled):
+                raise
             # Raises again, and so leaves the request cancelled, if the run is being cancelled. Otherwise the workload
             # made up this cancellation, which must not end the traffic.
-            await anyio.lowlevel.checkpoint_if_cancelled()
+            await anyio.lowlevel.checkpoint_if_cancelled()  # noqa: ASYNC102 - it must raise
             outcome = "failed"
             self._count_error(arrival, UnexpectedCancellation())
         finally:
@@ -139,7 +142,7 @@ class Sender:
     def _count_error(self, arrival: Arrival, error: Exception) -> None:
         # The report covers the measurement, not the warm-up.
         if arrival.intended_s >= self._warmup_s:
-            self.recording.count_error(error, short_repr(str(error)))
+            self.recording.count_error(error, _message(error))
 
     def _write(self, arrival: Arrival, outcome: Outcome, sent_s: float, done_s: float, answer: Answered) -> None:
         recording = self.recording
@@ -154,6 +157,22 @@ class Sender:
         if tally is recording.tally:
             first_s = arrival.first_token_at - self._start
             recording.add(arrival, sent_s=sent_s, first_s=first_s, done_s=done_s, outcome=outcome, answer=answer)
+
+
+def _is_cancellation(error: BaseException, kind: type[BaseException]) -> bool:
+    """Return True for a cancellation of this event loop or of asyncio, also in groups with errors."""
+    if isinstance(error, BaseExceptionGroup):
+        parts = cast("BaseExceptionGroup[BaseException]", error).exceptions
+        return all(isinstance(part, Exception) or _is_cancellation(part, kind) for part in parts)
+    # A library that is made for asyncio may raise it under trio, too. Then it has imported asyncio.
+    return isinstance(error, (kind, getattr(sys.modules.get("asyncio"), "CancelledError", kind)))
+
+
+def _message(error: Exception) -> str:
+    try:
+        return short_repr(str(error))
+    except Exception:  # noqa: BLE001 - an error that has no text is an error nevertheless
+        return short_repr(error)
 
 
 async def _fail(error: Exception) -> NoReturn:  # noqa: ASYNC124 - a workload is async

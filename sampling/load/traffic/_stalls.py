@@ -16,8 +16,8 @@ from typing import Self
 
 import anyio
 
+from sampling._event_loop.watchdog import BLOCKED_S
 from sampling._log import Logger
-from sampling._watchdog import BLOCKED_S
 from sampling.load.model._about import is_real_clock
 from sampling.load.model._stall import Stall
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import attrs
 import pytest
 
+from sampling._result_page.report.chart import ticks
+from sampling._result_page.report.markup import element, raw
 from sampling.load import OpenLoop, compare, render_html
-from sampling.load.report._page.chart import ticks
-from sampling.load.report._page.markup import element, raw
 from sampling.load.report._page.pictures import find_knee
 from tests.load.browser import CHROMIUM, NOT_INSTALLED, Browser, chromium
 from tests.load.reports import EVIL, capacity_answer, closed_report, evil_report, load_report

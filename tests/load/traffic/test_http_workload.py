@@ -12,7 +12,6 @@ from anyio.streams.tls import TLSListener
 from sampling import Timeout
 from sampling.errors import ConnectFailed, ConnectionLost, MalformedResponse, ServerError
 from sampling.load import Arrival, ClosedLoop, HttpWorkload, OpenLoop, run_load
-from sampling.load.traffic._http_workload import _ResponseReader
 from sampling.testing.servers import HostileServer, OpenAIServer, Reply, Step
 
 BODY = b'{"model": "any", "stream": true, "messages": [{"role": "user", "content": "hi"}]}'
@@ -29,7 +28,7 @@ async def test_it_posts_over_connections_that_are_kept_open():
     async with OpenAIServer(Reply(["Hel", "lo"])) as server, chat(server) as workload:
         report = await run_load(workload, ClosedLoop(users=3, requests=30))
         assert (30, {}, 30) == (report.succeeded, report.errors, report.time_to_first_token.count)
-        assert (30, 3) == (len(server.requests), len(workload._idle))
+        assert (30, 3) == (len(server.requests), len(workload._client._pool.connections))
 
 
 @pytest.mark.anyio
@@ -86,33 +85,14 @@ async def test_a_server_that_is_not_there_is_a_failed_connect():
             await workload(Arrival(0, 0.0))
 
 
-@pytest.mark.parametrize(
-    "whole",
-    [
-        OK,
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n1a;x=y\r\n" + b"z" * 26 + b"\r\n0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\n\r\r\n2\r\n\r\n\r\n0\r\nt: 1\r\n\r\n",
-        b"HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n",
-        b"HTTP/1.1 204 No Content\r\n\r\n",
-        b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + OK,
-    ],
-)
-@pytest.mark.parametrize("step", [1, 2, 3, 1000])
-def test_the_end_of_an_answer_is_found_however_it_is_cut(whole, step):
-    """Byte by byte or all at once: it is whole with its last byte, and not before."""
-    answer = _ResponseReader()
-    for start in range(0, len(whole), step):
-        assert not answer.whole
-        answer.feed(whole[start : start + step])
-    assert answer.whole
-    assert answer.keeps_open
-
-
-def test_an_answer_without_a_length_ends_with_its_connection():
-    """And that connection is not kept."""
-    answer = _ResponseReader()
-    answer.feed(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nsome")
-    assert (False, True, False) == (answer.whole, answer.ends_with_connection, answer.keeps_open)
+@pytest.mark.anyio
+async def test_it_opens_itself():
+    """A workload outside of `async with` sends all the same, and can be closed afterwards."""
+    async with HostileServer([OK]) as server:
+        workload = chat(server)
+        report = await run_load(workload, OpenLoop(rate=20, requests=3))
+        await workload.__aexit__(None, None, None)
+    assert 3 == report.succeeded
 
 
 @pytest.mark.parametrize(
