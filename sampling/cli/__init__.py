@@ -3,6 +3,7 @@
 import sys
 from io import TextIOWrapper
 
+from sampling.cli._stdout import reopen_closed_streams
 from sampling.errors import MissingExtra
 
 __all__ = ["main"]
@@ -10,6 +11,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command of `sys.argv`, then exit."""
+    reopen_closed_streams()
     try:
         # Imported here because it needs the `cli` extra. Without it, the user gets one line instead of a traceback.
         from sampling.cli._app import run  # noqa: PLC0415

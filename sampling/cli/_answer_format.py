@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 
 from sampling._json.extraction import read_json
-from sampling._output_types import is_output_type, reader_for
+from sampling._schemas.output_types import is_output_type, reader_for
 from sampling._text import unfenced
 from sampling.cli._imports import import_target
 from sampling.cli._specs import read_schema
@@ -50,7 +50,7 @@ def parse_format(type_spec: str | None, specs: Sequence[str], *, constrain: bool
 
 
 def _imported_type(spec: str) -> Any:
-    found = import_target("--type", spec)
+    found = import_target("--type", spec, usage="MODULE:CLASS, such as shop:Invoice")
     if not is_output_type(found):
         raise ValueError(
             f"--type {spec} must be a pydantic model, an attrs class, a dataclass or a typed dict, or a list of one"

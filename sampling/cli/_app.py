@@ -2,21 +2,21 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 from sampling.errors import MissingExtra, SamplingError
 
 try:
     import typer
+    from typer.core import TyperCommand, TyperGroup
     from typer.exceptions import Abort, TyperException
 except ImportError as error:
     raise MissingExtra("the command line", "typer", "cli") from error
 
 import sampling
 from sampling._redaction import Redactor, Secret
-from sampling.cli import capacity, demo, doctor, export, load, plan, report, sample
-from sampling.cli import map as map_file
-from sampling.cli._exit_codes import EXIT_CODES, FAILED, exit_code_of
+from sampling.cli._exit_codes import EXIT_CODES, FAILED, REFUSED, exit_code_of
 from sampling.cli._files import reason_of
 from sampling.cli._flag_names import describe_error
 from sampling.cli._headers import header_values
@@ -27,27 +27,64 @@ from sampling.cli._stdout import write_result
 
 __all__ = ["app", "run"]
 
+
+class _Command(TyperCommand):
+    """A command whose module is imported when it is chosen. The list of commands only needs its summary."""
+
+    def __init__(self, name: str, function: str, summary: str) -> None:
+        super().__init__(name, help=summary, rich_markup_mode=None)
+        self._function = function
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Parse the arguments of the command itself."""
+        return self.load().make_context(info_name, args, parent, **extra)
+
+    def load(self) -> Any:
+        """Return the command itself."""
+        module = import_module(f"sampling.cli.{self.name}")
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        register = alone.command(self.name, help=module.HELP, epilog=module.EXAMPLES + EXIT_CODES)
+        register(getattr(module, self._function))
+        return typer.main.get_command(alone)
+
+
+_COMMANDS = (
+    _Command("sample", "sample", "Ask one question and print the answer."),
+    _Command("map", "map_prompts", "Answer every prompt of a file."),
+    _Command("export", "export_journal", "Write the answers in a journal to a file."),
+    _Command("load", "load", "Send traffic and report latencies, errors, validity and cost."),
+    _Command("capacity", "capacity", "Find the highest rate that meets an SLO."),
+    _Command("plan", "plan", "Find the cheapest depth × breadth for an SLO."),
+    _Command("report", "report", "Show, convert or compare a .json report."),
+    _Command("doctor", "doctor", "Check a backend, and say what to fix."),
+    _Command("demo", "demo", "Compare seven strategies on a tiny model."),
+)
+
+
+class _Group(TyperGroup):
+    """All commands."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for command in _COMMANDS:
+            self.add_command(command)
+
+
 app = typer.Typer(
+    cls=_Group,
     help="Ask a language model deep and wide, check every answer, and stop at the first valid one.",
     epilog=f"Start with:  sampling demo\n{EXIT_CODES}",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,  # such tracebacks can show local variables, which may hold keys
 )
-app.command("sample", help=sample.HELP, epilog=sample.EXAMPLES + EXIT_CODES)(sample.sample)
-app.command("map", help=map_file.HELP, epilog=map_file.EXAMPLES + EXIT_CODES)(map_file.map_prompts)
-app.command("export", help=export.HELP, epilog=export.EXAMPLES + EXIT_CODES)(export.export_journal)
-app.command("load", help=load.HELP, epilog=load.EXAMPLES + EXIT_CODES)(load.load)
-app.command("capacity", help=capacity.HELP, epilog=capacity.EXAMPLES + EXIT_CODES)(capacity.capacity)
-app.command("plan", help=plan.HELP, epilog=plan.EXAMPLES + EXIT_CODES)(plan.plan)
-app.command("report", help=report.HELP, epilog=report.EXAMPLES + EXIT_CODES)(report.report)
-app.command("doctor", help=doctor.HELP, epilog=doctor.EXAMPLES + EXIT_CODES)(doctor.doctor)
-app.command("demo", help=demo.HELP, epilog=demo.EXAMPLES + EXIT_CODES)(demo.demo)
 
 _ELSEWHERE = {
     "--api-key": "The key is in OPENAI_API_KEY, ANTHROPIC_API_KEY or GEMINI_API_KEY",
     "--base-url": "The address is part of --backend openai:MODEL@URL",
     "--model": "The model is part of --backend openai:MODEL or openai:MODEL@URL",
+    "--prompt": "The question of `sampling sample` has no flag",
+    "--prompts": "The file is the argument of `sampling map`, and --questions of load and capacity",
     "--url": "The address is part of --backend openai:MODEL@URL",
 }
 """Flags of other tools, and what to use here."""
@@ -85,7 +122,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return exit_code_of(interrupted.received)
     except SamplingError as error:
         _print_error(given, describe_error(error))
-        return FAILED
+        return REFUSED if isinstance(error, MissingExtra) else FAILED
     except OSError as error:
         # Most likely stdout is a file on a full disk. A traceback would not help.
         where = f" ({error.filename!r})" if error.filename else ""
@@ -94,9 +131,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _advice(error: TyperException) -> str:
-    """Return where to set what other tools have a flag for, if this is what is missing."""
+    """Return where to set what other tools have a flag for, or how to give a question of several words."""
+    if "unexpected extra argument" in error.format_message() and _command_of(error) == "sample":
+        return ': put the question in quotes, as in sampling sample "Is it?"'
     option = getattr(error, "option_name", None)
     return f". {_ELSEWHERE[option]}" if option in _ELSEWHERE else ""
+
+
+def _command_of(error: TyperException) -> str | None:
+    return getattr(getattr(error, "ctx", None), "info_name", None)
 
 
 def _print_error(arguments: Sequence[str], message: str) -> None:

@@ -15,7 +15,7 @@ from sampling._picklable import Picklable
 from sampling._text import estimate_tokens, unfenced
 from sampling.cli._flag_names import hint_for, with_flags
 from sampling.cli._specs import open_backend
-from sampling.errors import BackendError, BadRequest, CertificateInvalid, ConnectFailed, SamplingError
+from sampling.errors import BackendError, BadRequest, CertificateInvalid, ConnectFailed, RateLimited, SamplingError
 from sampling.messages import Message, Options, Request
 from sampling.protocols import Backend, StreamingBackend
 
@@ -270,4 +270,9 @@ def _first(group: ExceptionGroup[SamplingError]) -> SamplingError:
 
 
 def _failure(name: str, error: SamplingError) -> Finding:
-    return Finding("fail", name, f"{type(error).__name__}: {with_flags(str(error))}", hint_for(error))
+    # One request at a time is sent, so fewer would not help.
+    hint = _BUSY if isinstance(error, RateLimited) else hint_for(error)
+    return Finding("fail", name, f"{type(error).__name__}: {with_flags(str(error))}", hint)
+
+
+_BUSY = "The server is busy, or a limit of the key is reached: wait, and try again."

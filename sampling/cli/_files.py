@@ -32,19 +32,24 @@ def check_output(flag: str, path: Path, *, replace: bool, protected: Mapping[str
 
         protected: Files that must never be written, such as the input, by what they are.
     """
-    shown = short_repr(str(path))
+    shown, folder = short_repr(str(path)), short_repr(str(path.parent))
     if not path.parent.is_dir():
-        raise ValueError(f"{flag}: there is no directory {short_repr(str(path.parent))} to write {path.name!r} to")
+        raise ValueError(f"{flag}: there is no directory {folder} to write {path.name!r} to: create it first")
     if path.is_dir():
         raise ValueError(f"{flag}: {shown} is a directory: give a file name")
     for what, other in protected.items():
         if other is not None and is_same_file(path, other):
             raise ValueError(f"{flag}: {shown} is {what}, which is never overwritten: choose another name")
-    if not os.access(path.resolve().parent, os.W_OK):
-        raise ValueError(f"{flag}: the directory {short_repr(str(path.parent))} can't be written to")
+    if not _may_write(path):
+        raise ValueError(f"{flag}: {shown if is_special(path) else f'the directory {folder}'} can't be written to")
     if path.exists() and not replace and not is_special(path):
         raise ValueError(f"{flag}: {shown} already exists: add --force to replace it, or choose another name")
     return path
+
+
+def _may_write(path: Path) -> bool:
+    """Return whether a device or a pipe can be written to, and any other file be replaced."""
+    return os.access(path if is_special(path) else path.resolve().parent, os.W_OK)
 
 
 def check_distinct(flag: str, paths: Iterable[Path]) -> None:

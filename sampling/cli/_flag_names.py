@@ -53,6 +53,12 @@ _PHRASES: Mapping[str, str] = {
     "pass api_key=…, set ANTHROPIC_API_KEY, or pass the base_url of another server": (
         "set ANTHROPIC_API_KEY, or give another server with --backend anthropic:MODEL@URL"
     ),
+    "is not sent to a given base_url): pass api_key=… or send_env_key=True": (
+        "is not sent to the URL of --backend): add --send-env-key, or use --header"
+    ),
+    "pass api_key=… or send_env_key=True": (
+        "set OPENAI_API_KEY, ANTHROPIC_API_KEY or GEMINI_API_KEY and add --send-env-key, or use --header"
+    ),
     "Pass the key as api_key=…": "Set OPENAI_API_KEY and add --send-env-key, or use --header",
     "Pass parameters in Options(extra=…)": "Leave them out",
     "Pass allow_http=True if the network is your own": "Add --allow-http if the network is your own",
@@ -74,8 +80,8 @@ _HINTS: Mapping[type[SamplingError], str] = {
     errors.ConnectFailed: "Check the URL of --backend, that the server is running, and the network.",
     errors.Incomplete: "The server ended its answer without a finish_reason: `sampling doctor` says more.",
     errors.MalformedResponse: "Check that the URL of --backend is that of an OpenAI-compatible API, including /v1.",
-    errors.AuthenticationFailed: "Check OPENAI_API_KEY or ANTHROPIC_API_KEY, and add --send-env-key if the URL of "
-    "--backend is to get it.",
+    errors.AuthenticationFailed: "Check OPENAI_API_KEY, ANTHROPIC_API_KEY or GEMINI_API_KEY, and add --send-env-key "
+    "if the URL of --backend is to get it.",
     errors.BadRequest: "The same request fails every time: change the flags or the prompt. If the server can't "
     "constrain answers to a schema, add --no-constrain.",
     errors.RequestTooLarge: "Send shorter prompts.",
@@ -119,5 +125,9 @@ def hint_for(error: SamplingError) -> str:
 
 def describe_error(error: BaseException) -> str:
     """Return an error and its hint, on one line."""
+    message = with_flags(str(error)).rstrip()
     hint = hint_for(error) if isinstance(error, SamplingError) else ""
-    return " ".join(f"{with_flags(str(error))} {hint}".split())
+    if hint and message and message[-1] not in ".!?":
+        # Most servers do not end their message with a full stop.
+        message += "."
+    return " ".join(f"{message} {hint}".split())

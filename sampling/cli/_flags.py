@@ -5,7 +5,9 @@ from contextlib import contextmanager
 from typing import Annotated
 
 import typer
+from typer.exceptions import TyperException
 
+from sampling.cli._exit_codes import REFUSED
 from sampling.cli._flag_names import with_flags
 from sampling.cli._headers import HEADERS_VARIABLE
 from sampling.cli._specs import BACKENDS, REQUIREMENTS, STRATEGIES
@@ -24,11 +26,13 @@ __all__ = [
     "PriceFlag",
     "Require",
     "Retries",
+    "Seed",
     "SendEnvKey",
     "Strategy",
     "System",
     "Temperature",
     "TypeFlag",
+    "UsageError",
     "parse_price",
     "system_context",
     "usage_errors",
@@ -52,8 +56,12 @@ Require = Annotated[
     ),
 ]
 Temperature = Annotated[float | None, typer.Option(min=0.0, help="The sampling temperature.")]
+Seed = Annotated[int | None, typer.Option(help="Seed, if the backend supports it.")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="The maximum tokens of an answer.")]
-SendEnvKey = Annotated[bool, typer.Option("--send-env-key", help="Send OPENAI_API_KEY to the URL of --backend.")]
+SendEnvKey = Annotated[
+    bool,
+    typer.Option("--send-env-key", help="Send the key of the environment, as OPENAI_API_KEY, to the URL of --backend."),
+]
 AllowHttp = Annotated[
     bool, typer.Option("--allow-http", help="Accept an http:// URL of another machine, which others can read.")
 ]
@@ -89,13 +97,19 @@ PriceFlag = Annotated[
 ]
 
 
+class UsageError(TyperException):
+    """A flag or a file is wrong."""
+
+    exit_code = REFUSED
+
+
 @contextmanager
 def usage_errors() -> Generator[None]:
     """Turn TypeError and ValueError into a usage error."""
     try:
         yield
     except (TypeError, ValueError) as error:
-        raise typer.BadParameter(with_flags(str(error))) from error
+        raise UsageError(with_flags(str(error))) from error
 
 
 def system_context(system: str | None) -> Context | None:

@@ -7,11 +7,12 @@ from typing import Any
 
 from sampling._arguments import short_repr
 from sampling.cli._stdout import only_results
+from sampling.cli._suggestions import closest, did_you_mean
 
 __all__ = ["import_target"]
 
 
-def import_target(flag: str, spec: str) -> Any:
+def import_target(flag: str, spec: str, *, usage: str = "MODULE:NAME, such as shop.load:chat") -> Any:
     """
     Import a name from a module, or raise ValueError with what is wrong.
 
@@ -19,12 +20,12 @@ def import_target(flag: str, spec: str) -> Any:
     """
     module_name, _, path = spec.partition(":")
     if not module_name or not path:
-        raise ValueError(f"{flag} must be MODULE:NAME, such as shop.load:chat, got {short_repr(spec)}")
+        raise ValueError(f"{flag} must be {usage}, got {short_repr(spec)}")
     _find_in_current_directory()
     found: Any = _import_module(flag, module_name)
     for name in path.split("."):
         if not hasattr(found, name):
-            raise ValueError(f"{flag}: {module_name} has no {path}{_suggestion(found, name)}")
+            raise ValueError(f"{flag}: {module_name} has no {path}{did_you_mean(_similar(found, name))}")
         found = getattr(found, name)
     return found
 
@@ -51,8 +52,6 @@ def _import_module(flag: str, name: str) -> object:
         raise ValueError(f"{flag}: {name} can't be imported: {type(error).__name__}: {error}") from error
 
 
-def _suggestion(found: object, name: str) -> str:
-    from difflib import get_close_matches  # noqa: PLC0415 - only this error needs it
-
-    close = get_close_matches(name, [one for one in dir(found) if not one.startswith("_")], n=1)
-    return f". Did you mean {close[0]}?" if close else ""
+def _similar(found: object, name: str) -> str | None:
+    """Return the public name that is spelled most like this one, as a class or as a function."""
+    return closest(name, [one for one in dir(found) if one[0] != "_" and one[0].isupper() == name[0].isupper()])

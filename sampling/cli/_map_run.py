@@ -15,7 +15,7 @@ from sampling._text import quoted
 from sampling.budgets import Budget
 from sampling.cli._answer_format import AnswerFormat
 from sampling.cli._exit_codes import FAILED, REFUSED, exit_code_of
-from sampling.cli._files import reason_of
+from sampling.cli._files import reason_of, replacing
 from sampling.cli._flag_names import describe_error
 from sampling.cli._flags import usage_errors
 from sampling.cli._headers import without_header_values
@@ -27,7 +27,7 @@ from sampling.cli._status import print_status
 from sampling.cli._stdout import ReaderLeft, only_results, write_result
 from sampling.errors import JournalError, JournalMismatch, JournalWriteFailed, SamplingError
 from sampling.fanout import FanOut, FanOutEngine, ItemOutcome, ItemStatus, OnError, OnFailure, open_fan_out
-from sampling.fanout.journal import Journal
+from sampling.fanout.journal import Journal, export
 from sampling.fanout.journal._export import live_row, rows
 from sampling.hooks import Hooks
 from sampling.messages import Action, Context, Options
@@ -73,6 +73,9 @@ class MapJob:
     on_error: OnError
     journal: Journal | None
     out: Path | None
+    report: Path | None = None
+    """The file for the page about the run."""
+
     engine: FanOutEngine | None
     price_factor: float = 1.0
     """The price of a request, as a part of that in --price."""
@@ -222,12 +225,13 @@ def run(job: MapJob, signal_handler: SignalHandler) -> int:
         print_status(f"sampling: {error}\n{_ACCEPT_CHANGES if isinstance(error, JournalMismatch) else error.hint}")
         return REFUSED
     not_written = _export_answers(job, state)
+    page_not_written = _write_page(job, state)
     _print_summary(job, state)
-    if not_written is not None:
-        print_status(f"sampling: {not_written}")
+    for problem in filter(None, (not_written, page_not_written)):
+        print_status(f"sampling: {problem}")
     if signal_handler.received is not None:
         return exit_code_of(signal_handler.received)
-    if not_written is not None or state.reader_left:
+    if not_written is not None or page_not_written is not None or state.reader_left:
         return FAILED
     if error is not None and not isinstance(error, SamplingError):
         raise error  # unexpected, so its traceback is of use
@@ -333,6 +337,21 @@ def _export_answers(job: MapJob, state: _RunState) -> str | None:
     return None
 
 
+def _write_page(job: MapJob, state: _RunState) -> str | None:
+    """Write the page about the run to `--report`. Return what is wrong, if it fails."""
+    if job.report is None or job.journal is None or state.run is None:
+        return None
+    try:
+        with replacing(job.report) as temporary:
+            export(job.journal.path, temporary, format="html")
+    except (OSError, JournalError) as error:
+        problem = reason_of(error) if isinstance(error, OSError) else str(error)
+        command = shlex.join(["sampling", "export", str(job.journal.path), "--out", str(job.report)])
+        return f"{job.report} could not be written: {problem}. Mend that, and run: {command}"
+    print_status(f"wrote {job.report}")
+    return None
+
+
 def _how_to_go_on(job: MapJob) -> str:
     if job.journal is None:
         return "Mend that, and run it again: without a journal it starts from the beginning."
@@ -352,10 +371,11 @@ def _print_summary(job: MapJob, state: _RunState) -> None:
         )
         return
     done = state.counts.total()
-    counts = ", ".join(f"{count:,} {status}" for status, count in state.counts.items()) or "none"
+    counts = ", ".join(f"{count:,} {status}" for status, count in state.counts.items())
+    shown = f" ({counts})" if counts else ""
     tokens = f" · {run.usage.total_tokens:,} tokens" if run.usage.total_tokens else ""
     cost = f" · cost {run.usage.cost:.6g}" if run.usage.cost else ""
-    print_status(f"{run.status}: {done:,} of {len(job.prompts):,} prompts ({counts}){tokens}{cost}")
+    print_status(f"{run.status}: {done:,} of {len(job.prompts):,} prompts{shown}{tokens}{cost}")
     _print_reasons(state.reasons)
     if run.maybe_billed_twice:
         print_status(

@@ -11,10 +11,11 @@ import typer
 from sampling._arguments import short_repr
 from sampling.cli._files import check_distinct, check_output, reason_of, replacing
 from sampling.cli._status import print_status
+from sampling.cli._stdout import write_result
 from sampling.load import Comparison
 from sampling.load.report._files import Report, format_of, write_report
 
-__all__ = ["Out", "Samples", "check_outputs", "write_outputs"]
+__all__ = ["Out", "Samples", "check_outputs", "publish", "write_outputs"]
 
 Out = Annotated[
     list[Path] | None,
@@ -50,18 +51,36 @@ def check_outputs(
     return found
 
 
+def publish(
+    report: Report, text: str, paths: Sequence[Path], *, samples: bool = False, comparison: Comparison | None = None
+) -> bool:
+    """
+    Write a report to every path, with a comparison on its page, and its text to stdout.
+
+    Return False if one of them failed. Then the report is saved elsewhere, because what it cost is spent.
+    """
+    written = write_outputs(report, paths, samples=samples, comparison=comparison)
+    try:
+        write_result(text)
+    except OSError as error:
+        problem = f"stdout could not be written: {reason_of(error)}"
+        if paths and written:
+            print_status(f"sampling: {problem}. The report is in {', '.join(map(str, paths))}")
+        else:
+            _rescue(report, problem, samples=samples)
+        return False
+    return written
+
+
 def write_outputs(
     report: Report, paths: Sequence[Path], *, samples: bool = False, comparison: Comparison | None = None
 ) -> bool:
-    """
-    Write a report to every path, with a comparison on its page. Return False if one of them failed.
-
-    Then the report is saved elsewhere, because what it cost is spent.
-    """
+    """Write a report to every path. Return False if one of them failed."""
     problems = {path: _write(report, path, samples=samples, comparison=comparison) for path in paths}
     failed = {path: problem for path, problem in problems.items() if problem is not None}
     if failed:
-        _rescue(report, failed, samples=samples)
+        problem = "; ".join(f"{path} could not be written: {reason}" for path, reason in failed.items())
+        _rescue(report, problem, *(word for path in failed for word in ("-o", str(path))), samples=samples)
     return not failed
 
 
@@ -76,14 +95,13 @@ def _write(report: Report, path: Path, *, samples: bool, comparison: Comparison 
     return None
 
 
-def _rescue(report: Report, failed: Mapping[Path, str], *, samples: bool) -> None:
-    """Save a report in the directory for temporary files, and say how to go on."""
-    problem = "; ".join(f"{path} could not be written: {reason}" for path, reason in failed.items())
+def _rescue(report: Report, problem: str, *arguments: str, samples: bool) -> None:
+    """Save a report in the directory for temporary files, and say how to go on: `sampling report` with arguments."""
     try:
         saved = Path(tempfile.mkdtemp(prefix="sampling-")) / "report.json"
         write_report(report, saved, samples=samples)
     except OSError as error:
-        print_status(f"sampling: {problem}, and no other file either: {reason_of(error)}. The result is on stdout only")
+        print_status(f"sampling: {problem}, and no other file either: {reason_of(error)}")
         return
-    command = shlex.join(["sampling", "report", str(saved), *(word for path in failed for word in ("-o", str(path)))])
+    command = shlex.join(["sampling", "report", str(saved), *arguments])
     print_status(f"sampling: {problem}. The report is saved in {saved}. Mend that, and run: {command}")

@@ -153,7 +153,8 @@ class Prompts:
         if isinstance(read, str):
             return Prompt(number, str(number), _prompt_text("the prompt", read))
         if not isinstance(read, dict):
-            raise ValueError(f"neither an object nor a string, but {_kind(read)}")  # noqa: TRY004 - the file is wrong
+            advice = f": `jq -c '.[]' {self.name} > prompts.jsonl` writes one line for each" * isinstance(read, list)
+            raise ValueError(f"neither an object nor a string, but {_kind(read)}{advice}")  # noqa: TRY004 - the file is wrong
         return self._from_object(number, cast("dict[str, Any]", read))
 
     def _from_object(self, number: int, read: dict[str, Any]) -> Prompt:

@@ -3,12 +3,15 @@
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
 from sampling._picklable import Picklable
-from sampling.fanout import FanOut
+
+if TYPE_CHECKING:
+    # `--help` needs none of it.
+    from sampling.fanout import FanOut
 
 __all__ = ["Interrupted", "SignalHandler", "raise_on_sigterm", "run_interruptible"]
 
@@ -34,7 +37,7 @@ class SignalHandler:
         """Receive SIGINT and SIGTERM inside the block."""
         return anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM)
 
-    def attach(self, run: FanOut[Any]) -> None:
+    def attach(self, run: "FanOut[Any]") -> None:
         """Set the run that signals stop."""
         self._run = run
 

@@ -23,6 +23,7 @@ from sampling.backends.llama._model_files import SMOLLM2, SMOLLM2_INSTALL, smoll
 from sampling.backends.llama.models.arithmetic import Question
 from sampling.backends.simulated import SimulatedBackend
 from sampling.cli._headers import Headers
+from sampling.cli._suggestions import closest, did_you_mean
 from sampling.errors import MissingExtra
 from sampling.protocols import Backend
 from sampling.requirements import Requirement
@@ -114,7 +115,26 @@ def parse_backend(
         return make(rest, send_env_key=send_env_key, allow_http=allow_http, headers=headers)
     if kind == "simulated":
         return SimulatedBackend(pass_probability=_probability(rest) if rest else 1.0)
-    raise ValueError(f"--backend must be {BACKENDS}, got {short_repr(spec)}")
+    raise ValueError(f"--backend must be {BACKENDS}, got {short_repr(spec)}{did_you_mean(_meant_backend(spec))}")
+
+
+_FAMILIES = {"claude": "anthropic", "gemini": "gemini", "gpt": "openai"}
+"""The providers of models, by the first word of their names."""
+
+
+def _meant_backend(spec: str) -> str | None:
+    """Return the spec that was probably meant."""
+    kind, colon, rest = spec.partition(":")
+    if kind in WITH_CONNECTIONS:
+        return f"{kind}:MODEL"
+    if kind in {"http", "https"}:
+        return f"openai:MODEL@{spec}"
+    if spec.endswith(".gguf"):
+        return f"llama:{spec}"
+    if (provider := _FAMILIES.get(spec.partition("-")[0])) is not None:
+        return f"{provider}:{spec}"
+    similar = closest(kind, [*WITH_CONNECTIONS, "llama", "simulated", SMOLLM2])
+    return None if similar is None else f"{similar}{colon}{rest}"
 
 
 def wrap_backend(backend: Backend, *, retries: int, price: Price | None = None) -> Backend:
@@ -283,7 +303,8 @@ STRATEGIES: Mapping[str, _Strategy] = MappingProxyType(
 def parse_strategy(name: str, *, depth: int = 1, breadth: int = 1) -> BaseSamplingStrategy:
     """Return the named strategy with this depth and breadth."""
     if name not in STRATEGIES:
-        raise ValueError(f"--strategy must be one of {', '.join(STRATEGIES)}, got {short_repr(name)}")
+        meant = did_you_mean(closest(name, STRATEGIES))
+        raise ValueError(f"--strategy must be one of {', '.join(STRATEGIES)}, got {short_repr(name)}{meant}")
     return STRATEGIES[name].build(depth, breadth)
 
 
@@ -357,7 +378,7 @@ def parse_requirements(specs: Sequence[str], question: str) -> list[Requirement]
 
 
 def _parse_requirement(spec: str, question: str) -> Requirement:
-    name, _, rest = spec.partition(":")
+    name, colon, rest = spec.partition(":")
     if name in REQUIREMENTS:
         try:
             return REQUIREMENTS[name].make(rest, question)
@@ -367,4 +388,8 @@ def _parse_requirement(spec: str, question: str) -> Requirement:
     if " " in spec.strip():
         return Requirement(spec)
     choices = "; ".join(one.usage for one in REQUIREMENTS.values())
-    raise ValueError(f"--require must be {choices}; or a sentence for the model to judge, got {short_repr(spec)}")
+    similar = closest(name, REQUIREMENTS)
+    meant = did_you_mean(None if similar is None else f"{similar}{colon}{rest}")
+    raise ValueError(
+        f"--require must be {choices}; or a sentence for the model to judge, got {short_repr(spec)}{meant}"
+    )

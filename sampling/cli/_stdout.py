@@ -10,11 +10,27 @@ from collections.abc import Generator
 from contextlib import contextmanager, redirect_stdout
 from typing import TextIO
 
-__all__ = ["ReaderLeft", "only_results", "terminal_safe", "write_result"]
+__all__ = ["ReaderLeft", "only_results", "reopen_closed_streams", "terminal_safe", "write_result"]
 
 _KEPT_CONTROLS = frozenset("\n\t")
 # They reorder the text around them, so that a terminal shows something else than what is there.
 _DIRECTION_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def reopen_closed_streams() -> None:
+    """
+    Open the null device in place of stdin, stdout or stderr, if the process was started without it.
+
+    Else the next file that is opened would get its number, and with it what is printed.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The system uses the lowest number that is free.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 class ReaderLeft(Exception):

@@ -53,6 +53,8 @@ Question = Annotated[list[str] | None, typer.Argument(help=f"Questions to ask in
 Questions = Annotated[
     Path | None, typer.Option("--questions", help="A file with one question per line, or - for stdin.")
 ]
+TrafficSeed = Annotated[int, typer.Option("--seed", help="Seed of the traffic.")]
+Workers = Annotated[int, typer.Option(min=1, help="Number of processes that send.")]
 Workload = Annotated[
     str | None,
     typer.Option(
@@ -150,11 +152,13 @@ class WorkloadSettings:
         return ImportedWorkload(f"{__name__}:open_workload", attrs.asdict(self))
 
     def __str__(self) -> str:
-        checked = f", checked by {len(self.require)} requirements" if self.require else ""
-        return (
-            f"{self.strategy}, {self.depth} deep × {self.breadth} wide{checked}, {len(self.questions)} questions, "
-            f"backend {self.backend}"
-        )
+        checked = f", checked by {_count(self.require, 'requirement')}" if self.require else ""
+        shape = f"{self.strategy}, {self.depth} deep × {self.breadth} wide"
+        return f"{shape}{checked}, {_count(self.questions, 'question')}, backend {self.backend}"
+
+
+def _count(things: Sequence[object], name: str) -> str:
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from sampling.cli._exit_codes import FAILED, exit_code_of
 from sampling.cli._files import Force, check_output
 from sampling.cli._headers import without_header_values
 from sampling.cli._load_progress import EndedRun, ProgressUpdate, run_with_progress
-from sampling.cli._outputs import Out, check_outputs, write_outputs
+from sampling.cli._outputs import Out, check_outputs, publish, write_outputs
 from sampling.cli._status import print_status
 from sampling.cli._stdout import only_results, write_result
 from sampling.cli._virtual_run import run_virtual_until_signal
@@ -101,8 +101,8 @@ def capacity(  # noqa: PLR0913 - each is a flag
     type_: flags.TypeFlag = None,
     constrain: flags.Constrain = True,
     workload: workload_flags.Workload = None,
-    seed: Annotated[int, typer.Option(help="Seed of the traffic.")] = 0,
-    workers: Annotated[int, typer.Option(min=1, help="Number of processes that send.")] = 1,
+    seed: workload_flags.TrafficSeed = 0,
+    workers: workload_flags.Workers = 1,
     preflight: Annotated[bool, typer.Option(help="Send one request first, and give up if it fails.")] = True,
     preflight_timeout: Annotated[str, typer.Option(help="How long the preflight may take.")] = "30s",
     journal: Annotated[Path | None, typer.Option(help="Save each step to this file, to resume later.")] = None,
@@ -172,10 +172,15 @@ def capacity(  # noqa: PLR0913 - each is a flag
             return 0
         # A journal of another search is found out when it is read.
         with only_results(), flags.usage_errors() if journal is not None else nullcontext():
-            ended = _run(search, settings, virtual=virtual)
+            try:
+                ended = _run(search, settings, virtual=virtual)
+            except BaseException:
+                # A workload ended the program, or a worker died: what was measured is kept.
+                if search.answer().steps:
+                    write_outputs(search.answer(), outputs)
+                raise
     answer = ended.result
-    written = write_outputs(answer, outputs)
-    write_result(f"{answer.render()}\n")
+    written = publish(answer, f"{answer.render()}\n", outputs)
     if ended.received is None and ended.problem is None:
         return answer.exit_code if written else FAILED
     if ended.problem is not None:

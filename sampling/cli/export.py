@@ -15,6 +15,7 @@ __all__ = ["EXAMPLES", "HELP", "export_journal"]
 
 HELP = """
 Write the answers in a journal to a file. Reads the journal of `sampling map`, and writes JSON lines, CSV or Parquet.
+To .html, it writes a page about the run: progress, cost, failures, slowest prompts, and pauses.
 
 There is one row per prompt that has ended. The column `failures` has every failed requirement with its reason, and
 every error. The run may still be going on. Parquet needs the extra `parquet`.
@@ -26,6 +27,7 @@ Examples:
   sampling export answers.jsonl.journal --out answers.csv
   sampling export answers.jsonl.journal --out so-far.jsonl --force
   sampling export answers.jsonl.journal --out answers.parquet
+  sampling export answers.jsonl.journal --out run.html
 """
 
 _SUFFIXES = [f".{name}" for name in get_args(ExportFormat)]
@@ -34,7 +36,7 @@ _SUFFIXES = [f".{name}" for name in get_args(ExportFormat)]
 def export_journal(
     journal: Annotated[Path, typer.Argument(help="The journal of a `sampling map`.")],
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The .jsonl, .csv or .parquet file to write.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The .jsonl, .csv, .parquet or .html file to write.")],
     force: Force = False,
 ) -> int:
     """Write the answers of a journal to a file."""
@@ -50,5 +52,6 @@ def export_journal(
         except OSError as error:
             print_status(f"sampling: {out} could not be written: {reason_of(error)}. The journal is unchanged")
             return FAILED
-    print_status(f"wrote {count:,} answers to {out}")
+    what = "a page about" if out.suffix.lower() == ".html" else ""
+    print_status(f"wrote {what} {count:,} answers to {out}".replace("  ", " "))
     return 0

@@ -1,8 +1,8 @@
 """`sampling load`: send traffic and report on it."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -15,9 +15,9 @@ from sampling.cli import _flags as flags
 from sampling.cli import _workload as workload_flags
 from sampling.cli._exit_codes import FAILED, SUCCEEDED, exit_code_of
 from sampling.cli._files import Force
-from sampling.cli._live_page import serving_live_page
+from sampling.cli._live_page import LivePage, serving_live_page
 from sampling.cli._load_progress import EndedRun, ProgressUpdate, run_with_progress
-from sampling.cli._outputs import Out, Samples, check_outputs, write_outputs
+from sampling.cli._outputs import Out, Samples, check_outputs, publish, write_outputs
 from sampling.cli._scenario import Scenario, read_scenario, scenario_schema
 from sampling.cli._status import print_status
 from sampling.cli._stdout import only_results, write_result
@@ -193,8 +193,8 @@ def load(  # noqa: PLR0913 - each is a flag
     type_: flags.TypeFlag = None,
     constrain: flags.Constrain = True,
     workload: workload_flags.Workload = None,
-    seed: Annotated[int, typer.Option(help="Seed of the traffic.")] = 0,
-    workers: Annotated[int, typer.Option(min=1, help="Number of processes that send.")] = 1,
+    seed: workload_flags.TrafficSeed = 0,
+    workers: workload_flags.Workers = 1,
     out: Out = None,
     force: Force = False,
     samples: Samples = False,
@@ -212,7 +212,7 @@ def load(  # noqa: PLR0913 - each is a flag
 ) -> int:
     """Send traffic and report on it."""
     if live_port is not None and virtual:
-        raise typer.BadParameter("--live-port and --virtual contradict each other: virtual time is over in a moment")
+        raise flags.UsageError("--live-port and --virtual contradict each other: virtual time is over in a moment")
     if show_schema:
         write_result(json.dumps(scenario_schema(), indent=2) + "\n")
         return SUCCEEDED
@@ -327,11 +327,39 @@ def _scenario_job(
 
 def _run(job: _Job, *, samples: bool, live_port: int | None) -> int:
     """Run the job, write the report, and return the exit code."""
-    with only_results():
-        ended = _run_virtual(job) if job.virtual else anyio.run(_run_with_progress, job, live_port)
+    with ExitStack() as stack:
+        page: LivePage | None = None
+        with flags.usage_errors():
+            run = job.run()
+            if live_port is not None:
+                page = stack.enter_context(serving_live_page(run, live_port, str(job)))
+                print_status(f"live figures: {page.address}, and {page.address}metrics for Prometheus")
+        with only_results(), _keeping(job, run, samples=samples):
+            ended = _run_virtual(job, run) if job.virtual else anyio.run(_run_with_progress, job, run)
+        code = _write(job, ended, samples=samples)
+        if page is not None:
+            # Everything is written, so that a further Ctrl-C ends nothing but this wait.
+            with suppress(KeyboardInterrupt):
+                page.end(ended.result)
+        return code
+
+
+@contextmanager
+def _keeping(job: _Job, run: LoadRun | PopulationsRun, *, samples: bool) -> Generator[None]:
+    """Write what was measured if the run can't go on, because a workload ends the program or a worker dies."""
+    try:
+        yield
+    except BaseException:
+        if run.progress.scheduled:
+            write_outputs(run.report(), job.outputs, samples=samples)
+        raise
+
+
+def _write(job: _Job, ended: EndedRun[LoadReport | PopulationsReport], *, samples: bool) -> int:
+    """Write the report, and return the exit code."""
     report = ended.result
-    written = write_outputs(report, job.outputs, samples=samples)
-    write_result(f"{load_table(report)}\n{_verdict_line(report)}")
+    text = f"{load_table(report)}\n{_verdict_line(report)}"
+    written = publish(report, text, job.outputs, samples=samples)
     if ended.received is not None:
         return exit_code_of(ended.received)
     if ended.problem is not None:
@@ -372,8 +400,7 @@ def _total_s(profile: Profile) -> float:
     return profile.warmup_s + (profile.measured_s or 0.0)
 
 
-def _run_virtual(job: _Job) -> EndedRun[LoadReport | PopulationsReport]:
-    run = job.run()
+def _run_virtual(job: _Job, run: LoadRun | PopulationsRun) -> EndedRun[LoadReport | PopulationsReport]:
     report, received = run_virtual_until_signal(partial(_run_shared, job, run), run.stop)
     return EndedRun(report, received)
 
@@ -383,18 +410,8 @@ async def _run_shared(job: _Job, run: LoadRun | PopulationsRun) -> LoadReport | 
         return await run.run()
 
 
-async def _run_with_progress(job: _Job, live_port: int | None) -> EndedRun[LoadReport | PopulationsReport]:
-    with ExitStack() as stack:
-        with flags.usage_errors():
-            run = job.run()
-            if live_port is not None:
-                address = stack.enter_context(serving_live_page(run, live_port, str(job)))
-                print_status(f"live figures: {address}, and {address}metrics for Prometheus")
-        print_status(f"sending: {job}")
-        return await _watch(job, run)
-
-
-async def _watch(job: _Job, run: LoadRun | PopulationsRun) -> EndedRun[LoadReport | PopulationsReport]:
+async def _run_with_progress(job: _Job, run: LoadRun | PopulationsRun) -> EndedRun[LoadReport | PopulationsReport]:
+    print_status(f"sending: {job}")
     get_progress = partial(_progress, run, job.total_s, _stopwatch())
     return await run_with_progress(
         partial(_run_shared, job, run), get_progress=get_progress, stop=run.stop, result_so_far=run.report

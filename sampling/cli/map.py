@@ -10,6 +10,7 @@ from typing import Annotated
 import attrs
 import typer
 
+from sampling._arguments import short_repr
 from sampling.backends.llama.models.arithmetic import Question
 from sampling.budgets import Budget
 from sampling.cli import _flags as flags
@@ -60,6 +61,7 @@ Examples:
   sampling map prompts.jsonl --backend openai:gpt-5-mini --max-concurrency 32 --price 0.25/2 --budget-cost 5 -o a.jsonl
   sampling map mails.jsonl --type shop:Invoice --system "Extract the invoice." --depth 3 --out invoices.jsonl
   sampling map prompts.jsonl --backend openai:gpt-5-mini --batch --require json --depth 2 --out answers.jsonl
+  sampling map prompts.jsonl --require json --out answers.jsonl --report run.html
   head -3 questions.txt | sampling map - --text --require arithmetic
 """
 
@@ -89,6 +91,10 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
     no_journal: Annotated[
         bool, typer.Option("--no-journal", help="Write no journal. The run can't be resumed.")
     ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write a page about the run to this .html file: progress, cost, failures, slowest prompts."),
+    ] = None,
     backend: flags.DefaultBackendFlag = None,
     strategy: flags.Strategy = "rejection",
     depth: flags.Depth = 1,
@@ -99,7 +105,7 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
     system: flags.System = None,
     temperature: flags.Temperature = None,
     max_tokens: flags.MaxTokens = None,
-    seed: Annotated[int | None, typer.Option(help="Seed, if the backend supports it.")] = None,
+    seed: flags.Seed = None,
     send_env_key: flags.SendEnvKey = False,
     allow_http: flags.AllowHttp = False,
     header: flags.Header = None,
@@ -186,7 +192,7 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
                 price=priced,
             )
             answer_format = parse_format(type_, require or (), constrain=constrain)
-            files = _Files(prompts=prompts, out=out, given_journal=journal)
+            files = _Files(prompts=prompts, out=out, given_journal=journal, report=report)
             files.check(no_journal=no_journal, resume=resume, force=force)
             if retry_failed and not resume:
                 raise ValueError("--retry-failed needs --resume, because it is about the prompts of an earlier run")
@@ -210,6 +216,7 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
                 on_error=on_error.value,
                 journal=None if no_journal else files.open_journal(accept_changes=accept_changes),
                 out=out,
+                report=report,
                 engine=_engine(max_concurrency, ray_address, actors, make_backend, batch=batch),
                 price_factor=BATCH_PRICE_FACTOR if batch else 1.0,
             )
@@ -293,6 +300,7 @@ class _Files:
     prompts: Path
     out: Path | None
     given_journal: Path | None
+    report: Path | None = None
 
     @property
     def journal(self) -> Path | None:
@@ -318,6 +326,8 @@ class _Files:
         if self.out is not None:
             protected = {"the file of prompts": self.prompts, **_files_of_journal(journal)}
             check_output("--out", self.out, replace=force or resume, protected=protected)
+        if self.report is not None:
+            self._check_report(self.report, journal, replace=force or resume)
 
     def _check_journal(self, journal: Path, *, resume: bool) -> None:
         # Answers that were paid for are never overwritten.
@@ -325,6 +335,14 @@ class _Files:
             raise ValueError(f"{journal} already exists: add --resume, delete it, or choose another name")
         flag = "--out" if self.given_journal is None else "--journal"
         check_output(flag, journal, replace=resume, protected={"the file of prompts": self.prompts})
+
+    def _check_report(self, report: Path, journal: Path | None, *, replace: bool) -> None:
+        if journal is None:
+            raise ValueError("--report needs a journal, which it is made of: add --out FILE or --journal FILE")
+        if report.suffix.lower() != ".html":
+            raise ValueError(f"--report must end in .html, got {short_repr(str(report))}")
+        others = {"the file of prompts": self.prompts, "the file of --out": self.out, **_files_of_journal(journal)}
+        check_output("--report", report, replace=replace, protected=others)
 
     def open_journal(self, *, accept_changes: bool) -> Journal | None:
         """Return the journal, which is opened when the run begins."""

@@ -12,7 +12,7 @@ from sampling._arguments import short_repr
 from sampling.cli._exit_codes import FAILED
 from sampling.cli._files import Force
 from sampling.cli._flags import PriceFlag, parse_price, usage_errors
-from sampling.cli._outputs import Out, check_outputs, write_outputs
+from sampling.cli._outputs import Out, check_outputs, publish
 from sampling.cli._status import print_status
 from sampling.cli._stdout import write_result
 from sampling.load import LoadReport, Option, ServerModel, Slo, calibrate, read_report
@@ -166,8 +166,7 @@ def plan(  # noqa: PLR0913 - each is a flag
             on_option=_show_progress,
         )
     _clear_progress()
-    written = write_outputs(made, outputs)
-    write_result(f"{made.render()}\n")
+    written = publish(made, f"{made.render()}\n", outputs)
     return made.exit_code if written else FAILED
 
 

@@ -8,8 +8,7 @@ import typer
 from sampling.cli._exit_codes import FAILED, SUCCEEDED
 from sampling.cli._files import Force
 from sampling.cli._flags import usage_errors
-from sampling.cli._outputs import Out, check_outputs, write_outputs
-from sampling.cli._stdout import write_result
+from sampling.cli._outputs import Out, check_outputs, publish
 from sampling.load import LoadReport, Plan, PopulationsReport, compare, read_report
 from sampling.load.model._units import parse_share
 from sampling.load.report._files import Report
@@ -50,6 +49,7 @@ def report(
 ) -> int:
     """Show, convert or compare a report."""
     with usage_errors():
+        _check_no_journal(file)
         found = read_report(_STDIN if str(file) == "-" else file)
         earlier = None if against is None else read_report(against)
         # A plan can't be written as HTML.
@@ -61,11 +61,22 @@ def report(
             if isinstance(found, Plan) or isinstance(earlier, Plan):
                 raise ValueError("--against compares load and capacity reports, not plans")
             compared = compare(earlier, found, tolerance=parse_share("--tolerance", tolerance))
-    written = dry_run or write_outputs(found, outputs, comparison=compared)
-    write_result(f"{_render(found) if compared is None else compared.render()}\n")
-    if not written:
+    text = f"{_render(found) if compared is None else compared.render()}\n"
+    if not publish(found, text, () if dry_run else outputs, comparison=compared):
         return FAILED
     return SUCCEEDED if compared is None else compared.exit_code
+
+
+def _check_no_journal(file: Path) -> None:
+    """Raise ValueError for the journal of a `sampling map`, which has a page of its own."""
+    if file.is_file():
+        with file.open("rb") as opened:
+            if opened.read(len(_SQLITE)) == _SQLITE:
+                raise ValueError(f"{file} is a journal: write its page with `sampling export {file} --out run.html`")
+
+
+_SQLITE = b"SQLite format 3\0"
+"""The first bytes of a journal."""
 
 
 def _render(found: Report) -> str:

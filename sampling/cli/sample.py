@@ -88,7 +88,7 @@ def sample(  # noqa: PLR0913 - each is a flag
     system: flags.System = None,
     temperature: flags.Temperature = None,
     max_tokens: flags.MaxTokens = None,
-    seed: Annotated[int | None, typer.Option(help="Seed, if the backend supports it.")] = None,
+    seed: flags.Seed = None,
     send_env_key: flags.SendEnvKey = False,
     allow_http: flags.AllowHttp = False,
     header: flags.Header = None,
@@ -121,11 +121,12 @@ def sample(  # noqa: PLR0913 - each is a flag
 
 
 def _read_question(given: str) -> str:
-    if given != "-":
-        return given
-    question = sys.stdin.read().removesuffix("\n")
+    question = sys.stdin.read().removesuffix("\n") if given == "-" else given
     if not question.strip():
-        raise ValueError("the question - reads stdin, which is empty")
+        if given == "-":
+            raise ValueError("the question - reads stdin, which is empty")
+        # Most likely a variable of the shell that is not set.
+        raise ValueError("the question is empty: give one in quotes, or - to read it from stdin")
     return question
 
 

@@ -76,7 +76,7 @@ def test_load_is_made_of_the_same_calls(name, flags, server, capsys):
 
 
 def test_every_reason_is_in_the_row_and_the_most_common_ones_at_the_end(flags, server, tmp_path, capsys):
-    """Which requirement, and why, for each attempt."""
+    """Each attempt has the requirement that failed, and the reason."""
     server.reply = Reply(['{"total": "much"}'])
     (tmp_path / "prompts.txt").write_text("How much?\nAnd now?\n")
     assert 1 == run(["map", "prompts.txt", "--text", *flags("schema"), "--depth", "2"])
@@ -91,7 +91,7 @@ def test_every_reason_is_in_the_row_and_the_most_common_ones_at_the_end(flags, s
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--type", "invoices"], "--type must be MODULE:NAME"),
+        (["--type", "invoices"], "--type must be MODULE:CLASS"),
         (["--type", "invoicse:Invoice"], "--type: there is no module 'invoicse', neither installed nor in "),
         (["--type", "invoices:Invoce"], "--type: invoices has no Invoce. Did you mean Invoice?"),
         (["--type", "invoices:attrs"], "must be a pydantic model, an attrs class"),

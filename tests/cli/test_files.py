@@ -102,7 +102,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
 
 
 def test_a_link_stays_one(tmp_path):
-    """What it points to is replaced."""
+    """The file behind the link is replaced."""
     target, link = tmp_path / "target", tmp_path / "link"
     link.symlink_to(target)
     with replacing(link) as temporary:

@@ -14,7 +14,7 @@ from anyio.from_thread import start_blocking_portal
 
 from sampling.cli import capacity, load, plan, report
 from sampling.cli._app import run
-from sampling.load import CapacityAnswer, CapacitySettings, ClosedLoop, LoadReport, OpenLoop, Plan, read_report
+from sampling.load import Arrival, CapacityAnswer, CapacitySettings, ClosedLoop, LoadReport, OpenLoop, Plan, read_report
 from sampling.testing.servers import OpenAIServer, Reply
 
 VIRTUAL = ("--backend", "simulated:0.8", "--virtual")
@@ -394,6 +394,39 @@ def test_a_signal_still_writes_what_was_gathered(name, number, server, tmp_path)
     else:
         assert 0 < found.admitted < 30_000
     assert 128 + number == process.returncode
+
+
+async def quits_later(arrival: Arrival) -> None:
+    """End the program in the middle of a run, or in the second step of a search."""
+    if arrival.intended_s > 1 and current_rate(arrival) != 5:
+        raise SystemExit(3)
+
+
+def current_rate(arrival: Arrival) -> float:
+    return arrival.index / arrival.intended_s
+
+
+@pytest.mark.parametrize("name", ["load", "capacity"])
+def test_a_workload_that_ends_the_program_loses_nothing(name, tmp_path):
+    """O13: what was measured until then is written, and the exit code is the workload's."""
+    out = tmp_path / "r.json"
+    traffic = {
+        "load": ("--rate", "10", "--duration", "30s"),
+        "capacity": ("--steps", "5,10", "--slo", "p50=1s", "--warmup", "0s", "--hold", "4s", "--no-preflight"),
+    }[name]
+    workload = f"{__name__}:quits_later"
+    done = subprocess.run(  # noqa: S603
+        command(name, "--workload", workload, *traffic, "-o", out),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert (3, True) == (done.returncode, out.exists()), done.stderr
+    found = read_report(out)
+    assert found.interrupted
+    assert (found.admitted > 5) if isinstance(found, LoadReport) else [5] == [step.target_rate for step in found.steps]
 
 
 def test_a_server_that_is_not_there_is_found_out_before_a_long_search(tmp_path):

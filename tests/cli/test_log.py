@@ -75,7 +75,7 @@ def test_names_of_arguments_become_flags():
 
 
 def test_an_outage_is_told_in_a_sentence_that_says_how_to_end_it(capsys):
-    """What is waited for, for how long, and how to stop."""
+    """The line has the cause, the waiting time, and the way to stop."""
     fields = {"grace_s": 600.0, "held": 1, "error_type": "ServerError", "error": '"the server said 503"'}
     with logging_to_stderr():
         structlog.get_logger("sampling").warning("outage_began", **fields)

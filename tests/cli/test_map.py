@@ -144,6 +144,39 @@ def test_prompts_without_a_valid_answer_are_exit_code_1(server, prompts, tmp_pat
     assert {"say 0": 1, "say 1": 2, "say 2": 1} == Counter(asked(request) for request in server.requests)
 
 
+def test_a_page_about_the_run_is_written(server, prompts, tmp_path):
+    """`--report` writes it after the answers, and `sampling export` writes the same from the journal."""
+    out, page, later = tmp_path / "a.jsonl", tmp_path / "run.html", tmp_path / "later.html"
+    done = finished(command(server, prompts(3), "--out", out, "--report", page))
+    assert (0, "") == (done.returncode, done.stdout)
+    assert f"wrote {page}" in done.stderr
+    assert "3 of 3 items have a valid answer" in page.read_text("utf-8")
+    assert 0 == run(["export", f"{out}.journal", "--out", str(later)])
+    assert page.read_bytes() == later.read_bytes()
+    again = finished(command(server, prompts(3), "--out", out, "--report", page, "--resume"))
+    assert 0 == again.returncode
+    assert "by 2 processes" in page.read_text("utf-8")
+
+
+def test_a_page_that_can_not_be_written_loses_no_answer(server, prompts, tmp_path):
+    """The answers are there, and the command that writes the page is named."""
+    out, page = tmp_path / "a.jsonl", tmp_path / "run.html"
+    page.symlink_to("/dev/full")
+    done = finished(command(server, prompts(2), "--out", out, "--report", page))
+    assert 1 == done.returncode
+    assert "No space left on device" in done.stderr
+    assert f"sampling export {out}.journal --out {page}" in done.stderr
+    assert 2 == len(lines_of(out))
+
+
+def test_a_journal_is_no_report(server, prompts, tmp_path, capsys):
+    """`sampling report` says which command has the page of a journal."""
+    out = tmp_path / "a.jsonl"
+    finished(command(server, prompts(1), "--out", out))
+    assert 2 == run(["report", f"{out}.journal"])
+    assert "sampling export" in capsys.readouterr().err
+
+
 def test_failed_prompts_can_be_asked_again(server, prompts, tmp_path):
     """F18: --resume --retry-failed asks failed and errored prompts, and no others."""
     out = tmp_path / "answers.jsonl"
@@ -361,6 +394,10 @@ def test_what_is_no_text_is_named_by_its_line(tmp_path, capsys):
         (["{prompts}", "--resume"], "--resume needs the --out"),
         (["{prompts}", "--out", "a", "--retry-failed"], "--retry-failed needs --resume"),
         (["{prompts}", "--out", "a", "--no-journal", "--resume"], "--no-journal and --resume exclude each other"),
+        (["{prompts}", "--report", "r.html"], "--report needs a journal"),
+        (["{prompts}", "--out", "a", "--no-journal", "--report", "r.html"], "--report needs a journal"),
+        (["{prompts}", "--out", "a", "--report", "r.pdf"], "--report must end in .html"),
+        (["{prompts}", "--out", "r.html", "--report", "r.html"], "is the file of --out"),
         (["{prompts}", "--on-error", "shrug"], "--on-error"),
         (["{prompts}", "--max-concurrency", "0"], "--max-concurrency"),
         (["{prompts}", "--ray-address", "auto"], "--ray-address needs --actors"),

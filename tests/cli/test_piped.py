@@ -204,6 +204,54 @@ def test_a_stdout_that_is_full_is_one_line():
     assert "sampling: the system refused: No space left on device" == one_line(done.stderr)
 
 
+TRAFFIC = {
+    "load": ("load", "--backend", "simulated", "--virtual", "--rate", "2", "--duration", "20s"),
+    "capacity": ("capacity", "--backend", "simulated", "--virtual", "--steps", "1", "--slo", "p95=60s"),
+}
+
+
+@pytest.mark.parametrize("name", TRAFFIC)
+def test_a_report_that_stdout_has_no_room_for_is_saved_elsewhere(name):
+    """`sampling load … > /full/disk`, without --out: the line has the command that shows the report."""
+    with Path("/dev/full").open("w") as full:
+        done = finished(*TRAFFIC[name], stdout=full)
+    assert 1 == done.returncode
+    complaint = done.stderr.splitlines()[-1]
+    assert "sampling: stdout could not be written: No space left on device. The report is saved in" in complaint
+    shown = finished(*complaint.partition("run: sampling ")[2].split())
+    assert (0, "") == (shown.returncode, shown.stderr)
+    assert shown.stdout
+
+
+def test_a_report_in_a_file_is_not_saved_twice_when_stdout_is_full(tmp_path):
+    """The line says where it is."""
+    out = tmp_path / "r.json"
+    with Path("/dev/full").open("w") as full:
+        done = finished(*TRAFFIC["load"], "--out", out, stdout=full)
+    assert 1 == done.returncode
+    assert done.stderr.splitlines()[-1].endswith(f"The report is in {out}")
+    assert isinstance(read_report(out), LoadReport)
+
+
+@pytest.mark.parametrize("closed", [(0, 1, 2), (1,), (2,)])
+def test_closed_streams_are_as_good_as_the_null_device(closed, server, prompts, tmp_path):
+    """
+    A service manager may start a command without stdin, stdout or stderr.
+
+    Files that the command opens must not get their numbers, or what goes to stdout would be written into them.
+    """
+
+    def close() -> None:
+        for number in closed:
+            os.close(number)
+
+    out = tmp_path / "a.jsonl"
+    done = finished("map", prompts, *backend(server), "--out", out, preexec_fn=close)
+    assert (0, 4) == (done.returncode, len(out.read_text().splitlines()))
+    done = finished("sample", "Is it?", *backend(server), preexec_fn=close)
+    assert (0, "" if 1 in closed else "yes it is\n") == (done.returncode, done.stdout)
+
+
 # Terminals.
 
 
@@ -239,8 +287,9 @@ def test_a_terminal_gets_no_control_characters_of_a_model_and_whole_lines(server
     assert "\\x1b]0;owned\\x07red" in shown
     assert "\x1b]0;owned" not in shown
     [line] = [line for line in shown.split("\n") if "request_retried" in line]
-    assert "note: request_retried tries=1" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", line).strip()
-    assert re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", line).startswith("note: ")
+    # What was drawn before it is erased first.
+    notice = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", line.rpartition("\x1b[2K")[2])
+    assert notice.startswith("note: request_retried tries=1")
 
 
 def test_a_pipe_gets_the_bytes_as_they_are(server):
