@@ -225,7 +225,7 @@ def test_a_slow_reader_holds_up_nothing_and_gets_joined_pieces(run):
 
 
 def test_pieces_are_joined_from_where_the_reader_stopped(run):
-    """What was read is not in the next event, and nothing between them is missing."""
+    """The next event begins where the last one ended."""
 
     async def read_with_a_pause():
         strategy, seen = RejectionSamplingStrategy(), []
@@ -381,6 +381,10 @@ def test_the_value_is_partially_parsed_while_it_grows(run):
         (list[Flight], '[{"number": 1}, {"num', [{"number": 1}, {}]),
         (list[Flight], '{"value": [{"number": 1', [{"number": 1}]),
         (list[Flight], '{"va', None),
+        (Flight | list[int], '{"number": 1, "da', {"number": 1}),
+        (Flight | list[int], "[1, 2", [1, 2]),
+        (Flight | list[int], '{"value": {"number": 1', {"number": 1}),
+        (Flight | None, '```json\n{"number": 1', {"number": 1}),
         (bool, "true", None),
         (str.upper, '{"number": 1}', None),
     ],
@@ -774,7 +778,7 @@ def test_leaving_closes_the_connections_of_all_lanes(anyio_backend, how):
 
 
 def test_the_module_of_events_names_them_all():
-    """What `sampling.hooks` exports is what a stream may yield."""
+    """Every event that `sampling.hooks` exports is in the type of a stream."""
     assert {"TextGrown", "LoopStarted", "LoopFinished"} <= set(hooks.__all__)
     assert issubclass(TextGrown, Event)
     assert MultiTurnStrategy.stream is RejectionSamplingStrategy.stream

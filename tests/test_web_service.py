@@ -2,24 +2,35 @@
 
 import http.client
 import json
-import os
 import re
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
+from contextlib import ExitStack, closing
 from urllib.parse import urlsplit
 
 import pytest
 from anyio.from_thread import start_blocking_portal
 
+from sampling.backends.llama._server import LlamaServer, LlamaSettings
+from sampling.testing.gguf_model import write_tiny_gguf
 from sampling.testing.servers import OpenAIServer, Reply
+from tests.llama_slots import LlamaSlots
 from tests.load.browser import CHROMIUM, NOT_INSTALLED, chromium
+from tests.web_service import (
+    EXAMPLE,
+    LANES,
+    ask,
+    failure,
+    lane_outcomes,
+    lane_texts,
+    serving,
+    serving_llama,
+    wait_until,
+    wait_until_all_grow,
+)
 
-EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "web_service"
-LANES = 4
+ENDLESS = 65_536
+"""Tokens of an answer that takes minutes."""
+
 NEVER_S = 3600.0
 GROWING = Reply(["Rivers ", "flow. "], endless=True, interval_s=0.01)
 SILENT = Reply(["no"], interval_s=NEVER_S)
@@ -34,30 +45,6 @@ def model():
             return stack.enter_context(portal.wrap_async_context_manager(OpenAIServer(reply)))
 
         yield start
-
-
-@contextmanager
-def serving(model: OpenAIServer) -> Iterator[str]:
-    """Run the example with uvicorn in a process of its own, and yield its address."""
-    command = [sys.executable, "-m", "uvicorn", "--app-dir", str(EXAMPLE), "--port", "0", "app:app"]
-    env = {**os.environ, "OPENAI_BASE_URL": model.url, "OPENAI_API_KEY": "not-a-key"}
-    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as server:  # noqa: S603
-        try:
-            assert server.stderr is not None
-            lines = []
-            while not (found := re.search(r"running on (http://\S+)", "".join(lines))):
-                line = server.stderr.readline()
-                assert line, "".join(lines)
-                lines.append(line)
-            yield found[1]
-        finally:
-            server.kill()
-
-
-def wait_until(is_true) -> None:
-    """Wait for another process. The timeout of the test ends it if that never comes."""
-    while not is_true():
-        time.sleep(0.01)
 
 
 def lanes(connection: http.client.HTTPConnection) -> Iterator[dict]:
@@ -86,9 +73,10 @@ def test_the_first_valid_lane_wins_and_the_others_end(model):
     """The browser gets the text of the winner, and the outcome of every lane."""
     asked = iter([SILENT] * (LANES - 1) + [Reply(["Rivers ", "flow."])])
     server = model(lambda request: next(asked))
-    with serving(server) as url, closing(http.client.HTTPConnection(urlsplit(url).netloc)) as connection:
+    with serving(server.url) as url, closing(http.client.HTTPConnection(urlsplit(url).netloc)) as connection:
         events = list(lanes(connection))
-    assert {"kind": "end", "data": "Rivers flow."} == events[-1]
+    winner = next(event["data"]["lane"] for event in events if event["data"]["outcome"] == "valid")
+    assert {"kind": "end", "data": {"success": True, "lane": winner, "text": "Rivers flow."}} == events[-1]
     outcomes = {event["data"]["lane"]: event["data"]["outcome"] for event in events[:-1]}
     assert ["cancelled"] * (LANES - 1) + ["valid"] == sorted(outcomes.values())
 
@@ -96,7 +84,7 @@ def test_the_first_valid_lane_wins_and_the_others_end(model):
 def test_a_client_that_leaves_stops_all_requests(model):
     """The model sees the connections of all lanes close."""
     server = model(GROWING)
-    with serving(server) as url:
+    with serving(server.url) as url:
         connection = http.client.HTTPConnection(urlsplit(url).netloc)
         growing = {event["data"]["lane"] for event, _ in zip(lanes(connection), range(200), strict=False)}
         assert set(range(LANES)) == growing
@@ -105,17 +93,60 @@ def test_a_client_that_leaves_stops_all_requests(model):
         wait_until(lambda: server.disconnects == LANES)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason=NOT_INSTALLED)
-def test_a_browser_shows_lanes_growing_and_leaving_the_page_stops_them(model):
-    """A real page in a real browser."""
-    server = model(GROWING)
-    with serving(server) as url, chromium() as browser:
-        browser.open(url, width=1280)
-        browser.evaluate("document.forms[0].requestSubmit()")
-        texts = "[...document.querySelectorAll('.lane div')].map(lane => lane.textContent.length)"
-        wait_until(lambda: len(browser.evaluate(texts)) == LANES)
-        before = browser.evaluate(texts)
-        wait_until(lambda: all(now > then for now, then in zip(browser.evaluate(texts), before, strict=True)))
+@pytest.fixture(scope="module")
+def browser():
+    """Start a real browser."""
+    if CHROMIUM is None:
+        pytest.skip(NOT_INSTALLED)
+    with chromium() as browser:
+        yield browser
+
+
+def test_a_browser_shows_the_winner(browser):
+    """A real page in a real browser, with a real model: one lane wins, and the page shows its answer."""
+    with LlamaServer(LlamaSettings(slots=LANES, context_tokens=1_024)) as model, serving_llama(model) as url:
+        ask(browser, url, "What is 6 + 7?")
+        wait_until(lambda: "winner" in lane_outcomes(browser))
+        # Lanes that end at the same moment as the winner are valid, too.
+        assert {"winner", "valid", "cancelled"} >= set(lane_outcomes(browser))
+        assert 1 == lane_outcomes(browser).count("winner")
+        assert re.search(r"\d", lane_texts(browser)[lane_outcomes(browser).index("winner")])
+        assert "" == failure(browser)
         assert [] == browser.complaints
-        browser.call("Page.navigate", url="about:blank")
-        wait_until(lambda: server.disconnects == LANES)
+
+
+def test_a_browser_says_that_a_call_failed(browser, model):
+    """The reason is in the log of the service, for it may name what a visitor must not know."""
+    server = model(Reply(status=404, error={"error": {"message": "no such model: secret-7b"}}))
+    with serving(server.url) as url:
+        ask(browser, url, "Tell me about rivers.")
+        wait_until(lambda: failure(browser))
+        assert "secret-7b" not in browser.evaluate("document.body.textContent")
+
+
+@pytest.mark.parametrize("leave", ["leave the page", "close the tab"])
+def test_a_browser_that_leaves_frees_all_slots(browser, endless_model, leave):
+    """All lanes grow in a real page, and llama.cpp stops all of them when their reader has gone."""
+    slots = LlamaSlots(endless_model.address, endless_model.api_key.reveal())
+    before = slots.tokens_generated()
+    with serving_llama(endless_model) as url:
+        ask(browser, url, "Tell me about rivers.")
+        wait_until_all_grow(browser)
+        assert LANES == slots.busy()
+        if leave == "close the tab":
+            browser.close_tab()
+            browser.open_tab()
+        else:
+            browser.call("Page.navigate", url="about:blank")
+        wait_until(lambda: slots.busy() == 0)
+        # The service still runs, so the lanes have not ended with it.
+        assert slots.tokens_generated() - before < LANES * ENDLESS / 2
+        assert [] == browser.complaints
+
+
+@pytest.fixture(scope="module")
+def endless_model(tmp_path_factory):
+    """Run llama.cpp with a model that never ends an answer, so that only its context limits it."""
+    path = write_tiny_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf")
+    with LlamaServer(LlamaSettings(path, slots=LANES, context_tokens=ENDLESS, threads=1)) as server:
+        yield server

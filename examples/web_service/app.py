@@ -1,7 +1,6 @@
 """Show the lanes of a call in a browser: `uvicorn --app-dir examples/web_service app:app`."""
 
 import json
-import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,7 +15,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from sampling import IterationFinished, OpenAIBackend, RejectionSamplingStrategy, TextGrown
 
 strategy = RejectionSamplingStrategy(concurrency_budget=4)
-backend = OpenAIBackend(os.environ.get("OPENAI_BASE_URL"), model=os.environ.get("MODEL", "gpt-5-mini"))
+backend = OpenAIBackend()  # reads OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL
 
 
 @asynccontextmanager
@@ -38,13 +37,16 @@ async def run(question: str, to_browser: MemoryObjectSendStream[ServerSentEvent]
     async with to_browser, strategy.stream(question, None, backend) as events:
         async for event in events:
             if isinstance(event, TextGrown):
-                lane = {"lane": event.subsample, "outcome": "running", "text": event.text}
+                starts_over = event.piece == event.text
+                lane = {"lane": event.subsample, "outcome": "running", "piece": event.piece, "new": starts_over}
             elif isinstance(event, IterationFinished):
-                lane = {"lane": event.subsample, "outcome": event.slice.outcome, "text": event.slice.text}
+                lane = {"lane": event.subsample, "outcome": event.slice.outcome}
             else:
                 continue
             await to_browser.send(ServerSentEvent(json.dumps(lane), event="lane"))
-        await to_browser.send(ServerSentEvent(json.dumps(events.result.value), event="end"))
+        best = events.result.best  # None if no attempt came to an answer
+        end = {"success": events.result.success, "lane": best and best.subsample, "text": events.result.text}
+        await to_browser.send(ServerSentEvent(json.dumps(end), event="end"))
 
 
 app.mount("/", StaticFiles(directory=Path(__file__).parent / "static", html=True))

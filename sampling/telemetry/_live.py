@@ -56,7 +56,7 @@ def live_display(
             get_renderable=render,
             auto_refresh=False,
             transient=transient,
-            redirect_stdout=sys.stdout.isatty(),
+            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
         )
         with live, _repeating(live.refresh, _REDRAW_EVERY_S):
             yield True

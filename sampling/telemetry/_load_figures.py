@@ -55,8 +55,10 @@ class LoadFigures:
     counts are live, and the latencies come at the end.
     """
 
-    def __init__(self, run: LoadRun | PopulationsRun) -> None:
+    def __init__(self, run: LoadRun | PopulationsRun, *, most: int | None = None) -> None:
+        """Read all requests, or at most this many of the last ones at each reading."""
         check_instance("run", run, (LoadRun, PopulationsRun), "a LoadRun or a PopulationsRun")
+        self._most = most
         self._runs = watched(run)
         self._read = dict.fromkeys(self._runs, 0)
 
@@ -67,6 +69,8 @@ class LoadFigures:
             # The last column is written last, so up to its length all columns are complete.
             start, end = self._read[name], len(columns["longest_gap_s"])
             self._read[name] = end
+            if self._most is not None:
+                start = max(start, end - self._most)
             latencies, lags = array("d"), array("d")
             for row in range(start, end):
                 due = columns["intended_s"][row]

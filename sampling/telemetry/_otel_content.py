@@ -7,7 +7,7 @@ from typing import Any
 from sampling.messages import Generation, Message
 from sampling.parts import Audio, Content, Image, Media, Part, Reasoning, Text, ToolCall, ToolResult
 
-__all__ = ["input_messages", "output_messages"]
+__all__ = ["input_messages", "output_messages", "tool_result"]
 
 _LARGE_BYTES = 64 * 1024
 """Media with more bytes than this are described by their digest: a span has no room for them."""
@@ -25,6 +25,11 @@ def output_messages(generation: Generation) -> str:
         parts.insert(0, {"type": "reasoning", "content": generation.reasoning})
     ended = "tool_call" if generation.finish_reason == "tool_calls" else generation.finish_reason
     return json.dumps([{"role": "assistant", "parts": parts, "finish_reason": ended}])
+
+
+def tool_result(result: ToolResult) -> str:
+    """Return the value of `gen_ai.tool.call.result`."""
+    return result.content if isinstance(result.content, str) else json.dumps(_parts(result.content))
 
 
 def _parts(content: Content) -> list[dict[str, Any]]:

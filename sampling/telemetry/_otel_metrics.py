@@ -1,9 +1,10 @@
 """The metrics of calls, requests and fan-outs for OpenTelemetry."""
 
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from sampling._requests import SentRequest
+from sampling._observers.requests import SentRequest
 from sampling.errors import MissingExtra
 from sampling.fanout.items import ItemFinished
 from sampling.hooks import IterationFinished, LoopFinished, LoopStarted
@@ -19,11 +20,11 @@ from sampling.telemetry._request_figures import (
 
 try:
     from opentelemetry import metrics
-    from opentelemetry.metrics import Meter, MeterProvider
+    from opentelemetry.metrics import Histogram, Meter, MeterProvider
 except ImportError as _error:
     raise MissingExtra("metrics", "opentelemetry-api", "otel") from _error
 
-__all__ = ["SCHEMA_URL", "OtelMetrics", "installed_version", "meter_named"]
+__all__ = ["SCHEMA_URL", "OtelMetrics", "histogram", "installed_version", "meter_named"]
 
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.41.0"
 """The version of the conventions that spans and metrics follow."""
@@ -42,63 +43,42 @@ def meter_named(name: str, provider: MeterProvider | None) -> Meter:
     return metrics.get_meter(name, installed_version() or "", provider, SCHEMA_URL)
 
 
+def histogram(
+    meter: Meter, name: str, description: str, unit: str = "s", buckets: Sequence[float] = DURATION_BUCKETS_S
+) -> Histogram:
+    """Return a histogram with buckets, by default those of the conventions for seconds."""
+    return meter.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=buckets)
+
+
 class OtelMetrics:
     """The instruments, and what is recorded with them."""
 
     def __init__(self, provider: MeterProvider | None) -> None:
         meter = meter_named("sampling", provider)
-        self._duration = meter.create_histogram(
-            "gen_ai.client.operation.duration",
-            unit="s",
-            description="GenAI operation duration.",
-            explicit_bucket_boundaries_advisory=DURATION_BUCKETS_S,
-        )
-        self._first_chunk = meter.create_histogram(
+        self._duration = histogram(meter, "gen_ai.client.operation.duration", "GenAI operation duration.")
+        self._first_chunk = histogram(
+            meter,
             "gen_ai.client.operation.time_to_first_chunk",
-            unit="s",
-            description="Time from the request to the first chunk of a streamed response.",
-            explicit_bucket_boundaries_advisory=DURATION_BUCKETS_S,
+            "Time from the request to the first chunk of a streamed response.",
         )
-        self._tokens = meter.create_histogram(
-            "gen_ai.client.token.usage",
-            unit="{token}",
-            description="Number of input and output tokens used.",
-            explicit_bucket_boundaries_advisory=TOKEN_BUCKETS,
+        self._tokens = histogram(
+            meter, "gen_ai.client.token.usage", "Number of input and output tokens used.", "{token}", TOKEN_BUCKETS
         )
-        self._attempts = meter.create_counter(
-            "sampling.attempts", unit="{attempt}", description="Attempts that ended, by how."
+        self._attempts = meter.create_counter("sampling.attempts", "{attempt}", "Attempts that ended, by how.")
+        self._attempt_duration = histogram(
+            meter, "sampling.attempt.duration", "Duration of attempts, by how they ended."
         )
-        self._attempt_duration = meter.create_histogram(
-            "sampling.attempt.duration",
-            unit="s",
-            description="Duration of attempts, by how they ended.",
-            explicit_bucket_boundaries_advisory=DURATION_BUCKETS_S,
-        )
-        self._running = meter.create_up_down_counter(
-            "sampling.calls.running", unit="{call}", description="Calls under way."
-        )
-        self._calls = meter.create_counter("sampling.calls", unit="{call}", description="Calls that ended, by why.")
-        self._call_duration = meter.create_histogram(
-            "sampling.call.duration",
-            unit="s",
-            description="Duration of calls.",
-            explicit_bucket_boundaries_advisory=DURATION_BUCKETS_S,
-        )
-        self._cost = meter.create_counter("sampling.cost", unit="1", description="Money spent, as the backends say.")
-        self._time_to_valid = meter.create_histogram(
-            "sampling.time_to_valid",
-            unit="s",
-            description="Time from the start of a call to its valid answer.",
-            explicit_bucket_boundaries_advisory=DURATION_BUCKETS_S,
+        self._running = meter.create_up_down_counter("sampling.calls.running", "{call}", "Calls under way.")
+        self._calls = meter.create_counter("sampling.calls", "{call}", "Calls that ended, by why.")
+        self._call_duration = histogram(meter, "sampling.call.duration", "Duration of calls.")
+        self._cost = meter.create_counter("sampling.cost", "1", "Money spent, as the backends say.")
+        self._time_to_valid = histogram(
+            meter, "sampling.time_to_valid", "Time from the start of a call to its valid answer."
         )
         self._wasted = meter.create_counter(
-            "sampling.wasted_tokens",
-            unit="{token}",
-            description="Tokens of attempts other than the valid answer.",
+            "sampling.wasted_tokens", "{token}", "Tokens of attempts other than the valid answer."
         )
-        self._items = meter.create_counter(
-            "sampling.fan_out.items", unit="{item}", description="Items of fan-outs that ended, by how."
-        )
+        self._items = meter.create_counter("sampling.fan_out.items", "{item}", "Items of fan-outs that ended, by how.")
 
     def request_ended(self, sent: SentRequest) -> None:
         """Record a request."""

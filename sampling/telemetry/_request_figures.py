@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import anyio
 
 from sampling._engine.validation import CutShort
-from sampling._requests import SentRequest
+from sampling._observers.requests import SentRequest, ToolRun
 from sampling.hooks import LoopFinished
 from sampling.messages import Generation
 from sampling.options import Options
@@ -18,6 +18,7 @@ __all__ = [
     "TOKEN_BUCKETS",
     "Attributes",
     "describe_request",
+    "describe_tool",
     "error_of",
     "how_it_ended",
     "request_options",
@@ -82,6 +83,18 @@ def _server_of(backend: object) -> tuple[str | None, int | None]:
         return parts.hostname, parts.port or _DEFAULT_PORTS.get(parts.scheme)
     except ValueError:
         return None, None
+
+
+def describe_tool(ran: ToolRun) -> Attributes:
+    """Return the attributes of a tool that is run."""
+    tool = ran.tool
+    return {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": None if tool is None else tool.name,
+        "gen_ai.tool.description": None if tool is None else tool.description or None,
+        "gen_ai.tool.type": "function",
+        "gen_ai.tool.call.id": ran.call.id,
+    }
 
 
 def request_options(options: Options) -> Attributes:

@@ -15,16 +15,17 @@ from typing import Any
 import attrs
 
 from sampling._arguments import check_bool
-from sampling._requests import Observers, SentRequest, observe, stop_observing
+from sampling._observers.requests import Observers, SentRequest, ToolRun, observe, stop_observing
 from sampling.errors import MissingExtra
 from sampling.fanout.items import ItemFinished
 from sampling.hooks import Hooks, IterationEvent, IterationFinished, IterationStarted, LoopFinished, LoopStarted
 from sampling.requirements import Validation
 from sampling.results import Slice
-from sampling.telemetry._otel_content import input_messages, output_messages
+from sampling.telemetry._otel_content import input_messages, output_messages, tool_result
 from sampling.telemetry._request_figures import (
     Attributes,
     describe_request,
+    describe_tool,
     error_of,
     how_it_ended,
     request_options,
@@ -199,6 +200,21 @@ class _Spans:
         return self._tracer.start_span(
             name, kind=SpanKind.CLIENT, attributes=without_none(attributes), start_time=sent.started_ns
         )
+
+    # Tools.
+
+    def tool_started(self, ran: ToolRun) -> None:
+        attributes = describe_tool(ran)
+        if self._content:
+            attributes["gen_ai.tool.call.arguments"] = ran.call.arguments
+        # The name of a tool that does not exist is text of the model.
+        name = "execute_tool" if ran.tool is None else f"execute_tool {ran.tool.name}"
+        span = self._tracer.start_span(name, attributes=without_none(attributes))
+        ran.marks[self] = _OpenSpan(span, context.attach(trace.set_span_in_context(span)))
+
+    def tool_ended(self, ran: ToolRun) -> None:
+        result = tool_result(ran.result) if self._content and ran.result is not None else None
+        _finish(ran.marks.pop(self), {"gen_ai.tool.call.result": result}, ran.error_type)
 
     def _evaluation(self, validation: Validation, attempt: Slice[Any]) -> Attributes:
         requirement = validation.requirement

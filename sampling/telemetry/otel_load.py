@@ -18,7 +18,7 @@ from sampling.telemetry._load_figures import BUCKETS_S, COUNTS, LoadFigures
 try:
     from opentelemetry.metrics import MeterProvider
 
-    from sampling.telemetry._otel_metrics import meter_named
+    from sampling.telemetry._otel_metrics import histogram, meter_named
 except ImportError as _error:
     raise MissingExtra("metrics", "opentelemetry-api", "otel") from _error
 
@@ -61,23 +61,18 @@ class _Recorder:
         self._recorded: dict[str, Tally] = {}
         meter = meter_named("sampling.load", provider)
         self._counters = {
-            name: meter.create_counter(f"sampling.load.{name}", unit="1", description=description)
+            name: meter.create_counter(f"sampling.load.{name}", "1", description)
             for name, description in COUNTS.items()
         }
         self._in_flight = meter.create_up_down_counter(
-            "sampling.load.in_flight", unit="1", description="Requests that wait for an answer."
+            "sampling.load.in_flight", "1", "Requests that wait for an answer."
         )
-        self._latency = meter.create_histogram(
-            "sampling.load.latency",
-            unit="s",
-            description="Time from due to the answer.",
-            explicit_bucket_boundaries_advisory=BUCKETS_S,
-        )
-        self._lag = meter.create_histogram(
+        self._latency = histogram(meter, "sampling.load.latency", "Time from due to the answer.", buckets=BUCKETS_S)
+        self._lag = histogram(
+            meter,
             "sampling.load.schedule_lag",
-            unit="s",
-            description="Time from due to sent, which the generator causes.",
-            explicit_bucket_boundaries_advisory=BUCKETS_S,
+            "Time from due to sent, which the generator causes.",
+            buckets=BUCKETS_S,
         )
 
     async def record_every(self, every_s: float) -> None:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import Token
 
 from sampling._arguments import check_str
-from sampling._requests import Observers, SentRequest, observe, stop_observing
+from sampling._observers.requests import Observers, SentRequest, ToolRun, observe, stop_observing
 from sampling.errors import MissingExtra
 from sampling.fanout.items import ItemFinished
 from sampling.hooks import Hooks, IterationFinished, LoopFinished, LoopStarted
@@ -181,6 +181,12 @@ class _Metrics:
             self._first_chunk_seconds.labels(*labels).observe(sent.first_chunk_s)
         for kind, tokens in tokens_by_type(sent.usage):
             self._request_tokens.labels(*labels, kind).observe(tokens)
+
+    def tool_started(self, ran: ToolRun) -> None:
+        """Do nothing: tools are in traces only."""
+
+    def tool_ended(self, ran: ToolRun) -> None:
+        """Do nothing."""
 
 
 @contextmanager

@@ -41,6 +41,7 @@ from sampling import (
 )
 from sampling.backends.anthropic import AnthropicBackend
 from sampling.backends.gemini import GeminiBackend
+from sampling.backends.layers import ToolLoop
 from sampling.backends.openai import OpenAIBackend
 from sampling.telemetry._otel_metrics import SCHEMA_URL
 from sampling.telemetry.otel import otel_hooks
@@ -166,6 +167,28 @@ def test_every_name_of_an_eventful_call_is_in_the_registry(run):
             assert set() == unknown(point.attributes)
     failed = [span for span in telemetry.requests if span.status.status_code is StatusCode.ERROR]
     assert ["ServerError"] * 2 == [span.attributes["error.type"] for span in failed]
+
+
+def test_every_name_of_a_tool_is_in_the_registry(run):
+    """S30: with its arguments, its result and its error."""
+    telemetry = Telemetry(content=True)
+
+    def reply(request):
+        if request.messages[-1].role == "tool":
+            return "b"
+        calls = [ToolCall("1", "weather", '{"city": "Oslo"}'), ToolCall("2", "weather", "{")]
+        return Generation("", finish_reason="tool_calls", tool_calls=calls)
+
+    async def weather(city: str) -> str:
+        """Look up the weather of a city."""
+        return "rain"
+
+    agent = ToolLoop(ScriptedBackend(reply), [weather])
+    run(RejectionSamplingStrategy(hooks=telemetry.hooks).sample, "q", None, agent)
+    tools = [span for span in telemetry.spans if span.name == "execute_tool weather"]
+    assert [False, True] == sorted("error.type" in span.attributes for span in tools)
+    assert all(set() == unknown(span.attributes) for span in tools)
+    assert "execute_tool" in {value.value for value in gen_ai_attributes.GenAiOperationNameValues}
 
 
 def test_metrics_are_those_of_the_registry(run):

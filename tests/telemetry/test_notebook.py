@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -59,7 +60,22 @@ def text_of(output):
 def test_every_cell_gives_what_it_should(outputs):
     """Calls, streams and runs work with the event loop of the kernel."""
     results = {name: text_of(own[-1]) for name, own in outputs.items() if own}
+    assert results.pop("result").startswith("<SamplingResult success")
     assert {"lanes": "True", "stream": "True", "run": "'completed'"} == results
+
+
+def test_a_result_shows_its_lanes_and_attempts(outputs):
+    """As HTML, at the end of a cell."""
+    [shown] = outputs["result"]
+    assert "<svg" in "".join(shown["data"]["text/html"])
+    assert "<details" in "".join(shown["data"]["text/html"])
+
+
+def test_the_page_has_the_cells_of_the_notebook():
+    """So the recipe in the documentation is what runs here."""
+    page = (NOTEBOOK.parent.parent / "docs" / "how-to" / "use-in-a-notebook.md").read_text("utf-8")
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
+    assert ["".join(cell["source"]) for cell in cells] == re.findall(r"^```python\n(.*?)\n```$", page, re.M | re.S)
 
 
 def test_lanes_are_in_the_output_of_the_cell(outputs):

@@ -156,7 +156,7 @@ def test_every_real_request_is_a_span_and_nothing_else_is(run, provider, exporte
 
 
 def test_a_function_that_passes_requests_on_is_not_counted_itself(run, provider, exporter):
-    """What it asks counts, and if it asks nobody, it is the model."""
+    """Its own requests count, and a function that sends none counts as the model."""
     inner = ScriptedBackend(["a", "b"])
 
     async def twice(request):
@@ -330,3 +330,111 @@ def test_texts_are_on_spans_only_if_asked_for(run, provider, exporter, content):
     run(strategy.sample, PRIVATE, Context([Message("system", PRIVATE)]), ScriptedBackend([PRIVATE]))
 
     assert content == any(PRIVATE in span.to_json() for span in exporter.get_finished_spans())
+
+
+# Tools.
+
+
+def calls_then_answers(*calls):
+    """Call tools first, and answer then."""
+
+    def reply(request):
+        if request.messages[-1].role == "tool":
+            return Generation("b")
+        return Generation("", finish_reason="tool_calls", tool_calls=calls)
+
+    return ScriptedBackend(reply)
+
+
+async def weather(city: str) -> str:
+    """Look up the weather of a city."""
+    return f"rain in {city}"
+
+
+async def broken() -> str:
+    """Fail."""
+    raise OSError(PRIVATE)
+
+
+async def traced(city: str) -> str:
+    """Start a span of its own."""
+    with trace.get_tracer("application").start_as_current_span("inside the tool"):
+        await anyio.sleep(1)
+    return city
+
+
+ASKS_FOR_THE_WEATHER = ToolCall("1", "weather", f'{{"city": "{PRIVATE}"}}')
+
+
+def test_a_tool_that_was_run_has_a_span(run, provider, exporter):
+    """S30: it has the name and the attributes of the conventions, beside the requests of the attempt."""
+    agent = ToolLoop(calls_then_answers(ASKS_FOR_THE_WEATHER), [weather])
+    run(RejectionSamplingStrategy(hooks=otel_hooks(provider)).sample, "q", None, agent)
+    [attempt] = named(exporter, "attempt")
+    assert ["chat", "execute_tool weather", "chat"] == [span.name for span in children(exporter, attempt)]
+    [span] = named(exporter, "execute_tool weather")
+    assert SpanKind.INTERNAL is span.kind
+    assert {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": "weather",
+        "gen_ai.tool.type": "function",
+        "gen_ai.tool.call.id": "1",
+        "gen_ai.tool.description": "Look up the weather of a city.",
+    } == dict(span.attributes)
+
+
+def test_arguments_and_results_of_tools_are_content(run, provider, exporter):
+    """They are on the span only if content was asked for."""
+    agent = ToolLoop(calls_then_answers(ASKS_FOR_THE_WEATHER), [weather])
+    run(RejectionSamplingStrategy(hooks=otel_hooks(provider, content=True)).sample, "q", None, agent)
+    [span] = named(exporter, "execute_tool weather")
+    assert ASKS_FOR_THE_WEATHER.arguments == span.attributes["gen_ai.tool.call.arguments"]
+    assert f"rain in {PRIVATE}" == span.attributes["gen_ai.tool.call.result"]
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "error"),
+    [
+        (ToolCall("1", "broken", "{}"), "execute_tool broken", "OSError"),
+        (ToolCall("1", "weather", "{"), "execute_tool weather", "invalid_arguments"),
+        # The name of a tool that does not exist is text of the model.
+        (ToolCall("1", PRIVATE, "{}"), "execute_tool", "unknown_tool"),
+        (ToolCall("1", "traced", '{"city": "x"}'), "execute_tool traced", "timeout"),
+    ],
+)
+def test_a_tool_that_failed_has_the_type_of_its_error(run, provider, exporter, call, name, error):
+    """No text of the model, of an argument or of an exception is on the span."""
+    agent = ToolLoop(calls_then_answers(call), [weather, broken, traced], timeout_s=0.5)
+    run(RejectionSamplingStrategy(hooks=otel_hooks(provider)).sample, "q", None, agent)
+    [span] = named(exporter, name)
+    assert StatusCode.ERROR is span.status.status_code
+    assert error == span.attributes["error.type"]
+    assert PRIVATE not in span.to_json()
+
+
+def test_a_tool_of_a_loser_did_not_fail(run, provider, exporter):
+    """Its span ends, without an error."""
+    backend = calls_then_answers(ToolCall("1", "traced", '{"city": "x"}'))
+    agent = ToolLoop(backend, [traced])
+
+    async def one_is_quick(request):
+        return "b" if request.subsample else await agent.generate(request)
+
+    async def quick_after_the_tool_began(request):
+        if request.subsample:
+            await anyio.sleep(0.5)
+        return await one_is_quick(request)
+
+    strategy = RejectionSamplingStrategy(concurrency_budget=2, hooks=otel_hooks(provider))
+    run(strategy.sample, "q", None, quick_after_the_tool_began)
+    [span] = named(exporter, "execute_tool traced")
+    assert StatusCode.UNSET is span.status.status_code
+
+
+def test_spans_inside_of_a_tool_are_its_children(run, provider, exporter, monkeypatch):
+    """So a trace says which tool sent which request."""
+    monkeypatch.setattr(trace, "get_tracer", lambda name, *_, **__: provider.get_tracer(name))
+    agent = ToolLoop(calls_then_answers(ToolCall("1", "traced", '{"city": "x"}')), [traced])
+    run(RejectionSamplingStrategy(hooks=otel_hooks(provider)).sample, "q", None, agent)
+    [span] = named(exporter, "execute_tool traced")
+    assert ["inside the tool"] == [child.name for child in children(exporter, span)]
