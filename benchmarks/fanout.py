@@ -26,6 +26,7 @@ AIOMETER = Peer(
     others=tuple((package, version(package)) for package in ("anyio", "attrs", "structlog", "tenacity")),
 )
 JOURNAL_SHARE = 0.4
+JOURNAL_COST = 1.4
 RESUME_BOUND = 5.0
 RESUME_BOUND_S = 1.0
 MEMORY_BOUND = 150.0
@@ -46,9 +47,9 @@ def _speed(folder: str, items: int, settings: Settings) -> Section:
     found: dict[str, list[float]] = _measure("versus", items, folder, peer=settings.peers) or {}
     turns = {way: [items / len(seconds) / one for one in seconds] for way, seconds in found.items()}
     rates = {way: median(turns[way]) if way in turns else None for way in ("ours", "journal", "aiometer")}
-    checks: tuple[Check, ...] = ()
+    checks = (Check("ours ÷ journal", ratio(rates["ours"], rates["journal"]), JOURNAL_COST),)
     if settings.peers:
-        checks = (
+        checks += (
             Check("ours ÷ aiometer", ratio(rates["ours"], rates["aiometer"]), 1.0, at_least=True),
             Check("journal ÷ aiometer", ratio(rates["journal"], rates["aiometer"]), JOURNAL_SHARE, at_least=True),
         )

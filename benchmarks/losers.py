@@ -8,17 +8,12 @@ those of requests that were cancelled but still run. Rounds alternate, and begin
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
-from http.client import HTTPConnection
 from statistics import quantiles
-from urllib.parse import urlsplit
 
 from benchmarks.http_line import LineWorker
 from benchmarks.peers import MELLEA
@@ -26,6 +21,7 @@ from benchmarks.report import Check, Row, Section, Settings, ratio, shout
 from benchmarks.worker import NotMeasuredError
 from sampling.backends.llama._server import LlamaServer, LlamaSettings
 from sampling.backends.llama.models.arithmetic import held_out
+from tests.llama_slots import LlamaSlots
 
 QUESTIONS = 40
 ROUNDS = 4
@@ -94,11 +90,12 @@ def _ask_in_turns(
     server: LlamaServer, workers: dict[str, LineWorker], measured: dict[str, Measured], *, seed: int
 ) -> None:
     questions = [(question.text, question.answer) for question in held_out(QUESTIONS, seed=seed)]
+    slots = LlamaSlots(server.address, server.api_key.reveal())
     for name, found in measured.items():
         process, depth, breadth = CONTENDERS[name]
         if process not in workers:
             continue
-        before = _tokens_generated(server)
+        before = slots.tokens_generated()
         answer = workers[process].ask(
             base_url=server.base_url,
             key=server.api_key.reveal(),
@@ -107,35 +104,15 @@ def _ask_in_turns(
             breadth=breadth,
             questions=questions,
         )
-        _wait_until_idle(server)
-        found.tokens += _tokens_generated(server) - before
+        _wait_until_idle(slots)
+        found.tokens += slots.tokens_generated() - before
         found.times_s += answer["times_s"]
         found.right += answer["right"]
 
 
-# Metrics of the server.
-
-
-def _get(server: LlamaServer, path: str) -> str:
-    connection = HTTPConnection(urlsplit(server.address).netloc, timeout=10)
-    with closing(connection):
-        connection.request("GET", path, headers={"Authorization": f"Bearer {server.api_key.reveal()}"})
-        return connection.getresponse().read().decode()
-
-
-def _tokens_generated(server: LlamaServer) -> int:
-    """
-    Return the number of tokens generated, cancelled ones included.
-
-    It is the number of busy sequences, summed over all steps. `tokens_predicted_total` leaves out cancelled requests.
-    """
-    metrics = dict(re.findall(r"^llamacpp:(\w+) ([\d.e+]+)$", _get(server, "/metrics"), re.MULTILINE))
-    return round(float(metrics["n_decode_total"]) * float(metrics["n_busy_slots_per_decode"]))
-
-
-def _wait_until_idle(server: LlamaServer) -> None:
+def _wait_until_idle(slots: LlamaSlots) -> None:
     ends = time.monotonic() + IDLE_S
-    while any(slot["is_processing"] for slot in json.loads(_get(server, "/slots"))):
+    while slots.busy():
         if time.monotonic() > ends:
             raise NotMeasuredError("the server is still busy, long after the last answer")
         time.sleep(0.01)

@@ -36,6 +36,9 @@ HOLD_S, WARMUP_S, DRAIN_S = 60.0, 10.0, 20.0
 NEAR, PRECISION, SURE = 0.05, 0.02, 0.95
 """Tolerance of a reported rate, precision of a search, and confidence of a statement that should hold."""
 
+BUSY_SHARE = 0.8
+"""A server that sheds or hangs does so when the wait is longer than this share of the limit."""
+
 ANSWER = Answered()
 
 _TRUTH_S = 3000.0
@@ -109,7 +112,8 @@ class Queue:
         periods = math.floor((active_s - self._phase_s) / (self._period_s - self._pause_s))
         return active_s + (periods + 1) * self._pause_s
 
-    def _service_s(self, at_s: float) -> float:
+    def service_s(self, at_s: float) -> float:
+        """Draw the time that a request takes in a slot."""
         server, rng = self.server, self._rng
         service_s = self._median_s * math.exp(self._shape * rng.gauss(0.0, 1.0))
         if server.vice == "bimodal":
@@ -130,13 +134,13 @@ class Queue:
                 raise Refused
             self._recent.append(at_s)
         now_s = self._active(at_s)
-        if self._free[0] - now_s > 0.8 * server.limit_s:
+        if self._free[0] - now_s > BUSY_SHARE * server.limit_s:
             if server.vice == "sheds":
                 raise Refused
             if server.vice == "hangs":
                 return math.inf
         self._served += 1
-        done_s = max(self._free[0], now_s) + self._service_s(at_s)
+        done_s = max(self._free[0], now_s) + self.service_s(at_s)
         heapq.heapreplace(self._free, done_s)
         return max(self._real(done_s), at_s)
 

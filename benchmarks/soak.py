@@ -97,7 +97,12 @@ def run_batches(batches: Sequence[tuple[int, int]]) -> tuple[int, float]:
     runs, warm_mb = 0, 0.0
     for number, (scenario, seed) in enumerate(batches):
         seeds = range(seed, seed + BATCH)
-        runs += explore(scenarios[scenario], seeds=seeds, loops=[BOTH_LOOPS[number % 2]]).runs
+        try:
+            runs += explore(scenarios[scenario], seeds=seeds, loops=[BOTH_LOOPS[number % 2]]).runs
+        except AssertionError as failure:
+            # Said at once: the pool raises it only when the other processes have ended.
+            print(failure, file=sys.stderr, flush=True)
+            raise
         if number == min(2 * len(scenarios), len(batches) - 1):
             gc.collect()
             warm_mb = resident_mb()
@@ -117,7 +122,7 @@ def run_schedules(schedules: int, processes: int) -> dict[str, float]:
     from tests.faults.scenarios import CAMPAIGN
 
     batches = list(batches_of(schedules, len(CAMPAIGN)))
-    size = -(-len(batches) // processes)
+    size = max(1, -(-len(batches) // processes))
     size += size % 2  # so that every process begins with the first loop of a scenario
     shares = [batches[start : start + size] for start in range(0, len(batches), size)]
     began = time.monotonic()
@@ -127,7 +132,7 @@ def run_schedules(schedules: int, processes: int) -> dict[str, float]:
         "schedules": sum(runs for runs, _ in done),
         "scenarios": len(CAMPAIGN),
         "minutes": round((time.monotonic() - began) / 60, 2),
-        "growth_mb": round(max(growth for _, growth in done), 2),
+        "growth_mb": round(max((growth for _, growth in done), default=0.0), 2),
     }
 
 

@@ -1,5 +1,6 @@
 """Fixtures for all tests: every async thing runs on asyncio and on trio, in virtual time where time matters."""
 
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -7,6 +8,13 @@ import pytest
 import structlog
 
 from sampling.testing import run_virtual
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _ctrl_c_works() -> None:
+    """Let Ctrl-C interrupt, as in a terminal: a shell starts what runs in the background with SIGINT ignored."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(params=["asyncio", "trio"])

@@ -29,7 +29,7 @@ from sampling.testing.servers import OpenAIServer, ReceivedRequest, Reply
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 README = "README.md"
-REAL_TIME = {README, "docs/index.md", "docs/how-to/use-batches.md"}
+REAL_TIME = {README, "docs/index.md", "docs/how-to/ask-about-images.md", "docs/how-to/use-batches.md"}
 """Pages that use a socket."""
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]

@@ -3,6 +3,7 @@
 import re
 from importlib import import_module
 from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from pkgutil import iter_modules, walk_packages
 from runpy import run_path
@@ -33,6 +34,8 @@ PROMISED = {
     "TransientError",
 }
 """The names of the public contract that exist by now."""
+
+PROTOCOLS = {"Backend", "StreamingBackend"}
 
 NAME = re.compile(r"[A-Za-z_]\w*")
 IMPORT = re.compile(r"^\s*from (sampling[\w.]*) import \(?([^)\n#]+|[^)]+)\)?", re.MULTILINE)
@@ -69,9 +72,12 @@ def test_the_version_is_that_of_the_distribution():
 
 
 def test_a_name_that_does_not_exist_is_an_attribute_error():
-    """The error names the package, not a module that it imports from."""
-    with pytest.raises(AttributeError, match="module 'sampling' has no attribute 'OpenAiBackend'"):
+    """The error names the package, not a module that it imports from, and its traceback the right spelling."""
+    with pytest.raises(AttributeError, match="module 'sampling' has no attribute 'OpenAiBackend'") as raised:
         sampling.OpenAiBackend  # noqa: B018 - it is looked up
+    # From these two, Python makes "Did you mean: 'OpenAIBackend'?".
+    assert ("OpenAiBackend", sampling) == (raised.value.name, raised.value.obj)
+    assert "OpenAIBackend" in dir(sampling)
 
 
 def test_no_function_shadows_a_module():
@@ -125,3 +131,16 @@ def test_what_the_pages_import_is_there():
     assert imports, f"no page of {DOCS} imports anything"
     for page, module, name in imports:
         assert hasattr(import_module(module), name), f"{page} imports {name} from {module}, where it is not"
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in sampling.__all__ if name.endswith(("Strategy", "Backend")) and name not in PROTOCOLS]
+)
+def test_a_notebook_shows_the_arguments_of_a_class(name):
+    """`inspect.signature` has every keyword by name, with the default of the class."""
+    cls = getattr(sampling, name)
+    parameters = signature(cls).parameters
+    assert not [one for one in parameters.values() if one.kind is one.VAR_KEYWORD]
+    if issubclass(cls, sampling.BaseSamplingStrategy):
+        assert parameters["loop_budget"].default == cls.loop_budget
+        assert parameters["requirements"].annotation is not None

@@ -187,6 +187,29 @@ def test_the_view_is_given_to_those_who_take_it(check, expected):
     assert expected is Requirement("x", check=check).takes_view
 
 
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda: True,
+        lambda text, view, more: True,
+        lambda text, *, strict: True,
+        functools.partial(takes_view, "a", "b"),
+    ],
+)
+def test_a_check_that_cannot_be_called_is_refused_before_anything_is_paid_for(check):
+    """It takes the text, or the text and a view. Else every attempt would fail with the same TypeError."""
+    with pytest.raises(TypeError, match="check must be a function of the text, or of the text and a view"):
+        Requirement("x", check=check)
+
+
+@pytest.mark.parametrize(
+    "check", [lambda *parts: True, lambda text, view, more=1: True, lambda text, *, strict=1: True]
+)
+def test_parameters_with_defaults_do_not_matter(check):
+    """Nor do variable ones."""
+    assert Requirement("x", check=check)
+
+
 def test_the_view_shows_value_context_and_generation(run):
     """A check is called as `check(text, view)`."""
     seen = []

@@ -148,6 +148,16 @@ class TestSubclassing:
         assert {"top_p": 1, "top_k": 3} == dict(backend.requests[1].options.extra)
         assert options == backend.requests[0].options
 
+    @pytest.mark.parametrize("name", ["repair", "done", "select", "select_from_failure"])
+    def test_a_decision_must_not_be_async(self, name):
+        """The class itself is refused, and not the first call after an answer was paid for."""
+
+        async def decide(self, slices):
+            return slices[0]
+
+        with pytest.raises(TypeError, match=rf"Mine\.{name}\(\) is async, but decisions are plain functions"):
+            type("Mine", (BaseSamplingStrategy,), {name: decide})
+
     @pytest.mark.parametrize("name", ["sample", "sample_sync"])
     def test_the_call_itself_is_final(self, name):
         """`sample` can't be overridden, because hooks and accounting depend on it."""

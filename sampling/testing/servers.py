@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, cast
 
 import anyio
 import attrs
@@ -363,6 +363,8 @@ class OpenAIServer(_LoopbackServer):
     """
     A server that speaks OpenAI's protocol, including streaming and keep-alive.
 
+    A client that does not ask for a stream gets the whole answer at once.
+
         async with OpenAIServer(Reply(["Hel", "lo"])) as server, OpenAIBackend(server.url, model="any") as backend:
             ...
     """
@@ -411,7 +413,12 @@ class OpenAIServer(_LoopbackServer):
 
     async def _send(self, connection: _Connection, reply: Reply, request: ReceivedRequest) -> None:
         if reply.status != 200:
-            await connection.send(_plain_response(reply))
+            await connection.send(_plain_response(reply.status, reply.error, reply.headers))
+            return
+        whole = None if reply.endless else self._whole(reply, request)
+        if whole is not None:
+            await anyio.sleep(reply.interval_s * len(reply.pieces))
+            await connection.send(_plain_response(200, whole, reply.headers))
             return
         await connection.send(_response_head(200, {**reply.headers, "content-type": "text/event-stream"}, None))
         await connection.send(b"".join([_http_chunk(part) for part in self._first_events(reply)]))
@@ -423,6 +430,10 @@ class OpenAIServer(_LoopbackServer):
             sent += 1
         last = [_http_chunk(part) for part in self._last_events(reply, request)]
         await connection.send(b"".join(last) + b"0\r\n\r\n")
+
+    def _whole(self, reply: Reply, request: ReceivedRequest) -> dict[str, Any] | None:
+        """Return the whole answer for a client that does not want it streamed, or None for one that does."""
+        return None if _wants_stream(request) else _whole_answer(reply, chat=_is_chat(request))
 
     def _first_events(self, reply: Reply) -> list[bytes]:
         """Return the events before the text."""
@@ -448,6 +459,9 @@ class AnthropicServer(OpenAIServer):
     The finish_reason of a `Reply` is sent as Anthropic's stop_reason: "stop" as "end_turn", "length" as "max_tokens".
     """
 
+    def _whole(self, reply: Reply, request: ReceivedRequest) -> None:
+        """Stream to every client."""
+
     def _first_events(self, reply: Reply) -> list[bytes]:
         usage = {"input_tokens": 10, **(reply.usage or {}), "output_tokens": 1}
         message: dict[str, Any] = {"id": "msg_loopback", "type": "message", "role": "assistant", "model": "loopback"}
@@ -462,7 +476,7 @@ class AnthropicServer(OpenAIServer):
 
     def _last_events(self, reply: Reply, request: ReceivedRequest) -> list[bytes]:
         usage = {"output_tokens": len(reply.pieces), **(reply.usage or {})}
-        ended = "tool_calls" if reply.tool_calls and reply.finish_reason == "stop" else reply.finish_reason
+        ended = _finish_reason(reply)
         reason = _STOP_REASONS.get(ended or "", ended)
         return [
             _named_event("content_block_stop", index=0),
@@ -507,6 +521,9 @@ class GeminiServer(OpenAIServer):
         """The `base_url` for a backend."""
         return f"http://127.0.0.1:{self.port}"
 
+    def _whole(self, reply: Reply, request: ReceivedRequest) -> None:
+        """Stream to every client."""
+
     def _event(self, piece: str, request: ReceivedRequest) -> bytes:
         return _gemini_event({"content": {"parts": [{"text": piece}], "role": "model"}})
 
@@ -549,15 +566,51 @@ def _tool_call_events(reply: Reply) -> list[bytes]:
 
 
 def _last_events(reply: Reply, *, chat: bool) -> list[bytes]:
-    usage = reply.usage
-    if usage is None:
-        usage = {"prompt_tokens": 10, "completion_tokens": len(reply.pieces)}
-    ended = "tool_calls" if reply.tool_calls and reply.finish_reason == "stop" else reply.finish_reason
     return [
-        _event(_choice("", ended, chat=chat)),
-        _event({"choices": [], "usage": usage}),
+        _event(_choice("", _finish_reason(reply), chat=chat)),
+        _event({"choices": [], "usage": _usage(reply)}),
         b"data: [DONE]\n\n",
     ]
+
+
+def _usage(reply: Reply) -> Mapping[str, Any]:
+    if reply.usage is not None:
+        return reply.usage
+    written = len(reply.pieces)
+    return {"prompt_tokens": 10, "completion_tokens": written, "total_tokens": 10 + written}
+
+
+def _finish_reason(reply: Reply) -> str | None:
+    return "tool_calls" if reply.tool_calls and reply.finish_reason == "stop" else reply.finish_reason
+
+
+def _wants_stream(request: ReceivedRequest) -> bool:
+    """Return whether the client asked for a stream. One whose body is no JSON gets one, too."""
+    try:
+        body = json.loads(request.body)
+    except ValueError:
+        return True
+    return not isinstance(body, dict) or bool(cast("dict[str, Any]", body).get("stream"))
+
+
+def _whole_answer(reply: Reply, *, chat: bool) -> dict[str, Any]:
+    text = "".join(reply.pieces)
+    answer: dict[str, Any] = {"text": text}
+    if chat:
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in reply.tool_calls
+        ]
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        answer = {"message": {**message, "tool_calls": calls} if calls else message}
+    return {
+        "id": "loopback",
+        "object": "chat.completion" if chat else "text_completion",
+        "created": 0,
+        "model": "loopback",
+        "choices": [{"index": 0, **answer, "finish_reason": _finish_reason(reply)}],
+        "usage": _usage(reply),
+    }
 
 
 def _choice(piece: str, finish_reason: str | None, *, chat: bool) -> dict[str, Any]:
@@ -573,9 +626,9 @@ def _http_chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def _plain_response(reply: Reply) -> bytes:
-    body = json.dumps(reply.error).encode()
-    return _response_head(reply.status, {"content-type": "application/json", **reply.headers}, len(body)) + body
+def _plain_response(status: int, content: Any, headers: Mapping[str, str]) -> bytes:
+    body = json.dumps(content).encode()
+    return _response_head(status, {"content-type": "application/json", **headers}, len(body)) + body
 
 
 def _response_head(status: int, headers: Mapping[str, str], length: int | None) -> bytes:

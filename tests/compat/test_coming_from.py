@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from anyio.from_thread import start_blocking_portal
 
+from sampling.parts import ToolCall
 from sampling.testing.servers import OpenAIServer, ReceivedRequest, Reply
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "how-to"
@@ -29,25 +31,12 @@ def first_in_miles() -> Callable[[ReceivedRequest], Reply]:
         km = 1233 if next(asked) else 766
         answer = f'{{"name": "Rhine", "km": {km}}}'
         if body.get("tools"):
-            function = {"name": body["tools"][0]["function"]["name"], "arguments": answer}
-            call = {"id": f"call_{km}", "type": "function", "function": function}
-            return whole({"content": None, "tool_calls": [call]}, "tool_calls")
+            return Reply([], tool_calls=[ToolCall(f"call_{km}", body["tools"][0]["function"]["name"], answer)])
         if "[[ ## " in str(body["messages"]):
-            return whole(
-                {"content": f"[[ ## name ## ]]\nRhine\n\n[[ ## km ## ]]\n{km}\n\n[[ ## completed ## ]]"}, "stop"
-            )
-        return whole({"content": answer}, "stop")
+            return Reply(["[[ ## name ## ]]\nRhine\n\n", f"[[ ## km ## ]]\n{km}\n\n", "[[ ## completed ## ]]"])
+        return Reply([answer])
 
     return reply
-
-
-def whole(message: dict, finish_reason: str) -> Reply:
-    """Return an answer that is not streamed, because none of these programs asks for a stream."""
-    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish_reason}
-    usage = {"prompt_tokens": 10, "completion_tokens": 10, "total_tokens": 20}
-    head = {"id": "loopback", "object": "chat.completion", "created": 1, "model": "loopback"}
-    # A `Reply` of status 200 is a stream.
-    return Reply(status=201, error={**head, "choices": [choice], "usage": usage})
 
 
 def python_with(package: str | None, folder: Path) -> Path:
@@ -93,3 +82,18 @@ def test_their_program_runs(tmp_path, page, package, printed):
         )
         assert printed in done.stdout, done.stderr[-3000:]
         assert 2 <= len(server.requests)
+
+
+def test_our_side_of_the_load_test_runs():
+    """The command on the page for guidellm and locust comes to an answer, on a server that holds every step."""
+    text = (DOCS / "coming-from-guidellm-and-locust.md").read_text("utf-8")
+    [line] = re.findall(r"^\$ sampling (capacity .*)$", text, re.MULTILINE)
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(OpenAIServer()) as server:
+        words = shlex.split(line.replace("http://127.0.0.1:8000/v1", server.url))
+        # Shorter than on the page, and so with fewer answers than p95 wants.
+        words += ["--warmup", "0s", "--hold", "3s", "--cooldown", "0s", "--rate-tolerance", "90%"]
+        done = subprocess.run(  # noqa: S603 - the command on the page
+            [sys.executable, "-m", "sampling", *words], capture_output=True, text=True, check=False, timeout=250
+        )
+    assert done.returncode in {0, 1}, done.stderr
+    assert re.search(r"\b32\b", done.stdout), done.stdout + done.stderr

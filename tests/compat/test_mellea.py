@@ -302,7 +302,7 @@ async def test_a_tier_with_a_backend_of_ours(serve):
 
 
 async def test_errors_are_ours_and_known(serve):
-    """What the server said is an error of ours, so that strategies know what it ends."""
+    """Errors of the server have our types, so that strategies know what they end."""
     finished = []
     hooks = Hooks()
     hooks.on(IterationFinished)(finished.append)

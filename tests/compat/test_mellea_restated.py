@@ -25,7 +25,7 @@ from sampling import (
     Validation,
     checks,
 )
-from sampling._similarity import rouge_l
+from sampling._text.similarity import rouge_l
 from sampling.strategies import Thinking
 from sampling.strategies.keys import expression
 from sampling.testing import ScriptedBackend
@@ -238,7 +238,7 @@ class TestContexts:
         assert isinstance(result.value, str)
 
     def test_a_verdict_has_the_conversation_with_the_judge(self, run):
-        """What it was asked, and what it replied."""
+        """The transcript has the question and the reply."""
         result = self.judged(run, RejectionSamplingStrategy())
         assert ["system", "user", "assistant"] == [one.role for one in result.best.validations[0].transcript]
 
@@ -302,7 +302,7 @@ class TestJudgements:
 
     @pytest.mark.parametrize("reply", ["No", "no", "NO", "No, there are errors.", "No, it needs work.\nDetails."])
     def test_no(self, run, reply):
-        """Likewise."""
+        """A verdict of no fails the requirement."""
         assert not self.verdict(run, reply).passed
 
     @pytest.mark.parametrize("reply", ["Maybe", "I'm not sure", "Maybe, hard to tell"])
@@ -343,7 +343,7 @@ class TestCode:
         ],
     )
     def test_reasons_tell_the_model_what_to_change(self, run, requirement, answer, words):
-        """Where it is wrong, and what is allowed."""
+        """A reason names the place of the mistake and the allowed values."""
         backend = ScriptedBackend(lambda _: answer)
         result = run(RepairTemplateStrategy(loop_budget=2).sample, "Write code", None, backend, [requirement])
         assert words in result.best.complaints[0]

@@ -4,6 +4,7 @@ import errno
 import socket
 import ssl
 import traceback
+from contextlib import suppress
 
 import anyio
 import anyio.lowlevel
@@ -350,3 +351,29 @@ async def test_not_too_many_connections_are_opened_at_once(anyio_backend, monkey
         tasks.cancel_scope.cancel()
     assert order == ["a", "c"]
     assert not turns._waiting
+
+
+async def test_connections_that_nobody_closes_are_one_warning(anyio_backend):
+    """And they are closed. A warning for each of them would hide all others."""
+
+    async def serve(stream):
+        async with stream:
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                while await stream.receive():
+                    await stream.send(OK)
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    url = f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}/v1"  # noqa: S610
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, serve)
+        client = transport()
+        for response in [await client.open(post(url)) for _ in range(3)]:
+            await read_all(response)
+            await response.aclose()
+        connections = client._pool.connections
+        del response
+        with pytest.warns(ResourceWarning) as warned:
+            del client
+        assert ["were left open (3)" in str(warning.message) for warning in warned] == [True]
+        assert not any(connection.is_usable() for connection in connections)
+        tasks.cancel_scope.cancel()

@@ -54,7 +54,7 @@ async def test_the_connection_that_was_used_last_is_used_first(anyio_backend):
 
 
 async def test_a_connection_that_ended_while_idle_is_passed_over(anyio_backend):
-    """Nobody waits for it, and it makes room."""
+    """It is not reused, and makes room for a new one."""
     pool = Pool(2, 30.0)
     good, ended = await opened(pool), await opened(pool)
     pool.release(SERVER, good)
@@ -171,7 +171,7 @@ async def test_an_idle_connection_to_another_server_makes_room(anyio_backend):
 
 
 async def test_closing_closes_all_and_lets_nobody_wait(anyio_backend):
-    """What is in use too. What is given back afterwards is closed."""
+    """Connections in use are closed too, and so is one that is released later."""
     pool = Pool(2, 30.0)
     idle, busy = await opened(pool), await opened(pool)
     failed = []

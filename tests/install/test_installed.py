@@ -63,7 +63,9 @@ def readme_command(start: str) -> list[str]:
 
 
 def uv(*args: str | Path, **env: str) -> None:
-    subprocess.run([UV, *args], check=True, env={**os.environ, **env}, cwd=ROOT)  # noqa: S603 - our own arguments
+    # As pip does, trust the certificates of the system. `make` sets this too.
+    env = {"UV_SYSTEM_CERTS": "true", **os.environ, **env}
+    subprocess.run([UV, *args], check=True, env=env, cwd=ROOT)  # noqa: S603 - our own arguments
 
 
 def clean_environment() -> dict[str, str]:

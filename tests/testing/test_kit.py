@@ -79,32 +79,32 @@ class TestWatch:
             watch.check()
 
     def test_an_attempt_that_never_ended(self, watch):
-        """I1."""
+        """I1: an attempt that never ended."""
         watch.events.events.remove(watch.events.of(IterationFinished)[-1])
         self.damaged(watch, "I1", "started")
 
     def test_an_attempt_that_is_not_on_the_result(self, watch):
-        """I1."""
+        """I1: an attempt that is not on the result."""
         watch.result = attrs.evolve(watch.result, attempts=watch.result.attempts[:1])
         self.damaged(watch, "I1", "recorded")
 
     def test_an_answer_that_no_record_has(self, watch):
-        """I2."""
+        """I2: an answer that no record has."""
         watch._answered.add("somewhere else")
         self.damaged(watch, "I2", "somewhere else")
 
     def test_a_winner_that_was_lost(self, watch):
-        """I3."""
+        """I3: a winner that was lost."""
         watch.result = attrs.evolve(watch.result, success=False)
         self.damaged(watch, "I3")
 
     def test_a_best_that_is_none_of_the_slices(self, watch):
-        """I4."""
+        """I4: a best that is none of the slices."""
         watch.result = attrs.evolve(watch.result, best=attrs.evolve(watch.result.best, usage=Usage(1, 1)))
         self.damaged(watch, "I4")
 
     def test_an_error_that_is_not_on_the_result(self, run):
-        """I5."""
+        """I5: an error that is not on the result."""
         watch = Watch(ScriptedBackend(lambda request: "no" if request.subsample else RuntimeError("broken")))
         run(watch.sample, RejectionSamplingStrategy(concurrency_budget=2), "q", None, [lambda text: False])
         watch.check()
@@ -129,12 +129,12 @@ class TestWatch:
         self.damaged(anyio.run(main), "I6", "tasks outlived")
 
     def test_more_at_once_than_allowed(self, watch):
-        """I7."""
+        """I7: more at once than allowed."""
         watch.most_in_flight = 2
         self.damaged(watch, "I7")
 
     def test_an_id_that_came_twice(self, watch):
-        """I8."""
+        """I8: an id that came twice."""
         for kind in (IterationStarted, IterationFinished):
             event = watch.events.of(kind)[0]
             watch.events.events.insert(watch.events.events.index(event), event)
@@ -142,17 +142,17 @@ class TestWatch:
         self.damaged(watch, "I8")
 
     def test_events_out_of_order(self, watch):
-        """I9."""
+        """I9: events out of order."""
         events = watch.events.events
         events[1], events[2] = events[2], events[1]
         self.damaged(watch, "I9")
 
     def test_an_end_that_came_twice(self, watch):
-        """I9."""
+        """I9: an end that came twice."""
         watch.events.events.insert(1, watch.events.of(LoopFinished)[0])
         self.damaged(watch, "I9", "exactly once")
 
     def test_usage_that_does_not_add_up(self, watch):
-        """I10."""
+        """I10: usage that does not add up."""
         watch.result = attrs.evolve(watch.result, usage=Usage(1, 1))
         self.damaged(watch, "I10")
