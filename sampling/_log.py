@@ -1,4 +1,4 @@
-"""Log lines that go to stdout only if the application sends them there."""
+"""Logging that writes to stdout only if the application configures it."""
 
 import logging
 import sys
@@ -42,7 +42,7 @@ class Logger:
 
 
 class StderrLogger(Logger):
-    """A logger for lines that were asked for, which writes all of them to stderr if nothing is configured."""
+    """A logger that writes lines of every level to stderr if no logging is configured."""
 
     def _destination(self) -> Any:
         # Without stderr, a PrintLogger would take stdout.
@@ -62,7 +62,7 @@ def _configuration() -> dict[str, Any]:
 
 
 _DEFAULTS = None if structlog.is_configured() else _configuration()
-"""The configuration of structlog if nobody chose one, which prints to stdout."""
+"""The default configuration of structlog, which prints to stdout."""
 
 
 def _is_configured() -> bool:

@@ -38,8 +38,8 @@ class Budget:
     also when it was cancelled. Its usage is not known in advance, so the reservation is an estimate:
     the prompt at four characters per token, plus `max_tokens` if set, else the largest answer of this budget so far.
     A request is sent only if its estimate fits beside everything spent and reserved.
-    If it does not fit beside what is reserved, it waits until the requests in flight are settled, first come,
-    first served. Only what is spent ends a call.
+    If only reservations are in the way, it waits until the requests in flight are settled, first come, first served.
+    A call ends only if the limit is spent.
     A limit can be exceeded only by what the requests in flight use beyond their estimates.
     If a backend reports no usage, the estimate is charged.
 
@@ -162,12 +162,12 @@ class Budget:
         held: Reservation = _NOTHING,
     ) -> Reservation:
         """
-        Reserve room for one request, and wait for room that is only reserved.
+        Reserve room for one request, waiting for the reservations of others if necessary.
 
-        `holding` are reservations that are not settled before this one: those of the calls around this call.
-        For a further request of an attempt, `used` is what its earlier requests used, and `held` is what it holds
-        already. Only what goes beyond that is reserved.
-        Raise `BudgetExceeded` if what is spent leaves no room, or if waiting could never end.
+        `holding` are the reservations of the calls around this call, which are settled only after it.
+        For a further request of an attempt, `used` is the usage of its earlier requests, and `held` is what it already
+        holds. Only the difference is reserved.
+        Raise `BudgetExceeded` if the limit is spent, or if waiting could never end.
         """
         with self._lock:
             asked = _Asked(attempts, prompt_chars, max_tokens, used, held)
@@ -212,7 +212,7 @@ class Budget:
             waiter.wakeup.set()
 
     def _is_stuck(self) -> bool:
-        """Return whether everything reserved is held around calls that wait themselves."""
+        """Return whether every reservation belongs to a call that is waiting itself."""
         if self._reserved.requests > len(self._outstanding):
             # Another process holds the rest, and will return it.
             return False
@@ -277,9 +277,9 @@ class Budget:
             self._charge(spent, usage)
 
     def _lacking(self, wanted: Reservation, *, reserved: bool = True) -> str | None:
-        """Return what there is no room for, or None. Without `reserved`, as if nothing were reserved."""
+        """Describe the limit without room for a request, or return None. `reserved=False` ignores reservations."""
         spent, held = self._spent, self._reserved if reserved else _NOTHING
-        # A started attempt counts, whatever becomes of it.
+        # A started attempt counts, whatever its outcome.
         started = self._reserved.attempts
         return (
             _lacking("attempts", self.attempts, spent.attempts, started, wanted.attempts)
@@ -305,8 +305,8 @@ class Budget:
         """
         Add spending without checking the limits.
 
-        For what another process spent, or this one before a resume. `estimated_tokens` are those of requests whose
-        usage nobody reported.
+        For spending by another process, or by this run before a resume. `estimated_tokens` are those of requests whose
+        usage was not reported.
         """
         with self._lock:
             tokens = usage.total_tokens + estimated_tokens

@@ -191,7 +191,7 @@ class SamplingResult(Generic[T]):
     """The lead of the answer over the next one, as a share of the votes, or None if there was no vote."""
 
     notes: tuple[str, ...] = attrs.field(default=(), eq=False)
-    """What is not as it was, in a result that `from_dict` restored."""
+    """The differences from the original, in a result that `from_dict` restored."""
 
     @property
     def value(self) -> T | None:
@@ -297,8 +297,8 @@ class SamplingResult(Generic[T]):
         """
         Restore a result from the return value of `to_dict`.
 
-        Errors get their types back if these are types of this library or built-in ones. Checks are functions and do
-        not travel: a restored requirement has only its description. `notes` says what else is not as it was.
+        Errors get their types back if these are types of this library or built-in ones. Checks are functions and are
+        not stored: a restored requirement has only its description. `notes` lists all other differences.
         Raise a ValueError for anything that `to_dict` did not return.
 
         Args:

@@ -62,7 +62,7 @@ class Usage:
         )
 
     def minus(self, other: "Usage") -> "Usage":
-        """Return what this has more than another usage, and 0 where it has less."""
+        """Subtract another usage. Differences below 0 become 0."""
         return Usage(*[max(0, mine - its) for mine, its in zip(self.numbers(), other.numbers(), strict=True)])  # type: ignore[arg-type]
 
     def numbers(self) -> tuple[int, int, float, int, int]:
@@ -107,7 +107,7 @@ class Price:
     """The price of input tokens that the provider read from its cache. None for no discount."""
 
     cache_write_per_million: float | None = None
-    """The price of input tokens that the provider wrote to its cache. None for that of other input."""
+    """The price of input tokens that the provider wrote to its cache. None for the price of other input."""
 
     def __attrs_post_init__(self) -> None:
         check_number("input_per_million", self.input_per_million, least=0)
