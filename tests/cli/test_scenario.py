@@ -134,7 +134,7 @@ POPULATION = '[[population]]\nname = "a"\nrate = 1\nduration = 1\nbackend = "sim
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("rate = ", "s.toml is no TOML"),
+        ("rate = ", "s.toml is not TOML"),
         ("rate = 1", "a scenario has at least one population"),
         ('[[population]]\nrate = 1\nduration = "1s"', "population 1 needs a name"),
         (POPULATION * 2, "two populations are named 'a'"),
