@@ -26,7 +26,7 @@ class Thinking:
 
     most_waits: int = 4
     """
-    How often to extend the thoughts at most. A model with nothing to add would repeat itself.
+    The maximum number of extensions. A model with nothing to add would repeat itself.
 
     So an attempt sends at most `most_waits + 2` requests: the thoughts, the extensions and the answer.
     """
@@ -130,7 +130,7 @@ class _ForcedThinking(Layer):
 
 @attrs.define
 class _AfterPrefix:
-    """A receiver of what follows a prefix. A layer that starts over takes back only what it sent itself."""
+    """A receiver of the text after a prefix. If a layer restarts, only its own text is taken back."""
 
     _receive: Receive
     _prefix: str

@@ -38,7 +38,7 @@ class MultiTurnStrategy(BaseSamplingStrategy):
             template: Must contain {reasons}.
 
             history: "all", "best", the number of latest turns, or a `History`, which can limit the tokens.
-                The first question always stays.
+                The first question is always kept.
 
             settings: The settings of `BaseSamplingStrategy`.
         """
