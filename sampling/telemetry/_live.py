@@ -38,7 +38,7 @@ def live_display(
     """
     Draw the result of `render` while the block runs.
 
-    It is drawn repeatedly, and a last time at the end, which a transient display does not leave on a terminal.
+    It is drawn repeatedly, and a last time at the end, unless the display is transient.
     Yields whether anything is drawn. `show=None` draws only on a terminal or in a notebook. The default console is
     standard error. Where nothing is drawn, `line` can be printed every few seconds.
     """
@@ -108,7 +108,7 @@ def _in_notebook() -> bool:
 @contextmanager
 def _notebook_display(render: Callable[[], RenderableType]) -> Generator[None]:
     """Show an output of the cell that is replaced each time."""
-    # It is no dependency: in a notebook, it is there.
+    # It is not a dependency, because every notebook has it.
     handle: Any = import_module("IPython.display").display(_as_bundle(render()), raw=True, display_id=True)
 
     def update() -> None:

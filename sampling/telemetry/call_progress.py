@@ -98,7 +98,7 @@ class _Lane:
 
 
 def _on_one_line(text: str, width: int, *, at_end: bool) -> str:
-    """Return what fits of a text: its end while it grows, else its start. A terminal would obey control characters."""
+    """Fit a text on one line: its end while it grows, else its start. Control characters are removed."""
     width = max(width, 8)
     part = text[-2 * width :] if at_end else text[: 2 * width]
     part = " ".join("".join([char if char.isprintable() else " " for char in part]).split())
@@ -255,7 +255,7 @@ class _Bars:
             bar.finish(event)
 
     def render(self) -> RenderableType:
-        """Return all bars, oldest first, then the shared one, then the lanes of the calls that run, or of the only."""
+        """Return all bars, oldest first, then the shared one, then the lanes of running calls, or of the only call."""
         # On a narrow terminal, the bar column shrinks.
         table = Table.grid(Column(no_wrap=True), Column(max_width=_MAX_BAR_WIDTH), Column(no_wrap=True), padding=(0, 1))
         # This runs in the drawing thread. Copy, because the hooks may add a call meanwhile.

@@ -80,7 +80,7 @@ def otel_hooks(
 
 @attrs.define
 class _OpenSpan:
-    """A span that has not ended, and what its end restores."""
+    """An open span, and the context to restore at its end."""
 
     span: Span
     attached: "Token[context.Context] | None" = None
