@@ -91,7 +91,7 @@ async def test_it_keeps_every_promise_of_a_backend(everything):
     """The conformance suite passes: tools, parts, endings, usage, limits, seeds, streams, and nothing left behind."""
     claims = [*everything["claims"], "stop"]
     rules = await check_backend(babbling, bad_request=Request(()), claims=claims, endings=everything["endings"])
-    assert "says how its answers ended" in rules
+    assert "reports how its answers ended" in rules
     assert {"tools", "parts", "distinct_seeds", "usage"} <= set(claims)
 
 
