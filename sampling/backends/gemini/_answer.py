@@ -77,7 +77,7 @@ class StreamedGeminiAnswer(StreamedResponse):
 
     @property
     def started(self) -> bool:
-        """True once a candidate has arrived, or the reason why there is none."""
+        """True once a candidate, or the reason why there is none, has arrived."""
         return self._has_candidate or self._blocked is not None
 
     @property
@@ -85,7 +85,7 @@ class StreamedGeminiAnswer(StreamedResponse):
         """
         True once nothing can follow.
 
-        A finishReason that every chunk has, as with older models, does not tell that.
+        A finishReason in every chunk, as with older models, does not mean that.
         """
         return self._blocked is not None or (self._has_ended and not self._finishes_every_chunk)
 
@@ -227,7 +227,7 @@ class StreamedGeminiAnswer(StreamedResponse):
         return "tool_calls" if reason == "stop" and self._calls else reason
 
     def _described(self) -> Json:
-        """Return what the response says apart from the answer, such as its id, its ratings and its sources."""
+        """Return the fields of the response other than the answer, such as its id, ratings and sources."""
         described = {
             **self._raw,
             **{name: value for name, value in self._candidate.items() if name not in {"content", "logprobsResult"}},

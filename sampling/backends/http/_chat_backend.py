@@ -73,7 +73,7 @@ _DRAIN_TIMEOUT_S = 0.1
 
 class ChatBackend(ABC):
     """
-    What all HTTP providers share: connections, keys, redaction, deadlines, size limits, errors and usage.
+    The base of HTTP providers: connections, keys, redaction, deadlines, size limits, errors and usage.
 
     A provider sets `_support` in its constructor and overrides `_url`, `_key_header`, `_body` and `_new_answer`.
     """
@@ -352,7 +352,7 @@ class ChatBackend(ABC):
             raise
 
     async def _defer(self, deferral: Deferral, request: Request, receive: Receiver) -> Generation:
-        """Have a request answered later, and read its whole response."""
+        """Defer a request, and read its whole response."""
         model = self._model_of(request)
         body = self._batch_body(request, model)
         answer = self._new_answer(request, _estimated_tokens(request))
@@ -375,7 +375,7 @@ class ChatBackend(ABC):
         return self._read_whole(reply.body, answer) + answer.finish()
 
     def _report_deferred(self, ticket: Ticket, answer: StreamedResponse) -> None:
-        """Report the usage of a deferred request, also of one that is no longer waited for."""
+        """Report the usage of a deferred request, even if nothing waits for it any more."""
         reply = ticket.reply
         if reply is not None and reply.status == 200:
             if not answer.started:
@@ -401,7 +401,7 @@ class ChatBackend(ABC):
     async def _deliver(
         self, transport: Transport, wire: WireRequest, request: Request, answer: StreamedResponse, receive: Receiver
     ) -> None:
-        """Send a request and read its response. A provider may override it to send the request in other words."""
+        """Send a request and read its response. A provider may override it to send the request differently."""
         await self._exchange(transport, wire, answer, receive)
 
     def _finish(self, answer: StreamedResponse, request: Request, receive: Receiver) -> Generation:

@@ -1,11 +1,11 @@
 """
-Read the events of a stream, and skip the JSON of those that differ from an earlier one only in their text.
+Read the events of a stream, without parsing the JSON of those that differ only in their text.
 
-A server sends thousands of chunks that are equal except for a few bytes. The first is read with care, and the bytes
-around its text become a template. Chunks that fit it are cut at these bytes. All others are read with care.
+A server sends thousands of chunks that are equal except for a few bytes. The first is parsed, and the bytes around
+its text become a template. Chunks that match it are cut at these bytes. All others are parsed.
 
-Why it is right: in an event without a backslash, all strings stand as they are. So a text that was read from it, and
-that occurs in it once between quotes, was read from there, and another string there is read as another text.
+This is correct because in an event without a backslash, strings have no escapes. So if its text occurs in it exactly
+once between quotes, that is where the text was read from, and any other string in that place is the text of its event.
 """
 
 import json
@@ -165,14 +165,14 @@ class EventReader:
 
 @attrs.define
 class _Varying:
-    """A value that means nothing: letters and digits in quotes, or a number."""
+    """A value without meaning: letters and digits in quotes, or a number."""
 
     is_number: bool
     after: bytes
     """What follows the value, up to the next one or to the end."""
 
     def fits(self, value: bytes) -> bool:
-        """Return True if this is such a value."""
+        """Return True if the bytes are such a value."""
         if not self.is_number:
             return value.isalnum()
         return value.isdigit() and len(value) < _MAX_DIGITS and (len(value) == 1 or not value.startswith(b"0"))
@@ -180,7 +180,7 @@ class _Varying:
 
 @attrs.define
 class _Template:
-    """The bytes of an event around its text, and around values that mean nothing."""
+    """The bytes of an event around its text, and around values without meaning."""
 
     plain: Plain
     head: bytes
@@ -218,7 +218,7 @@ class _Template:
 
 
 def _template(raw: bytes, plain: Plain, varying: re.Pattern[bytes] | None) -> _Template | None:
-    """Make a template of an event, if it is certain where its text is."""
+    """Create a template from an event, if it is certain where its text is."""
     # A character that stands for invalid bytes may be one of several.
     if b"\\" in raw or "\ufffd" in plain.text:
         return None
@@ -236,13 +236,13 @@ def _template(raw: bytes, plain: Plain, varying: re.Pattern[bytes] | None) -> _T
 
 
 def _is_certain(raw: bytes, plain: Plain, hole: re.Match[bytes]) -> bool:
-    """Return whether a value is that of the field of the chunk itself, and not of one inside."""
+    """Return whether a field belongs to the chunk itself, and not to a nested object."""
     name, value = hole[1], hole[2].decode()
     return raw.count(b'"%b"' % name) == 1 and str(plain.chunk.get(name.decode())) == value
 
 
 def _decoded(found: Sequence[bytes]) -> list[str]:
-    """Return the texts that are encoded as strings of JSON, up to the first that is none or is empty."""
+    """Decode JSON strings, up to the first that is invalid or empty."""
     try:
         # All at once. Line ends keep them apart: a character whose bytes are in two texts is none.
         texts = b"\n".join(found).decode().split("\n")

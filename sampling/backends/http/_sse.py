@@ -40,7 +40,7 @@ class EventParser:
 
     @property
     def is_between_events(self) -> bool:
-        """True if nothing of what was fed belongs to an event that is to come."""
+        """True if no part of an incomplete event has been fed."""
         return not (self._line or self._data or self._after_cr or self._at_start)
 
     def feed(self, chunk: bytes) -> list[str]:
@@ -48,7 +48,7 @@ class EventParser:
         return list(self.events(chunk))
 
     def events(self, chunk: bytes) -> Iterable[str]:
-        """Parse the next bytes like `feed`, but one event after the other, so that those before an error count."""
+        """Parse the next bytes like `feed`, but yield one event at a time, so that those before an error count."""
         # Most chunks are one event of one line.
         if (
             chunk.startswith(_DATA)

@@ -1,4 +1,4 @@
-"""A response while it is streamed: what it has said, what it has used, and how it ended."""
+"""The state of a streamed response: its text, its usage and its end."""
 
 import re
 from abc import ABC, abstractmethod
@@ -32,11 +32,11 @@ _FINISH_REASONS = {
     "stop_sequence": "stop",
     "tool_use": "tool_calls",
 }
-"""The names of OpenAI for those that other servers use."""
+"""OpenAI's names for the finish reasons of other servers."""
 
 
 def finish_reason_of(given: str) -> str:
-    """Return a finish_reason in OpenAI's words."""
+    """Return OpenAI's name of a finish_reason."""
     return _FINISH_REASONS.get(given.lower(), given)
 
 
@@ -78,7 +78,7 @@ class AnswerText:
 
 @attrs.define
 class Plain:
-    """A chunk that does nothing but add a piece of text, so that one with another text can be read without its JSON."""
+    """A chunk that only adds text, so that similar chunks can be read without parsing their JSON."""
 
     text: str
     chunk: Json
@@ -90,7 +90,7 @@ class Plain:
 
 class StreamedResponse(ABC):
     """
-    What a response has used and said while it is streamed.
+    The state of a streamed response.
 
     A provider subclasses it to read its events. Malformed input raises a `BackendError`.
     """
@@ -100,7 +100,7 @@ class StreamedResponse(ABC):
 
     varying: re.Pattern[bytes] | None = None
     """
-    Fields that differ in every chunk and mean nothing.
+    Fields that differ in every chunk and have no meaning.
 
     The name and the value of each are a group, without the quotes around them.
     """
@@ -155,7 +155,7 @@ class StreamedResponse(ABC):
 
     def plain(self, chunk: Json) -> Plain | None:
         """
-        Return what a chunk adds, if it does nothing but add a text that is not empty.
+        Return what a chunk adds, if it only adds text that is not empty.
 
         It is called for a chunk that `add` has read without an error. A provider overrides it together with
         `accepts` and `repeat`. They must treat every chunk that differs only in the text as `add` does.

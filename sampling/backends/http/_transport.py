@@ -1,4 +1,4 @@
-"""The interface between backends and what sends their requests."""
+"""The interface between backends and HTTP clients."""
 
 from sampling._http.wire import CLOSE_GRACE_S, Transport, WireRequest, WireResponse
 

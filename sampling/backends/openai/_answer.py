@@ -20,10 +20,10 @@ from sampling.usage import Usage
 __all__ = ["StreamedAnswer"]
 
 _NOT_PLAIN = ("tool_calls", "reasoning_details", "thinking_blocks")
-"""Fields of a delta that have more than a text."""
+"""Fields of a delta that are more than text."""
 
 _FAILED = frozenset({"abort", "error", "insufficient_system_resource"})
-"""A finish_reason of OpenRouter, SGLang, DeepSeek or Mistral that says that the server gave up."""
+"""Values of finish_reason by which OpenRouter, SGLang, DeepSeek and Mistral report a failure."""
 
 
 _ONLY_TEXT = frozenset({"content", "role"})
@@ -183,7 +183,7 @@ class StreamedAnswer(StreamedResponse):
         return piece
 
     def plain(self, chunk: Json) -> Plain | None:
-        """Return what a chunk adds, if it does nothing but add a text or a reasoning."""
+        """Return what a chunk adds, if it only adds text or reasoning."""
         choices = list_of_objects(chunk, "choices")
         if len(choices) != 1 or chunk.get("error") is not None:
             return None
@@ -203,7 +203,7 @@ class StreamedAnswer(StreamedResponse):
         return Plain(text or reasoning, chunk, optional(choice, "index", int) or 0, is_reasoning=bool(reasoning))
 
     def accepts(self, plain: Plain) -> bool:
-        """Return True if the choice goes on, and the chunks before were of the same answer."""
+        """Return True if the choice continues, and earlier chunks belong to the same answer."""
         choice = self._choices.get(plain.place)
         return (
             choice is not None
@@ -287,7 +287,7 @@ class StreamedAnswer(StreamedResponse):
         )
 
     def _raw(self, first: _Choice) -> Json | None:
-        """Return what the response says apart from the answer: its id, and fields of the server's own."""
+        """Return the fields of the response other than the answer: its id, and those of the server."""
         raw: Json = {
             **(self._first_chunk or {}),
             **_without_answer(self._last_chunk),
@@ -302,7 +302,7 @@ _OF_THE_ANSWER = frozenset({"choices", "error", "obfuscation", "object"})
 
 
 def _without_answer(chunk: Json) -> Json:
-    """Return what a chunk says apart from the answer."""
+    """Return the fields of a chunk other than the answer."""
     return {name: value for name, value in chunk.items() if name not in _OF_THE_ANSWER}
 
 
@@ -310,8 +310,8 @@ class _ChunkIds:
     """
     Detects a stream that mixes two answers.
 
-    Chunks of one answer have one id, or, on some servers, each an id of its own.
-    An id that comes back after another one, or another one after an id that was repeated, is of a second answer.
+    All chunks of an answer have one id or, on some servers, each has its own. So a second answer has begun
+    if an earlier id comes back, or if a new id follows one that was repeated.
     """
 
     __slots__ = ("_last", "_repeated", "_seen")
@@ -322,7 +322,7 @@ class _ChunkIds:
         self._seen: set[str] = set()
 
     def goes_on(self, given: str | None) -> bool:
-        """Return True if a chunk with this id is certainly of the same answer as the one before."""
+        """Return True if a chunk with this id certainly belongs to the same answer as the one before."""
         return not given or given == self._last
 
     def check(self, given: str) -> None:

@@ -18,7 +18,7 @@ _AUDIO_FORMATS = {"audio/wav": "wav", "audio/mpeg": "mp3"}
 
 
 def wire_messages(messages: Iterable[Message]) -> list[Json]:
-    """Return messages as the chat API takes them. Each tool result becomes a message of its own."""
+    """Return messages in the format of the chat API. Each tool result becomes a separate message."""
     wire: list[Json] = []
     for message in messages:
         content = message.content
@@ -58,7 +58,7 @@ def _text_only(content: Content, place: str) -> str:
         return content
     for part in content:
         if not isinstance(part, Text):
-            raise Unsupported(f"the OpenAI chat API takes no {type(part).__name__} in the message of {place}")
+            raise Unsupported(f"the OpenAI chat API accepts no {type(part).__name__} in the message of {place}")
     return "".join([part.text for part in content if isinstance(part, Text)])
 
 
@@ -71,25 +71,25 @@ def _block(part: Part) -> Json:
         return _audio(part)
     if isinstance(part, File):
         return _file(part)
-    raise Unsupported(f"the OpenAI chat API takes no {type(part).__name__} in a message of the user")
+    raise Unsupported(f"the OpenAI chat API accepts no {type(part).__name__} in a message of the user")
 
 
 def _audio(part: Audio) -> Json:
     encoding = _AUDIO_FORMATS.get(part.media_type or "")
     if part.data is None or encoding is None:
         given = "a URL" if part.data is None else part.media_type
-        raise Unsupported(f"the OpenAI chat API takes Audio as bytes of {' or '.join(_AUDIO_FORMATS)}, got {given}")
+        raise Unsupported(f"the OpenAI chat API accepts Audio as bytes of {' or '.join(_AUDIO_FORMATS)}, got {given}")
     return {"type": "input_audio", "input_audio": {"data": part.base64(), "format": encoding}}
 
 
 def _file(part: File) -> Json:
     if part.data is None:
-        raise Unsupported("the OpenAI chat API takes a File as bytes, got a URL", hint="Download it first.")
+        raise Unsupported("the OpenAI chat API accepts a File as bytes, got a URL", hint="Download it first.")
     return {"type": "file", "file": {"filename": part.name or "file", "file_data": part.data_url()}}
 
 
 def wire_tools(tools: Iterable[Tool]) -> list[Json]:
-    """Return tools as the chat API takes them."""
+    """Return tools in the format of the chat API."""
     return [
         {
             "type": "function",
@@ -100,7 +100,7 @@ def wire_tools(tools: Iterable[Tool]) -> list[Json]:
 
 
 def wire_tool_choice(choice: str | None) -> Any:
-    """Return the tool choice as the chat API takes it: a word, or the tool to call."""
+    """Return the tool choice in the format of the chat API: a word, or the tool to call."""
     if choice in {None, "auto", "none", "required"}:
         return choice
     return {"type": "function", "function": {"name": choice}}

@@ -26,7 +26,7 @@ _TEXT_EVENTS = {
 _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 _INCOMPLETE = {"max_output_tokens": "length", "content_filter": "content_filter"}
-"""The finish_reason by the reason of an incomplete response. There are others, and more may come."""
+"""The finish_reason for known reasons of an incomplete response."""
 
 
 @attrs.define
@@ -59,7 +59,7 @@ class StreamedResponsesAnswer(StreamedResponse):
 
     @property
     def finished(self) -> bool:
-        """True once the server said how the response ended."""
+        """True once the server has reported the end of the response."""
         return self._finish_reason is not None
 
     @property
@@ -68,7 +68,7 @@ class StreamedResponsesAnswer(StreamedResponse):
         return str(self._text)
 
     def add(self, data: str) -> str:
-        """Parse one event and return what it adds to the text. Events that are not known are skipped."""
+        """Parse one event and return what it adds to the text. Unknown events are skipped."""
         if data.strip() in {"[DONE]", ""}:
             self.done = self.done or "[DONE]" in data
             return ""
@@ -97,7 +97,7 @@ class StreamedResponsesAnswer(StreamedResponse):
         return piece
 
     def plain(self, chunk: Json) -> Plain | None:
-        """Return what an event adds, if it does nothing but add a text or a reasoning."""
+        """Return what an event adds, if it only adds text or reasoning."""
         name = _TEXT_EVENTS.get(optional(chunk, "type", str) or "")
         if name not in {"text", "reasoning"} or chunk.get("logprobs"):
             return None
@@ -118,7 +118,7 @@ class StreamedResponsesAnswer(StreamedResponse):
         """Parse a response that was not streamed, and return its text."""
         response = self._parsed(data)
         if response.get("object") != "response":
-            raise MalformedResponse("the reply is no response of the Responses API")
+            raise MalformedResponse("the reply is not a response of the Responses API")
         return self._take_event(response, ended=True)
 
     def _take_output(self, response: Json) -> str:

@@ -27,7 +27,7 @@ class ThinkingSplitter:
 
     @property
     def is_done(self) -> bool:
-        """True once all that follows is part of the answer."""
+        """True once everything that follows is part of the answer."""
         return self._done
 
     def add(self, piece: str) -> tuple[str, str]:
@@ -59,7 +59,7 @@ class ThinkingSplitter:
         return False
 
     def _answer_if_decided(self) -> str:
-        """Return the held text once it can't begin with a tag any more."""
+        """Return the held text once it can no longer begin with a tag."""
         start = self._held.lstrip()
         if len(start) < _LONGEST_OPENING and any(opening.startswith(start) for opening in _OPENINGS):
             return ""

@@ -1,4 +1,4 @@
-"""Read the token counts of a response, in the shapes that servers give them."""
+"""Read the token counts of a response, in the formats of different servers."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -66,7 +66,7 @@ def _detail(fields: Mapping[str, Any], groups: tuple[str, ...], name: str) -> in
 
 
 def _first(fields: Mapping[str, Any], *names: str, default: int | None = None) -> int | None:
-    """Return the first of these counts that is there, or None if it is implausible."""
+    """Return the first of these counts that is present, or None if it is implausible."""
     for name in names:
         if fields.get(name) is not None:
             return token_count(fields[name])

@@ -254,7 +254,7 @@ async def test_langchain_models_get_options_under_their_own_names(package, anyio
     assert arguments == model.given
     assert ({"token": "so", "logprob": -0.5},) == answer.logprobs
     for name in refused:
-        with pytest.raises(Unsupported, match=f"LangChain's Model has no Options.{name}"):
+        with pytest.raises(Unsupported, match=f"LangChain's Model does not support Options.{name}"):
             await from_langchain(model).generate(ask(**{name: OPTIONS[name][0]}))
 
 

@@ -472,10 +472,10 @@ class TestBadInput:
             (HI, {"extra": {"messages": []}}, BadRequest, "sets messages"),
             (HI, {"extra": {"system": "x"}}, BadRequest, "sets system"),
             (HI, {"extra": {"x": object()}}, BadRequest, "is not JSON"),
-            (HI, {"seed": 7}, Unsupported, r"has no Options\.seed"),
-            (HI, {"logprobs": True}, Unsupported, r"has no Options\.logprobs"),
+            (HI, {"seed": 7}, Unsupported, r"does not support Options\.seed"),
+            (HI, {"logprobs": True}, Unsupported, r"does not support Options\.logprobs"),
             (HI, {"frequency_penalty": 1, "presence_penalty": 1}, Unsupported, "frequency_penalty, Options.presence"),
-            (HI, {"temperature": 1.0}, Unsupported, r"has no Options\.temperature"),
+            (HI, {"temperature": 1.0}, Unsupported, r"does not support Options\.temperature"),
             (HI, {"logit_bias": {1: 1}, "min_p": 0.1}, Unsupported, "min_p, Options.logit_bias"),
         ],
     )

@@ -97,7 +97,7 @@ class TestThinking:
 async def test_options_that_the_api_does_not_have_are_unsupported(option):
     """Nothing is sent."""
     async with GeminiServer() as server, GeminiBackend("m", base_url=server.url) as backend:
-        with pytest.raises(Unsupported, match=f"the Gemini API has no Options.{next(iter(option))}"):
+        with pytest.raises(Unsupported, match=f"the Gemini API does not support Options.{next(iter(option))}"):
             await backend.generate(Request(HI, Options(**option)))
     assert [] == server.requests
 

@@ -220,7 +220,7 @@ def is_broken():
         (lambda: nested(100_000), "nested too deeply"),
         (itertools.count, "it returned a count, which is not JSON: return a list"),
         (lambda: {"picture": PIXEL}, "it returned Image inside of something else: return it alone, or in a list"),
-        (lambda: b"\xff\xfe", "it returned bytes that are no text"),
+        (lambda: b"\xff\xfe", "it returned bytes that are not text"),
         (is_broken, "the tool failed"),
     ],
 )

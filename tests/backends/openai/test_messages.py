@@ -115,7 +115,7 @@ async def test_a_backend_for_text_refuses_media(backend):
 async def test_an_option_that_the_api_lacks_is_an_error_or_dropped():
     """OpenAI has no top_k."""
     asked = Request([Message("user", "Q")], Options(top_k=3))
-    with pytest.raises(Unsupported, match=r"has no Options\.top_k"):
+    with pytest.raises(Unsupported, match=r"does not support Options\.top_k"):
         await OpenAIBackend(api_key="k", model="m").generate(asked)
     dropping = OpenAIBackend(api_key="k", model="m", drop_unsupported=True)
     assert None is dropping._support.check(asked).options.top_k

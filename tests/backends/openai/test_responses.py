@@ -225,7 +225,7 @@ class TestRequests:
 
     async def test_what_the_api_does_not_have_is_refused_or_dropped(self):
         """Before anything is sent."""
-        with pytest.raises(Unsupported, match=r"Responses API has no Options\.stop"):
+        with pytest.raises(Unsupported, match=r"Responses API does not support Options\.stop"):
             await ask("responses_text.sse", Request(HI, Options(stop=["x"])))
         _, _, request = await ask("responses_text.sse", Request(HI, Options(seed=3)), drop_unsupported=True)
         assert {"model", "input", "stream"} == request.json().keys()
