@@ -4,7 +4,7 @@ The run of a fan-out.
 One task reads items: it takes a slot, reads an item, and starts a task for it, with its own context and cancel scope.
 A terminal event, a halt or an exception, ends the run early, and the one with the lowest index wins.
 Then nothing more is started, items above that index are cancelled, and items below it finish, because one of them may
-end the run at a still lower index. So the outcome equals that of a sequential run, in whatever order items end.
+end the run at a still lower index. So the outcome equals that of a sequential run, in any order of completion.
 
 With a journal, an item is sampled once its intent is on disk, and its outcome is handed out once that is on disk.
 The slot is released when the outcome is queued for writing. The intent of the next item is in the same transaction or
@@ -392,7 +392,7 @@ class FanOut(Generic[T]):
             self._end_item(is_queued=is_queued)
 
     def _end_item(self, *, is_queued: bool) -> None:
-        """End the task of an item. The writer hands out what is queued."""
+        """End the task of an item. The writer hands out its queued outcome."""
         if not is_queued:
             self._slots.alive -= 1
         if self._session is not None and self._session.failure is not None:
@@ -404,7 +404,7 @@ class FanOut(Generic[T]):
         """
         Hand out the outcomes of a batch that is on disk, for their tasks.
 
-        So no task waits only to hand out its outcome, which would cost as much as writing it.
+        No task has to wait for that itself, which would cost as much as writing the outcome.
         """
         for entry in batch.outcomes:
             self._slots.alive -= 1

@@ -60,7 +60,7 @@ class Outage:
         self._is_last = is_last
         self._record = record
         self.answer_seen = False
-        """Whether the run has had an answer. Before that, an error more likely is a mistake in the settings."""
+        """Whether the run has had an answer. Before that, an error is more likely a mistake in the settings."""
 
         self._newest_answered = -math.inf
         """The latest start of a call that was answered."""
@@ -85,11 +85,11 @@ class Outage:
 
     @property
     def needs_another_item(self) -> bool:
-        """Whether the only held item was tried often enough, so that a new item should be."""
+        """Whether the only held item was tried often enough, so that another one should be tried."""
         return len(self._held) == 1 and self._probes.get(self._held[0], 0) >= _PROBES_OF_ONE_ITEM
 
     def answered(self, started_at: float) -> None:
-        """Note an answer to a call that started at this time."""
+        """Record an answer to a call that started at this time."""
         self.answer_seen = True
         self._grace_spent = False
         self._newest_answered = max(self._newest_answered, started_at)
@@ -133,7 +133,7 @@ class Outage:
             self._record(self._pause)
 
     def _grace(self, error: BaseException | None) -> float:
-        """Return how long to wait for an answer after this error."""
+        """Return the time to wait for an answer after this error."""
         if self._is_last() and not isinstance(error, (ConnectFailed, RateLimited)):
             return min(self._grace_s, _LAST_ITEM_GRACE_S)
         return self._grace_s

@@ -24,7 +24,7 @@ _LONGEST_LINGER: Final = 10
 """The number of `linger_s` after which a batch is created although requests still come."""
 
 _PATIENCE_S: Final = 3600.0
-"""How long an upload or the creation of a batch is tried again after transient errors."""
+"""The time for which an upload or the creation of a batch is retried after transient errors."""
 
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
@@ -36,7 +36,7 @@ class Lane:
     """
     The requests for one model of one backend.
 
-    A batch of OpenAI has one model, so that each model has a lane of its own.
+    A batch of OpenAI has one model, so each model has its own lane.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Lane:
             self._wake.set()
 
     def pause(self, pause_s: float) -> None:
-        """Create no batch for a while: the account has too much in its queue."""
+        """Create no batch for a while, because the queue of the account is full."""
         self._paused_until = anyio.current_time() + pause_s
 
     def shrink(self, refused: int) -> None:
-        """Make smaller batches: one of this size was refused although no other was in progress."""
+        """Create smaller batches, because one of this size was refused although no other was in progress."""
         self._limit = max(1, min(self._limit, refused // 2))
 
     def resume(self) -> None:
@@ -96,7 +96,7 @@ class Lane:
                 await self._submit(requests)
 
     async def _wait(self, timeout_s: float | None = None) -> None:
-        """Wait until there is a request, the queue is full, or the time is over."""
+        """Wait until there is a request, the queue is full, or the time is up."""
         self._wake = anyio.Event()
         with anyio.move_on_after(timeout_s):
             await self._wake.wait()
@@ -113,7 +113,7 @@ class Lane:
             await self._wait(pause_s)
 
     def _take(self) -> list[ParkedRequest]:
-        """Take requests for one batch. Those that nobody waits for any more are dropped."""
+        """Take requests for one batch, and drop those that were abandoned."""
         taken: list[ParkedRequest] = []
         size = 0
         while self._queue and len(taken) < self._limit:
@@ -196,7 +196,7 @@ async def possible_batches(batch: Batch, known: set[str]) -> list[str]:
     """
     Return the ids of batches at the provider that may be this one.
 
-    There is one or none if the provider keeps the name. Otherwise its time and its size tell, and later its results.
+    There is at most one if the provider keeps names. Otherwise they are found by time and size, and later by results.
     """
     client = batch.client
     try:
@@ -215,7 +215,7 @@ async def possible_batches(batch: Batch, known: set[str]) -> list[str]:
 
 
 async def patiently(work: Callable[[], Awaitable[T]]) -> T:
-    """Do something, and again after transient errors, at growing intervals."""
+    """Call a function, and retry after transient errors at growing intervals."""
     deadline = anyio.current_time() + _PATIENCE_S
     pause_s = _FIRST_PAUSE_S
     while True:

@@ -42,7 +42,7 @@ _CANCEL_PATIENCE_S: Final = 900.0
 
 
 class BatchRun:
-    """One run: the lanes that create batches, and the watch over batches in progress."""
+    """One run: the lanes that create batches, and the polling of batches in progress."""
 
     def __init__(self, work: Work, settings: Settings) -> None:
         self._work = attrs.evolve(work, backend=limit_requests(work.backend, work.max_requests))
@@ -84,7 +84,7 @@ class BatchRun:
         await self._stack.aclose()
 
     async def _resume(self, batches: list[Batch]) -> set[int]:
-        """Go on with the batches of earlier processes. Return the items that may be billed twice."""
+        """Resume the batches of earlier processes. Return the items that may be billed twice."""
         in_doubt: set[int] = set()
         for batch in batches:
             if batch.state == "sending":
@@ -190,7 +190,7 @@ class BatchRun:
         self._start(self._watch, batch, name="sampling fan-out: a batch")
 
     def _start(self, function: Callable[[*Ts], Coroutine[Any, Any, None]], *args: *Ts, name: str) -> None:
-        """Start a task in the context of the run: the item that causes it is not the only one that it works for."""
+        """Start a task in the context of the run, because it serves more than one item."""
         self._context.run(lambda: self._tasks.start_soon(function, *args, name=name))
 
     async def _watch(self, batch: Batch) -> None:
@@ -216,7 +216,7 @@ class BatchRun:
                 lane.resume()
 
     async def _wait_for_end(self, batch: Batch) -> BatchState | None:
-        """Poll until a batch has ended. Errors of the server are waited out. Return None if there is no such batch."""
+        """Poll until a batch has ended, despite errors of the server. Return None if there is no such batch."""
         settings = self._settings
         age_s = max(0.0, time.time() - batch.created_s) if batch.resumed else 0.0
         deadline = anyio.current_time() + max(settings.max_wait_s - age_s, 0.0)
@@ -287,7 +287,7 @@ class BatchRun:
                 self._send_again(ticket)
 
     def _send_smaller(self, batch: Batch, tickets: list[ParkedRequest], error: BackendError) -> None:
-        """Wait for room in the queue of the account, or make smaller batches if nothing else is in it."""
+        """Wait for room in the queue of the account, or create smaller batches if it is empty."""
         is_alone = len(self._running) == 1
         for lane in {ticket.lane for ticket in tickets}:
             lane.pause(self._settings.max_poll_interval_s)
@@ -300,7 +300,7 @@ class BatchRun:
                 ticket.fail(error)
 
     async def _handle_stranger(self, batch: Batch) -> None:
-        """Handle a batch that was taken for one of ours, and has none of our requests."""
+        """Handle a batch that was mistaken for one of ours, but has none of our requests."""
         while batch.candidates:
             batch.batch_id = batch.candidates.pop(0)
             state = await self._wait_for_end(batch)
@@ -310,7 +310,7 @@ class BatchRun:
         await self._handle_loss(batch)
 
     async def _handle_loss(self, batch: Batch) -> None:
-        """Send the requests of a batch again that the provider does not know, or no longer."""
+        """Send the requests of a batch again that the provider does not know, or has deleted."""
         log.warning("batch_lost", batch=batch.batch_id, requests=len(batch.requests))
         tickets = list(batch.tickets.values())
         await self._ledger.end(batch)
@@ -392,14 +392,14 @@ def _clients_of(work: Work) -> dict[object, BatchClient]:
 
 
 def _prepare_budget(work: Work, price_factor: float) -> None:
-    """Let a budget reserve at the prices of a batch, because all of a batch is sent before any of it is settled."""
+    """Make a budget reserve at batch prices, because a whole batch is sent before any of it is settled."""
     budget = work.budget
     if budget is None or (budget.tokens is None and budget.cost is None):
         return
     if work.options is None or work.options.max_tokens is None:
         raise ValueError(
             "a budget of tokens or cost needs options=Options(max_tokens=…) with BatchEngine: "
-            "a batch is sent as a whole, so what it may use must be known before"
+            "a batch is sent as a whole, so its maximum usage must be known before"
         )
     if budget.cost is not None:
         prices = [one.price_of(work.options.model) for one in iter_backends(work.backend) if isinstance(one, Priced)]

@@ -58,11 +58,11 @@ _SETTINGS: Final = ("loop_budget", "concurrency_budget", "deterministic", "check
 
 
 class Describer:
-    """Describes values, and collects the places of those that it can't see into."""
+    """Describes values, and collects the places of those that it can't inspect."""
 
     def __init__(self) -> None:
         self.unseen: list[str] = []
-        """The places and types of objects that may differ without a difference in the description."""
+        """The places and types of objects whose changes the description does not show."""
 
         self._around: list[int] = []
         self._path: list[str] = []
@@ -147,7 +147,7 @@ class Describer:
         return self._special_by_methods(value)
 
     def _special_by_methods(self, value: Any) -> Any:  # noqa: PLR0911 - one for each kind
-        """Describe an object of a library by what its kind has in common."""
+        """Describe an object of a library by the methods of its kind."""
         if callable(schema := getattr(value, "model_json_schema", None)) and isinstance(value, type):
             return self.describe(schema())
         if isinstance(value, type):
@@ -306,7 +306,7 @@ def _slots(kind: type[Any]) -> list[str]:
 
 
 def _globals_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield what a function reads of its module: constants, and other functions of the same module."""
+    """Yield the globals that a function reads: constants, and other functions of the same module."""
     if _is_library(function.__module__):
         return
     for name in sorted(_names_in(function.__code__)):

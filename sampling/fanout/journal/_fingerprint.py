@@ -73,7 +73,7 @@ def _options(options: Options, describer: Describer) -> dict[str, Any]:
 
 
 def _model_of(backend: Any) -> str | None:
-    """Return the name of the model that a backend asks, through all layers. Its server's address does not count."""
+    """Return the name of the model behind all layers of a backend. The server's address does not count."""
     inner: object = getattr(backend, "inner", None)
     if isinstance(inner, tuple):
         names = [_model_of(one) for one in cast("tuple[object, ...]", inner)]
