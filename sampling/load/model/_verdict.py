@@ -3,12 +3,12 @@ Judge a step by an SLO.
 
 `judge` is a pure function from a report to a verdict with reasons.
 The order of the checks matters. A failed measurement is INCONCLUSIVE. A broken limit is a TRIP, even if the target
-rate was not reached, because backpressure by the server is not a limit of the load generator. Only when the service
-looks healthy, a shortfall or a late generator makes the step INCONCLUSIVE.
+rate was not reached, because backpressure by the server is not a limit of the load generator. A shortfall or
+a late generator makes the step INCONCLUSIVE only if the service looks healthy.
 
-Limits on latencies are over everything that was due. A request that failed, was dropped or was never answered is above
-every limit, so that a server can't pass because only its fast answers are counted. In a closed loop, where users who
-wait send nothing, so are the times in which nobody was answered, and users who were never answered again.
+Limits on latencies apply to every request that was due. One that failed, was dropped or was never answered exceeds
+every limit, so a server can't pass because only its fast answers are counted. In a closed loop, users who wait send
+nothing, so times in which nobody was answered, and users who were never answered again, count against the limits too.
 """
 
 import math
@@ -101,7 +101,7 @@ class _Finding:
     close: bool = False
     too_few: str | None = None
     is_latency: bool = False
-    """True for latencies, which a late load generator makes worse by itself."""
+    """True for latencies, which a late load generator makes worse."""
 
     service_time_breaks: bool = False
     """True if the service time alone breaks the limit, so that the generator's lag is not the cause."""
@@ -110,7 +110,7 @@ class _Finding:
     """The confidence that the limit is met in the long run, where it does not follow from counts."""
 
     too_small_pool: float | None = None
-    """The latency limit, if only drops break it, and the pool is too small to say that they are the server's."""
+    """The latency limit, if only drops break it, and the pool is too small to blame the server for them."""
 
     @property
     def edge(self) -> bool:
@@ -350,7 +350,7 @@ def _counts(part: _Part, limit: LatencyLimit, lost: int, due: int) -> tuple[floa
 
 
 def _is_pool_too_small(report: LoadReport, limit_s: float) -> bool:
-    """Return True if the pool can't hold the target even if every answer takes exactly as long as it may."""
+    """Return True if the pool is too small for the target even if no answer exceeds its limit."""
     profile = report.profile
     return isinstance(profile, OpenLoop) and profile.max_in_flight < _target(report) * limit_s
 
@@ -363,7 +363,7 @@ def _unserved(part: _Part, value: float, due: int) -> str:
 
 
 def _drop_findings(part: _Part, slo: Slo) -> Iterator[_Finding]:
-    """Compare the share of dropped arrivals with the error limit: they are not served either."""
+    """Compare the share of dropped arrivals with the error limit, because they are not served either."""
     shed, due = part.shed, part.sent + part.shed
     if slo.error_rate is None or not shed:
         return
@@ -379,7 +379,7 @@ def _drop_findings(part: _Part, slo: Slo) -> Iterator[_Finding]:
 
 
 def _waiting_findings(report: LoadReport, slo: Slo) -> Iterator[_Finding]:
-    """Compare what the latencies of a closed loop hide with the shares that the limits allow."""
+    """Compare the hidden waits of a closed loop with the shares that the limits allow."""
     if not isinstance(report.profile, ClosedLoop):
         return
     limits = [limit for limit in slo.latency_limits if limit.is_from_due]
@@ -400,9 +400,9 @@ def _waiting_findings(report: LoadReport, slo: Slo) -> Iterator[_Finding]:
 
 def _growth_findings(report: LoadReport, slo: Slo) -> Iterator[_Finding]:
     """
-    Find latencies that rise all the time, because the server answers fewer requests than arrive.
+    Find latencies that keep rising, because the server answers fewer requests than arrive.
 
-    A short measurement can end before they reach the limit, but the rate can't be held.
+    A short measurement can end before they reach the limit, but the rate is not sustainable.
     """
     if not isinstance(report.profile, OpenLoop) or not _is_constant(report.profile) or slo.tightest_s is None:
         return
@@ -476,7 +476,7 @@ def _client_lag(report: LoadReport, slo: Slo) -> str | None:
 
 
 def _target(report: LoadReport) -> float:
-    """Return the rate that was asked for, or that of the schedule where the profile names none."""
+    """Return the target rate, or that of the schedule if the profile has none."""
     asked = planned_rate(report.profile) if isinstance(report.profile, OpenLoop) else None
     return report.scheduled_rate if asked is None else asked
 

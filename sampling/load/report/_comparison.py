@@ -220,7 +220,7 @@ def _dropped(report: LoadReport) -> float | None:
 
 
 def _unlike(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how the things that were measured differ."""
+    """Yield the differences between the measured workloads."""
     for name in sorted({*before, *after} - {*DETAILS_OF_A_RUN}):
         if before.get(name) != after.get(name):
             yield f"not the same thing: {name} was {before.get(name)!r} and is {after.get(name)!r}"

@@ -31,7 +31,7 @@ _LONGEST_BACKOFF_S = 0.2
 
 def _backoff_s(failures: int) -> float:
     """
-    Return the least time between two requests of a user after failures in a row.
+    Return the minimum time between two requests of a user after consecutive failures.
 
     A server that refuses connections fails at once, and without think time its users would only spin.
     """

@@ -41,8 +41,8 @@ def test_single_requests_are_written_only_if_wanted(tmp_path):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("<html>", "r.json is no JSON: give the .json of a report, not its page or its CSV"),
-        ("[1, 2]", "r.json is no report of sampling"),
+        ("<html>", "r.json is not JSON: give the .json of a report, not its page or its CSV"),
+        ("[1, 2]", "r.json is not a report of sampling"),
         (
             '{"schema": "locust/1"}',
             "its schema must be one of sampling.load/1, sampling.populations/1, sampling.capacity/1, sampling.plan/1",
