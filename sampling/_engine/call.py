@@ -1,4 +1,4 @@
-"""The call: everything that is fixed when `sample()` starts."""
+"""The call: the arguments and ids that are fixed when `sample()` starts."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -38,7 +38,7 @@ class Call(Generic[T]):
     """The exception that the event loop raises in a cancelled task."""
 
     started_at: float
-    """The start of the call, by its clock."""
+    """The start of the call, on its clock."""
 
     strategy: Decisions[T]
     first: Attempt[T]
@@ -54,7 +54,7 @@ class Call(Generic[T]):
     """The requirements that check a text while it streams in. Empty if the backend cannot stream."""
 
     streamed: bool
-    """Whether the text is looked at while it grows, by a requirement or by a hook."""
+    """Whether a requirement or a hook reads the text while it grows."""
 
     needs_view: bool
     """Whether a requirement looks at more than the text of the answer."""
@@ -65,7 +65,7 @@ class Call(Generic[T]):
     deterministic: bool
     budget: Budget | None
     holding: tuple[Reservation, ...]
-    """What the attempts around this call hold of budgets."""
+    """The reservations of the attempts around this call."""
 
     validation_ctx: Context | None
     emitter: Emitter

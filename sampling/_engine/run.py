@@ -59,7 +59,7 @@ _TURN_S = 0.1
 
 
 class Run(Generic[T]):
-    """One call while it runs. All state of the call that changes is here."""
+    """One running call, with all of its mutable state."""
 
     _scope: "anyio.CancelScope | None" = None
     """Cancels all subsamples. A single subsample without a deadline has none."""
@@ -77,7 +77,7 @@ class Run(Generic[T]):
     """Whether a subsample used its whole loop budget."""
 
     _deadline = math.inf
-    """The end of the call, by its clock."""
+    """The end of the call, on its clock."""
 
     _timed_out = False
     """Whether an attempt was not started because the deadline had passed."""
@@ -86,13 +86,13 @@ class Run(Generic[T]):
     """Ends the call with an exception, whatever answers there are: from a critical hook, or a crash."""
 
     fatal: Exception | None = None
-    """Ends the call, but does not undo an answer that is there already."""
+    """Ends the call, but does not undo an answer that was already found."""
 
     _defects: tuple[Exception, ...] = ()
     """Defects of checks, which are raised even if there are invalid answers."""
 
     failure: Exception | None = None
-    """The exception that the call raises because no attempt came to an answer."""
+    """The exception that the call raises because no attempt got an answer."""
 
     budget_detail: str | None = None
     """The message of the budget when it had no room."""
@@ -123,7 +123,7 @@ class Run(Generic[T]):
         """The latest attempt of every subsample."""
 
     def _new_queue(self) -> ResultQueue[T]:
-        """Return an empty queue of the kind that the call needs, and have it tracked if need be."""
+        """Return an empty queue of the kind that the call needs, and track it if necessary."""
         call = self.call
         if self._stages is not None or not (call.deterministic or call.overridden & decisions.TRACKED):
             return ResultQueue()
@@ -284,7 +284,7 @@ class Run(Generic[T]):
         group.create_task(self._subsample_in_task(subsample), name=f"subsample {subsample}")
 
     async def _subsample_in_task(self, subsample: int) -> None:
-        """Run a subsample in a task of its own, and end quietly if it is cancelled."""
+        """Run a subsample in its own task, and end quietly if it is cancelled."""
         try:
             await self._subsample(subsample)
         except self.call.cancelled:  # noqa: ASYNC103 - see `_make_attempts`
@@ -460,7 +460,7 @@ class Run(Generic[T]):
         )
 
     def _record_exception(self, attempt: RunningAttempt[T], error: BaseException) -> Slice[T]:
-        """Make a record of an exception, and end the call if that is due to it."""
+        """Make a record of an exception, and end the call if the exception requires it."""
         if isinstance(error, CutShort):
             return attempt.record_cut(error, self.queue.longest_answer())
         if isinstance(error, CriticalHookError):
@@ -538,7 +538,7 @@ class Run(Generic[T]):
             self._finish()
 
     def _note_budget(self, record: Slice[T]) -> None:
-        """Note that the budget had no room for a layer or a judge that wanted to send one more request."""
+        """Record that the budget had no room for a further request of a layer or a judge."""
         for error in (record.error, *[validation.error for validation in record.validations]):
             if isinstance(error, BudgetExceeded):
                 self.budget_detail = str(error)
@@ -602,7 +602,7 @@ class Run(Generic[T]):
             return False
 
     def _choose(self) -> SamplingResult[T]:
-        """Choose the answer, or raise the failure if no attempt came to one."""
+        """Choose the answer, or raise the failure if no attempt got one."""
         candidates = self.queue.candidates(decided=self._done or self.fatal is not None)
         valid = [candidate for candidate in candidates if candidate.outcome == "valid"]
         best: Slice[T] | None = None
@@ -689,7 +689,7 @@ class Run(Generic[T]):
 
 
 def log_errors(errors: Iterable[tuple[str, Exception]]) -> None:
-    """Log the errors of a call that has a result all the same."""
+    """Log the errors of a call that still has a result."""
     for iteration_id, error in errors:
         # Only the type: a message may quote the prompt, or a key.
         log.warning("attempt_failed", iteration_id=iteration_id, error_type=type(error).__name__)
@@ -710,7 +710,7 @@ def _without_cancellations(error: BaseException) -> BaseException | None:
 
 
 def _equal(one: Request, other: Request) -> bool:
-    """Return whether two requests ask the same. Seeds differ between samples of one question."""
+    """Return whether two requests are equal except for their seeds."""
     if one.messages != other.messages:
         return False
     return attrs.evolve(one.options, seed=None) == attrs.evolve(other.options, seed=None)

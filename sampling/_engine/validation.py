@@ -255,7 +255,7 @@ def _begin(requirement: Requirement, text: str, view: View | None) -> Validation
 
 
 def _close(said: Iterable[_Said]) -> None:
-    """Close coroutines that never started, for Python warns of them."""
+    """Close coroutines that never started, because Python warns about them."""
     for one in said:
         close = getattr(one, "close", None)
         if close is not None:
@@ -322,7 +322,7 @@ async def _finish_check(
 
 
 def _broken(requirement: Requirement, error: Exception) -> Validation:
-    """Return the failure of a check that raised, or raise if the check itself has to be mended."""
+    """Return the failure of a check that raised, or raise if the check itself is broken."""
     if isinstance(error, BadVerdict):
         raise requirement.bad_verdict(str(error)) from error
     _raise_defect(error)
