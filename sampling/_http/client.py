@@ -37,7 +37,7 @@ class Origin(NamedTuple):
 
 
 class _Target(NamedTuple):
-    """Where a request goes."""
+    """The target of a request."""
 
     origin: Origin
     start: str
@@ -73,7 +73,7 @@ class Response:
         self.close()
 
     def close(self) -> None:
-        """Do the same as `aclose`, which has nothing to wait for."""
+        """Close synchronously: `aclose` has nothing to wait for."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
@@ -81,7 +81,7 @@ class Response:
 
 
 class Client:
-    """Sends requests, given as bytes, over connections that it keeps for the next ones."""
+    """Sends requests, given as bytes, over connections that it reuses."""
 
     def __init__(self, *, ssl_context: ssl.SSLContext, max_connections: int, connect_timeout_s: float) -> None:
         self._connect_timeout_s = connect_timeout_s

@@ -1,7 +1,7 @@
 """
 Parse HTTP/1.1 responses from bytes, without any input or output.
 
-The server may be hostile: all that has no single meaning is an error, and all that is kept has a limit.
+The server may be hostile: ambiguous input is an error, and everything that is buffered has a limit.
 """
 
 import re
@@ -30,7 +30,7 @@ _WITHOUT_BODY = (204, 304)
 
 
 class FramingError(Exception):
-    """The bytes are no HTTP response. The message never quotes them."""
+    """The bytes are not an HTTP response. The message never quotes them."""
 
 
 class ResponseParser:
@@ -100,7 +100,7 @@ class ResponseParser:
         return not rest
 
     def end_of_stream(self) -> bool:
-        """Take note that the server closed the connection, and return whether the response is complete."""
+        """Record that the server closed the connection, and return whether the response is complete."""
         self.reusable = False
         if self._parse is ResponseParser._parse_until_close:
             self.ended = True
@@ -296,5 +296,5 @@ _CHUNK_LINE_START = re.compile(rb"[0-9A-Fa-f]{1,15}(?:[ \t]*(?:;[^\x00-\x08\x0a-
 
 
 def _may_become_chunk_line(line: bytes) -> bool:
-    """Return whether more bytes can make this a valid line. Else a server that says no more would be waited for."""
+    """Return whether more bytes can complete a valid line, so that it is worth waiting for them."""
     return _CHUNK_LINE_START.fullmatch(line) is not None
