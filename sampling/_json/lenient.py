@@ -1,4 +1,4 @@
-"""Find the JSON in an answer that has more than JSON."""
+"""Find the JSON in an answer that contains other text."""
 
 import re
 
@@ -70,7 +70,7 @@ def mend(text: str) -> str:
 
 
 def _as_json(text: str, openings: str) -> str:
-    """Return the text from the first bracket on, with what JavaScript and Python allow made JSON."""
+    """Convert the syntax of JavaScript and Python after the first bracket to JSON."""
     start = _first_place(text, openings)
     # Not what is before it, where an apostrophe would begin a string.
     return mend(_FOREIGN.sub(_from_foreign, text[start:]))

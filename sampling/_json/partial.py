@@ -1,4 +1,4 @@
-"""Read JSON that is still growing."""
+"""Read incomplete JSON."""
 
 import re
 from typing import Any

@@ -21,7 +21,7 @@ _PLOT: Final = _WIDTH - _LEFT - _RIGHT
 _MAX_LANES: Final = 100
 _MAX_TALL_LANES: Final = 16
 _MAX_BARS: Final = 5_000
-"""A picture of more bars shows nothing more, and takes seconds to load."""
+"""A picture with more bars would be unreadable, and take seconds to load."""
 
 _OUTCOMES: Final = ("valid", "invalid", "errored", "cancelled")
 _COLOURS: Final = {  # fill, border and text, light then dark
@@ -45,7 +45,7 @@ class _Bar:
 
 @attrs.frozen
 class _Scale:
-    """The places of things in the picture."""
+    """The coordinates of the picture."""
 
     lanes: tuple[int, ...]
     span_s: float
@@ -143,7 +143,7 @@ def _headline(result: SamplingResult[Any]) -> str:
 
 
 def _describe(result: SamplingResult[Any]) -> str:
-    """Describe the picture for those who do not see it."""
+    """Describe the picture for screen readers."""
     counts = Counter(one.outcome for one in result.attempts)
     outcomes = ", ".join(f"{counts[name]} {name}" for name in _OUTCOMES if counts[name]) or "none"
     lanes = len({one.subsample for one in result.attempts})

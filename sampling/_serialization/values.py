@@ -64,7 +64,7 @@ def readable(text: str) -> bool:
 
 
 def storable(value: Any, name: str, notes: list[str], depth: int = 0) -> Any:
-    """Return a value as JSON values, with a note about each part that is stored as something else."""
+    """Convert a value to JSON values, with a note about each part that is not stored exactly."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

@@ -50,7 +50,7 @@ def result_to_json(result: SamplingResult[Any], *, content: bool, indent: int | 
 
 
 class _Dump:
-    """The tables of one record: what several attempts share is written once, and referred to by its place."""
+    """The tables of one record: shared values are written once, and referred to by index."""
 
     def __init__(self, *, content: bool) -> None:
         self._content = content

@@ -32,7 +32,7 @@ def result_from_json(text: str, action: Action[T] | None) -> SamplingResult[T]:
     try:
         data: object = bounded_json.loads(text, max_brackets=_MAX_BRACKETS)
     except ValueError as error:
-        raise wrong_data("the text", f"is no JSON that can be read: {error}") from None
+        raise wrong_data("the text", f"is not valid JSON: {error}") from None
     return load_result(data, action)
 
 

@@ -47,7 +47,7 @@ def index_of(error: Exception, problems: list[Exception]) -> int:
 
 
 def place_of(best: Slice[Any] | None, attempts: Sequence[Slice[Any]]) -> int | None:
-    """Return the place of the answer among the attempts. Not its iteration: tiers of an escalation count anew."""
+    """Return the index of the answer among the attempts. Iterations are not unique in an escalation."""
     if best is None:
         return None
     places = (place for place, one in enumerate(attempts) if one is best or one.iteration_id == best.iteration_id)
