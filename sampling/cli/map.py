@@ -138,7 +138,7 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
         OnError,
         typer.Option(
             help="After a prompt whose call raised: 'raise' ends the run, and --resume asks that prompt again. "
-            "'halt' ends the run and records the error. 'continue' records the error and goes on."
+            "'halt' ends the run and records the error. 'continue' records the error and continues."
         ),
     ] = OnError.RAISE,
     budget_tokens: Annotated[int | None, typer.Option(min=0, help="Stop before this many tokens are exceeded.")] = None,
