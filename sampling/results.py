@@ -7,6 +7,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 import attrs
 
 from sampling._arguments import check_bool
+from sampling._frozen import quick
 from sampling._lazy import on_first_use
 from sampling._text import quoted
 from sampling.errors import NoValidAnswer
@@ -31,8 +32,8 @@ StopReason: TypeAlias = Literal["validated", "exhausted", "budget", "deadline", 
 """The reason why a call ended."""
 
 
-# slots=False: attrs creates frozen objects with a __dict__ faster, and every attempt has a slice.
-@attrs.frozen(slots=False, repr=False)
+@quick
+@attrs.frozen(repr=False)
 class Slice(Generic[T]):
     """The record of one attempt."""
 
@@ -150,7 +151,8 @@ class HookFailure:
     iteration_id: str | None = None
 
 
-@attrs.frozen(kw_only=True, repr=False, slots=False)
+@quick
+@attrs.frozen(kw_only=True, repr=False)
 class SamplingResult(Generic[T]):
     """The result of `sample()`, with a record of every attempt."""
 

@@ -11,6 +11,7 @@ from sampling._completeness import incomplete
 from sampling._engine.call import Call
 from sampling._engine.scope import Scope, enter_part, iteration_id, leave_part
 from sampling._engine.validation import Checking, CutShort, PartialText, check, first_error, parse
+from sampling._frozen import unchecked
 from sampling._observers.growing_text import GrowingText
 from sampling._observers.requests import is_observed_inside, observers, send
 from sampling.budgets import Budget, Reservation
@@ -25,6 +26,9 @@ __all__ = ["RunningAttempt", "prepare"]
 
 T = TypeVar("T")
 
+_new_request = unchecked(Request)
+_new_slice = unchecked(Slice)
+
 
 def prepare(call: Call[T], plan: Attempt[T], subsample: int, attempt: int) -> "RunningAttempt[T]":
     """Build the request of an attempt. If the call has a budget, `reserve` must follow."""
@@ -37,7 +41,7 @@ def prepare(call: Call[T], plan: Attempt[T], subsample: int, attempt: int) -> "R
         options = attrs.evolve(options, seed=call.options.seed + iteration - 1)
     sampling_id = call.sampling_id
     # All of it was checked when the call was made, or by `Attempt`.
-    request = Request.unchecked(
+    request = _new_request(
         messages=plan.messages,
         options=options,
         sampling_id=sampling_id,
@@ -238,7 +242,7 @@ class RunningAttempt(Generic[T]):
         if self.reservation is not None and call.budget is not None:
             # The attempt ended before its request was sent.
             call.budget.release(self.reservation)
-        return Slice(
+        return _new_slice(
             request.iteration,
             request.iteration_id,
             request.subsample,

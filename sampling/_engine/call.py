@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from sampling._engine.scope import Scope
+from sampling._frozen import quick
 from sampling.budgets import Budget, Reservation
 from sampling.hooks import Emitter
 from sampling.messages import Attempt, Context, Generation, Options, Request
@@ -18,8 +19,8 @@ __all__ = ["Call"]
 T = TypeVar("T")
 
 
-# Not slotted: a frozen class with slots takes twice as long to make, and every call makes one.
-@attrs.frozen(kw_only=True, slots=False)
+@quick
+@attrs.frozen(kw_only=True)
 class Call(Generic[T]):
     """The arguments of one `sample()`, its ids, and the decisions that its strategy makes."""
 

@@ -61,55 +61,13 @@ _TURN_S = 0.1
 class Run(Generic[T]):
     """One running call, with all of its mutable state."""
 
-    _scope: "anyio.CancelScope | None" = None
-    """Cancels all subsamples. A single subsample without a deadline has none."""
-
-    _tracker: Tracker[T] | None = None
-    """The state of every subsample, if the strategy or a deterministic call needs it."""
-
-    _stopped = False
-    """Whether no new attempt may start."""
-
-    _done = False
-    """Whether the strategy decided that the call is done."""
-
-    _exhausted = False
-    """Whether a subsample used its whole loop budget."""
-
-    _deadline = math.inf
-    """The end of the call, on its clock."""
-
-    _timed_out = False
-    """Whether an attempt was not started because the deadline had passed."""
-
-    _abort: BaseException | None = None
-    """Ends the call with an exception, whatever answers there are: from a critical hook, or a crash."""
-
-    fatal: Exception | None = None
-    """Ends the call, but does not undo an answer that was already found."""
-
-    _defects: tuple[Exception, ...] = ()
-    """Defects of checks, which are raised even if there are invalid answers."""
-
-    failure: Exception | None = None
-    """The exception that the call raises because no attempt got an answer."""
-
-    budget_detail: str | None = None
-    """The message of the budget when it had no room."""
-
-    stop_reason: StopReason | None = None
-    """The stop reason of the last stage, if the call has stages."""
-
-    votes: tuple[float | None, float | None] = (None, None)
-    """The agreement and the margin of the answer, if the strategy counts votes."""
-
-    nested_hook_failures: tuple[HookFailure, ...] = ()
-    """The failures of hooks in stages."""
-
     def __init__(self, call: Call[T], stages: "Stages[T] | None" = None) -> None:
         self.call: Call[T] = call
         self._stages = stages
         self._emitter = call.emitter
+        self._tracker: Tracker[T] | None = None
+        """The state of every subsample, if the strategy or a deterministic call needs it."""
+
         self.queue: ResultQueue[T] = self._new_queue()
         self.errors: list[tuple[str, Exception]] = []
         """The errors of attempts and repairs, with their iteration ids."""
@@ -121,6 +79,48 @@ class Run(Generic[T]):
 
         self._latest: dict[int, RunningAttempt[T]] = {}
         """The latest attempt of every subsample."""
+
+        self._scope: anyio.CancelScope | None = None
+        """Cancels all subsamples. A single subsample without a deadline has none."""
+
+        self._stopped = False
+        """Whether no new attempt may start."""
+
+        self._done = False
+        """Whether the strategy decided that the call is done."""
+
+        self._exhausted = False
+        """Whether a subsample used its whole loop budget."""
+
+        self._deadline = math.inf
+        """The end of the call, on its clock."""
+
+        self._timed_out = False
+        """Whether an attempt was not started because the deadline had passed."""
+
+        self._abort: BaseException | None = None
+        """Ends the call with an exception, whatever answers there are: from a critical hook, or a crash."""
+
+        self.fatal: Exception | None = None
+        """Ends the call, but does not undo an answer that was already found."""
+
+        self._defects: tuple[Exception, ...] = ()
+        """Defects of checks, which are raised even if there are invalid answers."""
+
+        self.failure: Exception | None = None
+        """The exception that the call raises because no attempt got an answer."""
+
+        self.budget_detail: str | None = None
+        """The message of the budget when it had no room."""
+
+        self.stop_reason: StopReason | None = None
+        """The stop reason of the last stage, if the call has stages."""
+
+        self.votes: tuple[float | None, float | None] = (None, None)
+        """The agreement and the margin of the answer, if the strategy counts votes."""
+
+        self.nested_hook_failures: tuple[HookFailure, ...] = ()
+        """The failures of hooks in stages."""
 
     def _new_queue(self) -> ResultQueue[T]:
         """Return an empty queue of the kind that the call needs, and track it if necessary."""

@@ -10,6 +10,7 @@ import time
 from contextvars import ContextVar, Token, copy_context
 from typing import Any, TypeAlias
 
+import attrs
 from structlog.contextvars import bind_contextvars
 
 from sampling._arguments import wrong_type
@@ -22,13 +23,20 @@ from sampling.usage import NO_USAGE, Usage
 __all__ = ["Scope", "count_request", "current", "report_cache_hit", "report_usage", "reserve_request"]
 
 
-# A plain class: attributes with a default are set only where they change, and every attempt makes a scope.
+@attrs.define(eq=False)
 class Scope:
     """
     An item, a call, an attempt, or a part of an attempt, with the requests and tokens that it used.
 
     A part of an attempt is what a layer or a judge accounts for by itself.
     """
+
+    sampling_id: str
+    """The id of the call, or the id of the item, which its calls have as their parent."""
+
+    parent_id: str | None
+    request: Request | None = None
+    """The request of the attempt, with its ids. None outside of attempts."""
 
     budget: Budget | None = None
     """The budget that `count_request` counts against."""
@@ -63,14 +71,6 @@ class Scope:
 
     calls: int = 0
     """The number of calls made for an item. A strategy that works in stages makes several."""
-
-    def __init__(self, sampling_id: str, parent_id: str | None, request: Request | None = None) -> None:
-        self.sampling_id: str = sampling_id
-        """The id of the call, or the id of the item, which its calls have as their parent."""
-
-        self.parent_id: str | None = parent_id
-        self.request: Request | None = request
-        """The request of the attempt, with its ids. None outside of attempts."""
 
     def count_request(self) -> None:
         """Count one more request, or raise `BudgetExceeded`."""
