@@ -127,6 +127,23 @@ class TestAnswers:
         with pytest.raises(Incomplete, match=r"response\.completed"):
             self.read({"type": "response.output_text.delta", "delta": "a"})
 
+    def test_summaries_of_a_reply_that_is_not_streamed_are_separated(self):
+        """By an empty line, as those of a stream are."""
+        summary = [{"type": "summary_text", "text": "a"}, {"type": "summary_text", "text": "b"}]
+        text = {"type": "output_text", "text": "Hello.", "annotations": []}
+        output = [{"type": "reasoning", "summary": summary}, {"type": "message", "content": [text]}]
+        answer = StreamedResponsesAnswer(Redactor())
+        answer.add_whole(json.dumps({"object": "response", "status": "completed", "output": output}))
+        assert ("a\n\nb", "Hello.") == (answer.generation().reasoning, answer.text)
+
+    @pytest.mark.parametrize("status", ["queued", "in_progress"])
+    def test_a_reply_that_is_no_answer_yet_is_an_error(self, status):
+        """The API accepts a request with `background` before it answers it, and an empty text would be wrong."""
+        answer = StreamedResponsesAnswer(Redactor())
+        answer.add_whole(json.dumps({"id": "resp_1", "object": "response", "status": status, "output": []}))
+        with pytest.raises(Incomplete, match=r"response\.completed"):
+            answer.generation()
+
     async def test_a_reply_that_is_not_streamed_is_read(self):
         """As from a proxy that ignores `stream`."""
         whole = json.loads((SHAPES / "responses_text.sse").read_text().rpartition("data: ")[2])["response"]
