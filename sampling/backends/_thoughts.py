@@ -17,6 +17,7 @@ from sampling.parts import Part, Reasoning, ToolCall
 __all__ = [
     "ENCRYPTED",
     "REDACTED",
+    "SHOWN",
     "ThoughtAssembler",
     "is_bare",
     "text_of_chunk",
@@ -34,6 +35,9 @@ REDACTED = "redacted_thinking:"
 
 ENCRYPTED = "encrypted_content:"
 """Begins the signature of a thought that OpenAI's Responses API encrypted."""
+
+SHOWN = "reasoning_text:"
+"""Begins the signature of a thought that a server with the Responses API showed as a whole."""
 
 _DETAIL = "reasoning_details:"
 """Begins the signature of an item of OpenRouter's `reasoning_details`. The item follows, without its text."""

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 from sampling._redaction import Redactor
-from sampling.backends._thoughts import ENCRYPTED
+from sampling.backends._thoughts import ENCRYPTED, SHOWN
 from sampling.backends.http._fields import Json, list_of_objects, object_or_none, optional
 from sampling.backends.http._streamed import UNKNOWN_FINISH, AnswerText, Plain, StreamedResponse
 from sampling.backends.openai._usage import read_usage
@@ -169,7 +169,16 @@ class StreamedResponsesAnswer(StreamedResponse):
             # The item at the end has the whole arguments, and the one at the beginning none.
             before = self._calls.get(index)
             self._calls[index] = _PartialCall(call_id, name, arguments or (before.arguments if before else ""))
-        elif kind == "reasoning" and is_done and isinstance(signature := item.get("encrypted_content"), str):
+        elif kind == "reasoning" and is_done:
+            self._take_thought(item)
+
+    def _take_thought(self, item: Json) -> None:
+        signature = optional(item, "encrypted_content", str) or ""
+        # Models with open weights show the reasoning itself, and OpenAI a summary of it.
+        shown = "".join([optional(part, "text", str) or "" for part in list_of_objects(item, "content")])
+        if shown:
+            self._thoughts.append(Reasoning(shown, SHOWN + signature))
+        elif signature:
             parts = list_of_objects(item, "summary")
             text = _BETWEEN_SUMMARIES.join([optional(part, "text", str) or "" for part in parts])
             self._thoughts.append(Reasoning(text, ENCRYPTED + signature))
