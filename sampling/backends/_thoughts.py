@@ -17,9 +17,12 @@ from sampling.parts import Part, Reasoning, ToolCall
 __all__ = [
     "ENCRYPTED",
     "REDACTED",
+    "SHOWN",
     "ThoughtAssembler",
     "is_bare",
+    "text_of_chunk",
     "thinking_block",
+    "thinking_chunks",
     "thought_of_block",
     "wire_reasoning",
     "with_details",
@@ -33,8 +36,14 @@ REDACTED = "redacted_thinking:"
 ENCRYPTED = "encrypted_content:"
 """Begins the signature of a thought that OpenAI's Responses API encrypted."""
 
+SHOWN = "reasoning_text:"
+"""Begins the signature of a thought that a server with the Responses API showed as a whole."""
+
 _DETAIL = "reasoning_details:"
 """Begins the signature of an item of OpenRouter's `reasoning_details`. The item follows, without its text."""
+
+_CHUNK = "thinking_chunk:"
+"""Begins the signature of a `thinking` part of Mistral's content. The part follows, without its text."""
 
 _TEXTS = {"reasoning.text": "text", "reasoning.summary": "summary"}
 """The field with the text, by the types of `reasoning_details` that arrive in pieces."""
@@ -78,10 +87,11 @@ def _reasoning_field(delta: Mapping[str, Any]) -> str | None:
 
 @attrs.define
 class ThoughtAssembler:
-    """Assembles the reasoning that a chat server expects back: blocks, details, or the text of a field."""
+    """Assembles the reasoning that a chat server expects back: blocks, details, chunks, or the text of a field."""
 
     _blocks: list[Json] = attrs.field(factory=list[Json])
     _details: list[Json] = attrs.field(factory=list[Json])
+    _chunks: list[Json] = attrs.field(factory=list[Json])
     _field: str | None = None
 
     def add(self, delta: Mapping[str, Any]) -> None:
@@ -91,6 +101,19 @@ class ThoughtAssembler:
             self._add_block(block)
         for detail in _objects(delta.get("reasoning_details")):
             self._add_detail(detail)
+        for chunk in _objects(delta.get("content")):
+            if chunk.get("type") == "thinking":
+                self._add_chunk(chunk)
+
+    def _add_chunk(self, chunk: Json) -> None:
+        last = self._chunks[-1] if self._chunks else {"signature": ""}
+        text = text_of_chunk(chunk.get("thinking"))
+        given = {name: value for name, value in chunk.items() if value is not None}
+        # The signature ends a chunk.
+        if "signature" in last:
+            self._chunks.append({**given, "thinking": text})
+        else:
+            last.update({**given, "thinking": last["thinking"] + text})
 
     def _add_block(self, block: Json) -> None:
         last = self._blocks[-1] if self._blocks else {}
@@ -115,12 +138,36 @@ class ThoughtAssembler:
         """Return the parts of an answer with this reasoning, or none if the server expects nothing back."""
         if self._details:
             return tuple([_thought_of_detail(detail) for detail in self._details])
+        if self._chunks:
+            return tuple([_thought_of_chunk(chunk) for chunk in self._chunks])
         if any(block.get("signature") or block.get("data") for block in self._blocks):
             return tuple([thought_of_block(block) for block in self._blocks])
         if has_calls and reasoning and self._field is not None:
             # DeepSeek and Moonshot refuse the results of calls without the reasoning that led to them.
             return (Reasoning(reasoning, f"{self._field}:"),)
         return ()
+
+
+def text_of_chunk(given: object) -> str:
+    """Return the text of Mistral's `thinking` part: a list of text parts, or a text."""
+    if isinstance(given, list):
+        return "".join([text_of_chunk(item) for item in cast("list[object]", given)])
+    text = cast("Json", given).get("text") if isinstance(given, dict) else given
+    return text if isinstance(text, str) else ""
+
+
+def _thought_of_chunk(chunk: Json) -> Reasoning:
+    rest = {name: value for name, value in chunk.items() if name not in {"thinking", "type"}}
+    return with_details(chunk["thinking"], _CHUNK, rest)
+
+
+def thinking_chunks(content: Sequence[Part]) -> list[Json]:
+    """Return the thoughts of a message that came as parts of Mistral's content, as such parts."""
+    return [
+        {"type": "thinking", "thinking": [{"type": "text", "text": part.text}], **json.loads(signature[len(_CHUNK) :])}
+        for part in content
+        if isinstance(part, Reasoning) and (signature := part.signature or "").startswith(_CHUNK)
+    ]
 
 
 def _objects(given: object) -> list[Json]:

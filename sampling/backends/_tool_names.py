@@ -9,10 +9,11 @@ conversation because of one name or id that it does not accept.
 import re
 from hashlib import sha256
 
-__all__ = ["plain_id", "short_id", "wire_name"]
+__all__ = ["nine_letter_id", "plain_id", "short_id", "wire_name"]
 
 _NOT_IN_NAME = re.compile(r"[^A-Za-z0-9_-]")
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
+_NINE_LETTERS = re.compile(r"[A-Za-z0-9]{9}")
 _MAX_ID_CHARS = 40
 
 
@@ -30,6 +31,11 @@ def short_id(given: str) -> str:
 def plain_id(given: str) -> str:
     """Return the id of a call, or its digest if Anthropic would refuse it. Calls and results use the same."""
     return given if _PLAIN.fullmatch(given) else _digest(given)
+
+
+def nine_letter_id(given: str) -> str:
+    """Return the id of a call, for the call and for its result: itself, or its digest if Mistral would refuse it."""
+    return given if _NINE_LETTERS.fullmatch(given) else _digest(given)[-9:]
 
 
 def _digest(given: str) -> str:

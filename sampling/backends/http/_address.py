@@ -72,13 +72,6 @@ class Address:
     key_source: str
     """The origin of the key, in words, for the repr."""
 
-    @property
-    def is_openai(self) -> bool:
-        """True for OpenAI's own API, which has newer parameters than compatible servers."""
-        host = urlsplit(self.base_url).hostname or ""
-        # Regions have hosts of their own, such as eu.api.openai.com.
-        return host == "api.openai.com" or host.endswith(".api.openai.com")
-
 
 def resolve_address(
     base_url: object,

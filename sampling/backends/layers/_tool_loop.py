@@ -149,7 +149,7 @@ class _Rounds:
             self._spent = meter.used
         else:
             self.add_usage(answer.usage)
-        return _with_unique_ids(answer, self._turns)
+        return _with_unique_ids(answer, (*self._request.messages, *self._turns))
 
     async def _next_request(self, number: int) -> Request:
         request = self._request
@@ -186,11 +186,11 @@ class _Rounds:
         )
 
 
-def _with_unique_ids(answer: Generation, turns: Sequence[Message]) -> Generation:
+def _with_unique_ids(answer: Generation, conversation: Sequence[Message]) -> Generation:
     """Return an answer whose calls have ids that no other call has. Ids that are unique stay as they are."""
     if not answer.tool_calls:
         return answer
-    taken = {part.id for message in turns for part in message.content if isinstance(part, ToolCall)}
+    taken = {part.id for message in conversation for part in message.content if isinstance(part, ToolCall)}
     calls: list[ToolCall] = []
     for call in answer.tool_calls:
         if not call.id or call.id in taken:

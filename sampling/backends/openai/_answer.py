@@ -7,7 +7,7 @@ from typing import Any, cast
 import attrs
 
 from sampling._redaction import Redactor
-from sampling.backends._thoughts import ThoughtAssembler
+from sampling.backends._thoughts import ThoughtAssembler, text_of_chunk
 from sampling.backends.http._fields import Json, list_of_objects, object_or_none, optional
 from sampling.backends.http._streamed import UNKNOWN_FINISH, AnswerText, Plain, StreamedResponse, finish_reason_of
 from sampling.backends.openai._thinking import ThinkingSplitter
@@ -374,18 +374,9 @@ def _content(delta: Json) -> tuple[str, str, str]:
     texts, thoughts = "", ""
     for part in list_of_objects(delta, "content"):
         texts += optional(part, "text", str) or ""
-        thoughts += _thoughts(part.get("thinking"))
+        thoughts += text_of_chunk(part.get("thinking"))
         refusal += optional(part, "refusal", str) or ""
     return texts, thoughts, refusal
-
-
-def _thoughts(given: object) -> str:
-    """Return the text of Mistral's `thinking` part: a list of text parts, or a text."""
-    if isinstance(given, list):
-        return "".join([_thoughts(item) for item in cast("list[object]", given)])
-    if isinstance(given, dict):
-        return optional(cast("Json", given), "text", str) or ""
-    return given if isinstance(given, str) else ""
 
 
 _REASONING_FIELDS = frozenset({"reasoning", "reasoning_content", "reasoning_details", "thinking"})

@@ -15,6 +15,8 @@ from sampling.backends.http._settings import HttpSettings
 from sampling.backends.http._streamed import StreamedResponse
 from sampling.backends.http._transport import Transport, WireRequest
 from sampling.backends.openai._answer import StreamedAnswer
+from sampling.backends.openai._dialects import OPENAI as OPENAI_DIALECT
+from sampling.backends.openai._dialects import Dialect, dialect_of
 from sampling.backends.openai._endpoints import PATHS, Endpoint, endpoint_url
 from sampling.backends.openai._request import encode_body
 from sampling.backends.openai._responses_answer import StreamedResponsesAnswer
@@ -135,10 +137,11 @@ class OpenAIBackend(ChatBackend):
         self._check_ids = check_ids
         # A model that continues a text may be given an open <think> by the caller.
         self._split_thinking = split_thinking and endpoint == "chat"
-        self._support = _support(endpoint, is_openai=self._address.is_openai, drop_unsupported=self._drop_unsupported)
+        self._dialect = dialect_of(self.base_url)
+        self._support = _support(endpoint, self._dialect, drop_unsupported=self._drop_unsupported)
         # OpenAI's reasoning models reject `max_tokens`, and compatible servers may not know the new name.
         # If the guess is wrong for a model, the server says so, and the other name is used from then on.
-        is_new = endpoint == "chat" and (self._address.is_openai or api_version is not None)
+        is_new = endpoint == "chat" and (self._dialect == OPENAI_DIALECT or api_version is not None)
         self._max_tokens_name = _MAX_TOKENS_NAMES[is_new]
         self._max_tokens_name_of: dict[str, str] = {}
 
@@ -166,6 +169,7 @@ class OpenAIBackend(ChatBackend):
             include_usage=self._include_usage,
             max_bytes=self.max_request_bytes,
             structured=self._structured_for(request),
+            dialect=self._dialect,
             stream=stream,
         )
 
@@ -246,12 +250,10 @@ class OpenAIBackend(ChatBackend):
             raise refused.error from None
 
 
-def _support(endpoint: Endpoint, *, is_openai: bool, drop_unsupported: bool) -> Support:
-    # Most compatible servers have these two options, and OpenAI refuses them.
-    without = ["top_k", "min_p"] if is_openai else []
+def _support(endpoint: Endpoint, dialect: Dialect, *, drop_unsupported: bool) -> Support:
     if endpoint == "responses":
         return Support("the OpenAI Responses API", (*TEXT_PARTS, Media), MISSING_OPTIONS, drop_unsupported)
     if endpoint == "completions":
-        without += ["tools", "tool_choice", "reasoning_effort"]
+        without = [*dialect.without, "tools", "tool_choice", "reasoning_effort"]
         return Support("the completions API", (Text,), without, drop_unsupported)
-    return Support("the OpenAI chat API", (*TEXT_PARTS, Media), without, drop_unsupported)
+    return Support("the OpenAI chat API", (*TEXT_PARTS, Media), dialect.without, drop_unsupported)

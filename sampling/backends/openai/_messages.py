@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from sampling.backends._thoughts import wire_reasoning
-from sampling.backends._tool_names import short_id, wire_name
+from sampling.backends._thoughts import thinking_chunks, wire_reasoning
+from sampling.backends._tool_names import wire_name
+from sampling.backends.openai._dialects import COMPATIBLE, Dialect
 from sampling.errors import Unsupported
 from sampling.messages import Message
 from sampling.parts import Audio, Content, File, Image, Part, Text, ToolCall, ToolResult
@@ -14,43 +15,53 @@ __all__ = ["wire_messages", "wire_tool_choice", "wire_tools"]
 
 Json: TypeAlias = dict[str, Any]
 
-_AUDIO_FORMATS = {"audio/wav": "wav", "audio/mpeg": "mp3"}
 
-
-def wire_messages(messages: Iterable[Message]) -> list[Json]:
+def wire_messages(messages: Iterable[Message], dialect: Dialect = COMPATIBLE) -> list[Json]:
     """Return messages in the format of the chat API. Each tool result becomes a separate message."""
     wire: list[Json] = []
     for message in messages:
-        content = message.content
+        content, role = message.content, dialect.roles.get(message.role, message.role)
         if isinstance(content, str):
-            wire.append({"role": message.role, "content": content})
+            wire.append({"role": role, "content": content})
         elif message.role == "tool":
-            wire.extend(_tool_message(part) for part in content if isinstance(part, ToolResult))
+            wire.extend(_tool_message(part, dialect) for part in content if isinstance(part, ToolResult))
         elif message.role == "assistant":
-            wire.append(_assistant_message(content))
+            wire.append(_assistant_message(content, dialect))
         else:
-            wire.append({"role": message.role, "content": [_block(part) for part in content]})
+            wire.append({"role": role, "content": [_block(part, dialect) for part in content]})
     return wire
 
 
-def _tool_message(result: ToolResult) -> Json:
-    content = _text_only(result.content, "a tool result")
-    return {"role": "tool", "tool_call_id": short_id(result.id), "content": content}
+def _tool_message(result: ToolResult, dialect: Dialect) -> Json:
+    return {
+        "role": "tool",
+        "tool_call_id": dialect.call_id(result.id),
+        "content": _result_content(result.content, dialect),
+    }
 
 
-def _assistant_message(content: Sequence[Part]) -> Json:
-    calls = [_call(part) for part in content if isinstance(part, ToolCall)]
+def _result_content(content: Content, dialect: Dialect) -> str | list[Json]:
+    if dialect.has_parts_in_results and not isinstance(content, str):
+        return [_block(part, dialect) for part in content]
+    return _text_only(content, "a tool result")
+
+
+def _assistant_message(content: Sequence[Part], dialect: Dialect) -> Json:
+    calls = [_call(part, dialect) for part in content if isinstance(part, ToolCall)]
     text = _text_only([part for part in content if isinstance(part, Text | Image | Audio | File)], "an assistant")
-    reasoning = wire_reasoning(content)
-    if not calls:
-        return {"role": "assistant", "content": text, **reasoning}
-    return {"role": "assistant", "content": text or None, **reasoning, "tool_calls": calls}
+    reasoning = wire_reasoning(content) if dialect.reasoning == "all" else {}
+    chunks = [] if dialect.reasoning == "none" else thinking_chunks(content)
+    if chunks:
+        said: Any = [*chunks, *([{"type": "text", "text": text}] if text else [])]
+    else:
+        said = text if text or not calls else None
+    return {"role": "assistant", "content": said, **reasoning, **({"tool_calls": calls} if calls else {})}
 
 
-def _call(call: ToolCall) -> Json:
+def _call(call: ToolCall, dialect: Dialect) -> Json:
     # Servers parse the arguments of earlier turns, and some fail if there are none.
     function = {"name": wire_name(call.name), "arguments": call.arguments or "{}"}
-    return {"id": short_id(call.id), "type": "function", "function": function}
+    return {"id": dialect.call_id(call.id), "type": "function", "function": function}
 
 
 def _text_only(content: Content, place: str) -> str:
@@ -62,30 +73,16 @@ def _text_only(content: Content, place: str) -> str:
     return "".join([part.text for part in content if isinstance(part, Text)])
 
 
-def _block(part: Part) -> Json:
+def _block(part: Part, dialect: Dialect) -> Json:
     if isinstance(part, Text):
         return {"type": "text", "text": part.text}
     if isinstance(part, Image):
         return {"type": "image_url", "image_url": {"url": part.data_url()}}
     if isinstance(part, Audio):
-        return _audio(part)
+        return dialect.audio(part)
     if isinstance(part, File):
-        return _file(part)
+        return dialect.file(part)
     raise Unsupported(f"the OpenAI chat API accepts no {type(part).__name__} in a message of the user")
-
-
-def _audio(part: Audio) -> Json:
-    encoding = _AUDIO_FORMATS.get(part.media_type or "")
-    if part.data is None or encoding is None:
-        given = "a URL" if part.data is None else part.media_type
-        raise Unsupported(f"the OpenAI chat API accepts Audio as bytes of {' or '.join(_AUDIO_FORMATS)}, got {given}")
-    return {"type": "input_audio", "input_audio": {"data": part.base64(), "format": encoding}}
-
-
-def _file(part: File) -> Json:
-    if part.data is None:
-        raise Unsupported("the OpenAI chat API accepts a File as bytes, got a URL", hint="Download it first.")
-    return {"type": "file", "file": {"filename": part.name or "file", "file_data": part.data_url()}}
 
 
 def wire_tools(tools: Iterable[Tool]) -> list[Json]:

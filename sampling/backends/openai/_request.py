@@ -6,6 +6,7 @@ from typing import Any, TypeAlias, cast
 from sampling._arguments import wrong_type
 from sampling.backends._structured import AnswerSchema, Structured, answer_schema, answer_tool_name, with_instruction
 from sampling.backends.http._body import add_extra, encode_json, resolve_model
+from sampling.backends.openai._dialects import COMPATIBLE, Dialect
 from sampling.backends.openai._endpoints import Endpoint
 from sampling.backends.openai._messages import wire_messages, wire_tool_choice, wire_tools
 from sampling.backends.openai._responses_request import responses_body
@@ -19,7 +20,7 @@ _RESERVED = frozenset({"input", "messages", "prompt", "stream"})
 Json: TypeAlias = dict[str, Any]
 
 
-def encode_body(
+def encode_body(  # noqa: PLR0913 - each of them changes the body
     request: Request,
     *,
     model: str | None,
@@ -28,6 +29,7 @@ def encode_body(
     include_usage: bool,
     max_bytes: int,
     structured: Structured = "native",
+    dialect: Dialect = COMPATIBLE,
     stream: bool = True,
 ) -> bytes:
     """Return the body of the POST for a request. In a batch, it is not streamed."""
@@ -36,43 +38,43 @@ def encode_body(
     if endpoint == "responses":
         body = responses_body(request, name, structured)
     else:
-        body = _completions_body(request, name, endpoint, max_tokens_name, structured)
+        body = _completions_body(request, name, endpoint, max_tokens_name, structured, dialect)
     add_extra(body, options, _RESERVED)
     if not stream:
         body.pop("stream_options", None)
         return encode_json(body, max_bytes)
     body["stream"] = True
-    if include_usage and endpoint != "responses":
+    if include_usage and dialect.has_stream_options and endpoint != "responses":
         body["stream_options"] = {"include_usage": True, **_mapping(options.extra.get("stream_options"))}
     return encode_json(body, max_bytes)
 
 
 def _completions_body(
-    request: Request, model: str, endpoint: Endpoint, max_tokens_name: str, structured: Structured
+    request: Request, model: str, endpoint: Endpoint, max_tokens_name: str, structured: Structured, dialect: Dialect
 ) -> Json:
     options = request.options
     schema = None if options.schema is None else answer_schema(options.schema)
     messages = request.messages
     if schema is not None and structured == "prompt":
         messages = with_instruction(messages, schema)
-    body: Json = {"model": model, **_messages_or_prompt(messages, endpoint)}
-    body.update(_options(options, max_tokens_name, endpoint))
+    body: Json = {"model": model, **_messages_or_prompt(messages, endpoint, dialect)}
+    body.update(_options(options, max_tokens_name, endpoint, dialect))
     if schema is not None:
         body.update(_structured(schema, structured, options, body.get("tools", [])))
     return body
 
 
-def _messages_or_prompt(messages: Sequence[Message], endpoint: Endpoint) -> Json:
+def _messages_or_prompt(messages: Sequence[Message], endpoint: Endpoint, dialect: Dialect) -> Json:
     if endpoint == "chat":
-        return {"messages": wire_messages(messages)}
+        return {"messages": wire_messages(messages, dialect)}
     return {"prompt": "\n\n".join(message.text for message in messages)}
 
 
-def _options(options: Options, max_tokens_name: str, endpoint: Endpoint) -> Json:
+def _options(options: Options, max_tokens_name: str, endpoint: Endpoint, dialect: Dialect) -> Json:
     chosen: Json = {
         "temperature": options.temperature,
         max_tokens_name: options.max_tokens,
-        "seed": options.seed,
+        dialect.seed: options.seed,
         "stop": list(options.stop) or None,
         **{name: getattr(options, name) for name in _SAME_NAMES},
     }

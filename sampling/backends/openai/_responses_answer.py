@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 from sampling._redaction import Redactor
-from sampling.backends._thoughts import ENCRYPTED
+from sampling.backends._thoughts import ENCRYPTED, SHOWN
 from sampling.backends.http._fields import Json, list_of_objects, object_or_none, optional
 from sampling.backends.http._streamed import UNKNOWN_FINISH, AnswerText, Plain, StreamedResponse
 from sampling.backends.openai._usage import read_usage
@@ -25,8 +25,13 @@ _TEXT_EVENTS = {
 }
 _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
+_BETWEEN_SUMMARIES = "\n\n"
+
 _INCOMPLETE = {"max_output_tokens": "length", "content_filter": "content_filter"}
 """The finish_reason for known reasons of an incomplete response."""
+
+
+_UNFINISHED = frozenset({"in_progress", "queued"})
 
 
 @attrs.define
@@ -84,7 +89,7 @@ class StreamedResponsesAnswer(StreamedResponse):
         elif kind == "response.function_call_arguments.delta":
             self._take_arguments(event)
         elif kind == "response.reasoning_summary_part.added" and event.get("summary_index"):
-            self._reasoning.add("\n\n")
+            self._reasoning.add(_BETWEEN_SUMMARIES)
         elif (response := object_or_none(event, "response")) is not None:
             return self._take_event(response, ended=kind in _ENDS)
         return ""
@@ -124,8 +129,11 @@ class StreamedResponsesAnswer(StreamedResponse):
     def _take_output(self, response: Json) -> str:
         piece = ""
         for index, item in enumerate(list_of_objects(response, "output")):
-            for part in [*list_of_objects(item, "content"), *list_of_objects(item, "summary")]:
+            for part in list_of_objects(item, "content"):
                 piece += self._take_part(part)
+            for number, part in enumerate(list_of_objects(item, "summary")):
+                self._reasoning.add(_BETWEEN_SUMMARIES if number else "")
+                self._take_part(part)
             self._take_item(item, index, is_done=True)
         return piece
 
@@ -161,9 +169,18 @@ class StreamedResponsesAnswer(StreamedResponse):
             # The item at the end has the whole arguments, and the one at the beginning none.
             before = self._calls.get(index)
             self._calls[index] = _PartialCall(call_id, name, arguments or (before.arguments if before else ""))
-        elif kind == "reasoning" and is_done and isinstance(signature := item.get("encrypted_content"), str):
+        elif kind == "reasoning" and is_done:
+            self._take_thought(item)
+
+    def _take_thought(self, item: Json) -> None:
+        signature = optional(item, "encrypted_content", str) or ""
+        # Models with open weights show the reasoning itself, and OpenAI a summary of it.
+        shown = "".join([optional(part, "text", str) or "" for part in list_of_objects(item, "content")])
+        if shown:
+            self._thoughts.append(Reasoning(shown, SHOWN + signature))
+        elif signature:
             parts = list_of_objects(item, "summary")
-            text = "\n\n".join([optional(part, "text", str) or "" for part in parts])
+            text = _BETWEEN_SUMMARIES.join([optional(part, "text", str) or "" for part in parts])
             self._thoughts.append(Reasoning(text, ENCRYPTED + signature))
 
     def _take_arguments(self, event: Json) -> None:
@@ -179,9 +196,10 @@ class StreamedResponsesAnswer(StreamedResponse):
         self._model = optional(response, "model", str) or self._model
         usage = object_or_none(response, "usage")
         self._take_usage(None if usage is None else read_usage(usage))
-        if not ended:
-            return
         status = optional(response, "status", str) or "completed"
+        # A response in the background is a reply before it is an answer.
+        if not ended or status in _UNFINISHED:
+            return
         if status in {"failed", "cancelled"}:
             self._fail(response.get("error") or f"the response is {status}")
         self.done = True

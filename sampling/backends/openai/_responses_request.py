@@ -5,7 +5,7 @@ from typing import Any
 
 from sampling._json.schemas import is_strict
 from sampling.backends._structured import AnswerSchema, Structured, answer_schema, answer_tool_name, with_instruction
-from sampling.backends._thoughts import ENCRYPTED
+from sampling.backends._thoughts import ENCRYPTED, SHOWN
 from sampling.backends._tool_names import short_id, wire_name
 from sampling.backends.http._fields import Json
 from sampling.backends.openai._messages import wire_tool_choice
@@ -97,10 +97,20 @@ def _assistant_items(content: Sequence[Part]) -> Iterable[Json]:
         elif isinstance(part, ToolCall):
             call = {"call_id": short_id(part.id), "name": wire_name(part.name), "arguments": part.arguments or "{}"}
             yield {"type": "function_call", **call}
-        elif isinstance(part, Reasoning) and (part.signature or "").startswith(ENCRYPTED):
-            summary = [{"type": "summary_text", "text": part.text}] if part.text else []
-            encrypted = (part.signature or "").removeprefix(ENCRYPTED)
-            yield {"type": "reasoning", "summary": summary, "encrypted_content": encrypted}
+        elif isinstance(part, Reasoning):
+            yield from _thought(part, has_calls=any(isinstance(other, ToolCall) for other in content))
+
+
+def _thought(part: Reasoning, *, has_calls: bool) -> Iterable[Json]:
+    signature = part.signature or ""
+    if signature.startswith(ENCRYPTED):
+        summary = [{"type": "summary_text", "text": part.text}] if part.text else []
+        yield {"type": "reasoning", "summary": summary, "encrypted_content": signature.removeprefix(ENCRYPTED)}
+    elif signature.startswith(SHOWN) and (has_calls or signature != SHOWN):
+        # Without a proof only where it has to be, as in the chat API: DeepSeek wants to know what led to its calls.
+        shown = [{"type": "reasoning_text", "text": part.text}]
+        proof = {} if signature == SHOWN else {"encrypted_content": signature.removeprefix(SHOWN)}
+        yield {"type": "reasoning", "summary": [], "content": shown, **proof}
 
 
 def _result(result: ToolResult) -> Json:

@@ -245,6 +245,69 @@ CALLS = {
             },
         ],
     ),
+    "documents and images in results": Call(
+        (
+            *HI,
+            Message("assistant", [Reasoning("Hm.", "c2ln"), ToolCall("t1", "f", "{}"), ToolCall("t2", "f", "{}")]),
+            Message(
+                "tool",
+                [
+                    ToolResult("t1", [File(PDF, name="a.pdf"), File(b"a,b", name="b.csv")]),
+                    ToolResult("t2", [Image("https://example.com/a.png"), File("https://example.com/b.pdf")]),
+                ],
+            ),
+        ),
+        settings={"cache": "5m"},
+        messages=[
+            *THEIR_HI,
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"},
+                    {"type": "tool_use", "id": "t1", "name": "f", "input": {}},
+                    {"type": "tool_use", "id": "t2", "name": "f", "input": {}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "t1",
+                        "content": [
+                            {
+                                "type": "document",
+                                "source": {
+                                    "type": "base64",
+                                    "media_type": "application/pdf",
+                                    "data": base64.b64encode(PDF).decode(),
+                                },
+                                "title": "a.pdf",
+                            },
+                            {
+                                "type": "document",
+                                "source": {"type": "text", "media_type": "text/plain", "data": "a,b"},
+                                "title": "b.csv",
+                            },
+                        ],
+                    },
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "t2",
+                        "content": [
+                            {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}},
+                            {
+                                "type": "document",
+                                "source": {"type": "url", "url": "https://example.com/b.pdf"},
+                                "title": "b.pdf",
+                            },
+                        ],
+                    },
+                ],
+            },
+        ],
+        cache_control={"type": "ephemeral", "ttl": "5m"},
+    ),
     "thoughts": Call(
         (
             *HI,

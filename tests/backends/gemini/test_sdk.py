@@ -22,6 +22,8 @@ with warnings.catch_warnings():
 KEY = "test-key-0123456789"
 PNG = b"\x89PNG\r\n\x1a\n0000"
 WAV = b"RIFF0000WAVEfmt "
+MP3 = b"ID3\x03"
+PDF = b"%PDF-1.7\n"
 SIGNATURE = b64encode(b"a signature").decode()
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = Tool("weather", "Tell the weather.", SCHEMA)
@@ -112,6 +114,33 @@ SDK_RESULTS = content(
     types.Part(function_response=types.FunctionResponse(id="c1", name="weather", response={"output": "sunny"})),
     types.Part(function_response=types.FunctionResponse(name="weather", response={"error": "no such city"})),
 )
+SDK_MEDIA_RESULTS = content(
+    "user",
+    types.Part(
+        function_response=types.FunctionResponse(
+            id="c1",
+            name="weather",
+            response={"output": "see"},
+            parts=[
+                types.FunctionResponsePart(
+                    inline_data=types.FunctionResponseBlob(mime_type="image/png", data=PNG),
+                ),
+                types.FunctionResponsePart(
+                    file_data=types.FunctionResponseFileData(file_uri="gs://bucket/b.pdf", mime_type="application/pdf"),
+                ),
+            ],
+        )
+    ),
+    types.Part(
+        function_response=types.FunctionResponse(
+            name="weather",
+            response={"output": ""},
+            parts=[
+                types.FunctionResponsePart(inline_data=types.FunctionResponseBlob(mime_type="audio/wav", data=WAV)),
+            ],
+        )
+    ),
+)
 SIGNED_TEXT = Message("assistant", [Reasoning("", f"text 6-6:{SIGNATURE}"), Text("Hello.")])
 
 # messages, options, settings of the backend, contents of the SDK, configuration of the SDK
@@ -179,6 +208,57 @@ CALLS_BOTH_WAYS = {
             types.Part.from_uri(file_uri="gs://bucket/b.png", mime_type="image/png"),
         ],
         {},
+    ),
+    "files": (
+        [Message("user", [Text("Sum up"), File(PDF, name="a.pdf"), File(b"a,b", "text/csv"), Audio(MP3)])],
+        {},
+        {},
+        [
+            "Sum up",
+            types.Part.from_bytes(data=PDF, mime_type="application/pdf"),
+            types.Part.from_bytes(data=b"a,b", mime_type="text/csv"),
+            types.Part.from_bytes(data=MP3, mime_type="audio/mpeg"),
+        ],
+        {},
+    ),
+    "media in results": (
+        [
+            ASKED,
+            CALLS,
+            Message(
+                "tool",
+                [
+                    ToolResult("c1", [Text("see"), Image(PNG), File("gs://bucket/b.pdf")]),
+                    ToolResult("gemini_r1_1", [Audio(WAV)]),
+                ],
+            ),
+        ],
+        {},
+        {},
+        [SDK_ASKED, SDK_CALLS, SDK_MEDIA_RESULTS],
+        {},
+    ),
+    "thoughts": (
+        [HI, Message("assistant", [Reasoning("Hm.", f"thought:{SIGNATURE}"), Text("Hello.")]), Message("user", "Bye.")],
+        {},
+        {},
+        [
+            content("user", types.Part(text="hi")),
+            content(
+                "model",
+                types.Part(text="Hm.", thought=True, thought_signature=b64decode(SIGNATURE)),
+                types.Part(text="Hello."),
+            ),
+            content("user", types.Part(text="Bye.")),
+        ],
+        {},
+    ),
+    "cached": (
+        [HI],
+        {"extra": {"cachedContent": "cachedContents/abc"}},
+        {},
+        "hi",
+        {"cached_content": "cachedContents/abc"},
     ),
     "tools": ([ASKED], {"tools": [WEATHER]}, {}, [SDK_ASKED], {"tools": one_tool()}),
     "required tool": (

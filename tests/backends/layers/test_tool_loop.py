@@ -472,6 +472,18 @@ def test_ids_are_unique_in_a_conversation(run):
     assert ["1", "1", "call_0", "call_1", "call_0", "call_1"] == ids
 
 
+def test_ids_are_unique_after_a_repair(run):
+    """Servers that count their calls from 0 in each answer, such as Bedrock, repeat the ids of the first attempt."""
+    counted = attrs.evolve(OSLO, id="call_0")
+    backend = ScriptedBackend([calling(counted), SUNNY, calling(counted), Generation("rain", USED)])
+    strategy = MultiTurnStrategy(loop_budget=2)
+    run(strategy.sample, "How is it?", None, ToolLoop(backend, [weather]), [lambda text: text == "rain"])
+    parts = [part for message in backend.requests[-1].messages for part in message.content]
+    calls = [part.id for part in parts if isinstance(part, ToolCall)]
+    results = [part.id for part in parts if isinstance(part, ToolResult)]
+    assert ["call_0", "call_1"] == calls == results
+
+
 def test_each_round_has_an_idempotency_key_of_its_own(run):
     """A server would else repeat its first answer."""
     backend = ScriptedBackend([calling(OSLO), SUNNY])

@@ -9,10 +9,11 @@ import openai
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from sampling import Image, Message, MultiTurnStrategy, Options, Request, Text, Tool, ToolResult, Usage
+from sampling import File, Image, Message, MultiTurnStrategy, Options, Request, Text, Tool, ToolResult, Usage
 from sampling._redaction import Redactor
 from sampling.backends.openai import OpenAIBackend, ToolCall
 from sampling.backends.openai._responses_answer import StreamedResponsesAnswer
+from sampling.backends.openai._responses_request import _items
 from sampling.errors import Incomplete, RateLimited, ServerError, Unsupported
 from sampling.parts import Reasoning
 from sampling.testing.servers import HostileServer
@@ -127,6 +128,43 @@ class TestAnswers:
         with pytest.raises(Incomplete, match=r"response\.completed"):
             self.read({"type": "response.output_text.delta", "delta": "a"})
 
+    @pytest.mark.parametrize("proof", [None, "806896f9-0"])
+    @pytest.mark.parametrize("has_call", [True, False])
+    def test_reasoning_that_is_shown_goes_back(self, proof, has_call):
+        """As DeepSeek gives and wants it: with calls, because it led to them, and with a proof."""
+        shown = [{"type": "reasoning_text", "text": "Look it up."}]
+        thought = {"type": "reasoning", "id": "x", "summary": [], "content": shown, "encrypted_content": proof}
+        call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+        text = {"type": "message", "content": [{"type": "output_text", "text": "Hm."}]}
+        items = [thought, text, *([call] if has_call else [])]
+        generation = self.read(
+            {"type": "response.reasoning_text.delta", "delta": "Look it up."},
+            {"type": "response.output_text.delta", "delta": "Hm."},
+            *[{"type": "response.output_item.done", "output_index": n, "item": item} for n, item in enumerate(items)],
+            {"type": "response.completed", "response": {"status": "completed", "output": items}},
+        )
+        assert "Look it up." == generation.reasoning
+        sent = _items([generation.message])
+        kept = {name: value for name, value in thought.items() if name != "id" and value is not None}
+        assert [item for item in sent if item.get("type") == "reasoning"] == ([kept] if has_call or proof else [])
+
+    def test_summaries_of_a_reply_that_is_not_streamed_are_separated(self):
+        """By an empty line, as those of a stream are."""
+        summary = [{"type": "summary_text", "text": "a"}, {"type": "summary_text", "text": "b"}]
+        text = {"type": "output_text", "text": "Hello.", "annotations": []}
+        output = [{"type": "reasoning", "summary": summary}, {"type": "message", "content": [text]}]
+        answer = StreamedResponsesAnswer(Redactor())
+        answer.add_whole(json.dumps({"object": "response", "status": "completed", "output": output}))
+        assert ("a\n\nb", "Hello.") == (answer.generation().reasoning, answer.text)
+
+    @pytest.mark.parametrize("status", ["queued", "in_progress"])
+    def test_a_reply_that_is_no_answer_yet_is_an_error(self, status):
+        """The API accepts a request with `background` before it answers it, and an empty text would be wrong."""
+        answer = StreamedResponsesAnswer(Redactor())
+        answer.add_whole(json.dumps({"id": "resp_1", "object": "response", "status": status, "output": []}))
+        with pytest.raises(Incomplete, match=r"response\.completed"):
+            answer.generation()
+
     async def test_a_reply_that_is_not_streamed_is_read(self):
         """As from a proxy that ignores `stream`."""
         whole = json.loads((SHAPES / "responses_text.sse").read_text().rpartition("data: ")[2])["response"]
@@ -174,6 +212,78 @@ FUNCTION = {
 }
 
 
+PDF_URL = "data:application/pdf;base64,JVBERi0xLjc="
+CONVERSATIONS = {
+    "files": (
+        [Message("user", [Text("Sum up."), File(b"%PDF-1.7", name="a.pdf"), File("https://x.org/b.pdf")])],
+        [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "input_text", "text": "Sum up."},
+                    {"type": "input_file", "filename": "a.pdf", "file_data": PDF_URL},
+                    {"type": "input_file", "file_url": "https://x.org/b.pdf"},
+                ],
+            }
+        ],
+    ),
+    "image by its URL": (
+        [Message("user", [Image("https://x.org/a.png")])],
+        [
+            {
+                "role": "user",
+                "content": [{"type": "input_image", "image_url": "https://x.org/a.png", "detail": "auto"}],
+            }
+        ],
+    ),
+    "results with images and files": (
+        [
+            *HI,
+            Message("assistant", [Text("Let me see."), ToolCall("c1", "see", '{"at":"a"}'), ToolCall("c2", "see", "")]),
+            Message("tool", [ToolResult("c1", [Text("here"), Image(PNG)]), ToolResult("c2", "no", is_error=True)]),
+            Message("tool", [ToolResult("c3", [File(b"%PDF-1.7", name="a.pdf")])]),
+        ],
+        [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "Let me see."},
+            {"type": "function_call", "call_id": "c1", "name": "see", "arguments": '{"at":"a"}'},
+            {"type": "function_call", "call_id": "c2", "name": "see", "arguments": "{}"},
+            {
+                "type": "function_call_output",
+                "call_id": "c1",
+                "output": [
+                    {"type": "input_text", "text": "here"},
+                    {"type": "input_image", "image_url": IMAGE_URL, "detail": "auto"},
+                ],
+            },
+            {"type": "function_call_output", "call_id": "c2", "output": "no"},
+            {
+                "type": "function_call_output",
+                "call_id": "c3",
+                "output": [{"type": "input_file", "filename": "a.pdf", "file_data": PDF_URL}],
+            },
+        ],
+    ),
+    "reasoning": (
+        [
+            *HI,
+            Message("assistant", [Reasoning("Hm.", "encrypted_content:SIG"), Reasoning("unsigned"), Text("Hello!")]),
+            Message("user", "Why?"),
+        ],
+        [
+            {"role": "user", "content": "hi"},
+            {
+                "type": "reasoning",
+                "summary": [{"type": "summary_text", "text": "Hm."}],
+                "encrypted_content": "SIG",
+            },
+            {"role": "assistant", "content": "Hello!"},
+            {"role": "user", "content": "Why?"},
+        ],
+    ),
+}
+
+
 class TestRequests:
     async def of_the_sdk(self, method, **arguments):
         """Return the body that the official SDK sends."""
@@ -216,6 +326,15 @@ class TestRequests:
         _, _, ours = await ask("responses_text.sse", Request(CONVERSATION, Options(**options)))
         assert theirs.path == ours.path
         assert theirs.json() == ours.json()
+
+    @pytest.mark.parametrize("name", list(CONVERSATIONS))
+    async def test_a_conversation_is_that_of_the_official_sdk(self, name):
+        """Files, images in results, several results and encrypted reasoning are the same, byte by byte."""
+        messages, items = CONVERSATIONS[name]
+        theirs = await self.of_the_sdk("create", input=items, stream=True)
+        _, _, ours = await ask("responses_text.sse", Request(messages))
+        assert theirs.json() == ours.json()
+        assert theirs.headers["authorization"] == ours.headers["authorization"]
 
     async def test_a_schema_is_that_of_the_official_sdk(self):
         """A class goes as its helper for structured answers sends it."""
