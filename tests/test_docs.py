@@ -1,6 +1,7 @@
 """The documentation is correct: code blocks run and print what the page shows, links resolve, examples work."""
 
 import ast
+import code
 import contextlib
 import inspect
 import io
@@ -174,14 +175,45 @@ def test_every_python_block_runs_and_prints_what_the_page_shows(page: Path, loop
         )
 
 
+class Shell(code.InteractiveConsole):
+    """Reads lines as `python -m asyncio` does, and runs nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compile.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        self.refused: list[str] = []
+
+    def runcode(self, code: object) -> None:
+        """Leave it at having understood it."""
+
+    def showsyntaxerror(self, *_args: object, **_options: object) -> None:
+        self.refused.append("\n".join(self.buffer))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_python_block_can_be_pasted_into_a_shell(page: Path):
+    """An empty line ends a class or a function there, so these have none inside, and one after them."""
+    for block in blocks_of(page):
+        if block.kind != "python":
+            continue
+        shell = Shell()
+        for line in [*block.body.splitlines(), ""]:
+            waits = shell.push(line)
+        assert ([], False) == (shell.refused, waits), f"{name_of(page)}:{block.line}"
+
+
+PASTED = [ROOT / README, DOCS / "index.md", *sorted((DOCS / "tutorial").glob("*.md"))]
+PASTED += [DOCS / "how-to" / f"{name}.md" for name in ("stream-to-the-caller", "write-a-strategy")]
+
+
 @pytest.mark.skipif(
     sys.version_info[:3] == (3, 13, 0),
     reason="`python -m asyncio` of 3.13.0 reads only single lines from a pipe",
 )
 @pytest.mark.usefixtures("_openai")
-@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((DOCS / "tutorial").glob("*.md"))], ids=name_of)
-def test_the_blocks_of_the_tutorial_can_be_pasted_where_it_says(page: Path):
-    """README and tutorial name `python -m asyncio`, and plain `python` for blocks that start an event loop."""
+@pytest.mark.parametrize("page", PASTED, ids=name_of)
+def test_the_blocks_of_a_page_can_be_pasted_where_it_says(page: Path):
+    """README, tutorial and how-to name `python -m asyncio`, and plain `python` for blocks that start an event loop."""
     blocks = [block.body for block in blocks_of(page) if block.kind == "python"]
     shell = ["-i"] if any("anyio.run(" in block for block in blocks) else ["-m", "asyncio"]
     # Text that is pasted ends blocks as typed text does: with an empty line.

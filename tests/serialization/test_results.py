@@ -185,6 +185,27 @@ def test_a_value_that_json_can_not_hold_is_degraded_with_a_note(run, value, expe
     assert any(note in one for one in back.notes)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [City("Rome", 3), [City("Rome", 3)], (1, 2), {1, 2}, object, 10**400, float("inf")],
+    ids=lambda value: repr(value)[:30],
+)
+def test_a_value_keeps_its_type_through_readers_that_do_not_know_it(run, value):
+    """A result can be read and written again without its action, and the next reader with the action gets the value."""
+    action = Action("q", lambda _: value)
+    result = run(sample, RejectionSamplingStrategy(), ScriptedBackend(["x"]), [], action)
+    record = result.to_dict()
+
+    passed_on = copied(result).to_dict()
+
+    assert record["attempts"] == passed_on["attempts"]
+    assert type(value).__name__ == passed_on["attempts"][0]["value_type"]
+    assert passed_on == SamplingResult.from_dict(passed_on).to_dict()
+    last = SamplingResult.from_dict(passed_on, action)
+    assert value == last.value
+    assert not [note for note in last.notes if "plain JSON" in note]
+
+
 def test_an_answer_that_no_longer_parses_keeps_the_recorded_value(run):
     """A parser may have changed since."""
     result = run(sample, RejectionSamplingStrategy(), ScriptedBackend(["42"]), [], Action("q", int))

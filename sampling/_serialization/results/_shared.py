@@ -3,17 +3,35 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeVar, cast
 
+import attrs
+
 from sampling.messages import Action, Attempt, Context, Generation, Message
 from sampling.options import Options
 from sampling.results import Slice
 
-__all__ = ["FORMAT", "VERSION", "MessageTable", "index_of", "parse_again", "place_of", "restore_attempt"]
+__all__ = [
+    "FORMAT",
+    "VERSION",
+    "MessageTable",
+    "PlainSlice",
+    "index_of",
+    "parse_again",
+    "place_of",
+    "restore_attempt",
+]
 
 T = TypeVar("T")
 
 FORMAT: Final = "sampling.result"
 VERSION: Final = 1
 """The version of the format. A change that an older reader would misread raises it."""
+
+
+@attrs.frozen(slots=False, repr=False)
+class PlainSlice(Slice[T]):
+    """A slice that was read without its action. Its value is what JSON holds of a value of another type."""
+
+    value_type: str = attrs.field(kw_only=True)
 
 
 class MessageTable:
