@@ -56,7 +56,7 @@ def _completions_body(
     if schema is not None and structured == "prompt":
         messages = with_instruction(messages, schema)
     body: Json = {"model": model, **_messages_or_prompt(messages, endpoint)}
-    body.update(_options(options, max_tokens_name, endpoint))
+    body.update(_OPTIONS.get(options, max_tokens_name, endpoint))
     if schema is not None:
         body.update(_structured(schema, structured, options, body.get("tools", [])))
     return body
@@ -86,6 +86,27 @@ def _options(options: Options, max_tokens_name: str, endpoint: Endpoint) -> Json
     elif options.tool_choice not in {None, "none"}:
         raise BadRequest(f"options.tool_choice is {options.tool_choice!r}, but there are no options.tools")
     return {name: value for name, value in chosen.items() if value is not None}
+
+
+class _LastOptions:
+    """The fields of the options of the last request: most requests have the same ones."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Options | None, str, Endpoint, Json] = (None, "", "chat", {})
+
+    def get(self, options: Options, max_tokens_name: str, endpoint: Endpoint) -> Json:
+        """Return the fields of options, which the caller does not change."""
+        last, name, last_endpoint, fields = self._last
+        if last is options and name == max_tokens_name and last_endpoint == endpoint:
+            return fields
+        fields = _options(options, max_tokens_name, endpoint)
+        # The schemas of tools may be changed by whoever passed them.
+        if not options.tools:
+            self._last = options, max_tokens_name, endpoint, fields
+        return fields
+
+
+_OPTIONS = _LastOptions()
 
 
 def _structured(schema: AnswerSchema, mode: Structured, options: Options, tools: list[Json]) -> Json:
