@@ -1,5 +1,6 @@
 """Token usage and prices."""
 
+import math
 from collections.abc import Iterable
 
 import attrs
@@ -30,6 +31,16 @@ class Usage:
     """The part of the input tokens that the server wrote to its cache, where that has a price. Not kept in journals."""
 
     def __attrs_post_init__(self) -> None:
+        # Every attempt makes some. What follows the first test only finds the words for what is wrong.
+        if (
+            type(self.input_tokens) is type(self.output_tokens) is int
+            and type(self.cost) is float
+            and self.input_tokens >= 0
+            and self.output_tokens >= 0
+            and 0.0 <= self.cost < math.inf
+            and self.cached_input_tokens == self.reasoning_tokens == self.cache_write_tokens == 0
+        ):
+            return
         check_int("input_tokens", self.input_tokens, least=0)
         check_int("output_tokens", self.output_tokens, least=0)
         check_number("cost", self.cost, least=0)

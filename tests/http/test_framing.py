@@ -1,12 +1,13 @@
 """The framing of HTTP/1.1 responses: what it reads, what it refuses, and that pieces make no difference."""
 
+import random
 import tracemalloc
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampling._http.framing import FramingError, ResponseParser
+from sampling._http.framing import MANY_CHUNKS_BYTES, FramingError, ResponseParser
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
@@ -220,3 +221,41 @@ def test_any_bytes_mean_the_same_in_any_pieces(wire, data):
     cuts = sorted(data.draw(st.sets(st.integers(0, len(wire)), max_size=6)))
     pieces = [piece for a, b in zip([0, *cuts], [*cuts, len(wire)], strict=True) if (piece := wire[a:b])]
     assert summary(*[wire] if wire else [], closed=True) == summary(*pieces, closed=True)
+
+
+CHUNK_DAMAGE = [
+    b"\r\n", b"\n", b"\r", b"0\r\n\r\n", b"0", b"00000000000000005", b"_", b"+", b"-", b"0x", b" ", b";a=b", b"\0", b"",
+    b"3\r\nabc\r\n", b"3\r\na\r\r\n", b"2\r\n\r\n\r\n", b"0\r\nx: y\r\n\r\n",
+]  # fmt: skip
+
+
+def damaged_chunks(seed):
+    """Return many chunks, some of them with line ends inside, and a few bytes of them replaced."""
+    rng = random.Random(seed)
+    bodies = [rng.choice([b"data: hello\n\n", b"x", b"\r\n", b"a\r\nb"]) * rng.randint(1, 9) for _ in range(100)]
+    wire = b"".join([b"%x\r\n%b\r\n" % (len(body), body) for body in bodies if seed % 2 or b"\r" not in body])
+    wire += b"0\r\n\r\n"
+    for _ in range(rng.choice([0, 1, 1, 2, 3])):
+        place = rng.randrange(len(wire))
+        wire = wire[:place] + rng.choice(CHUNK_DAMAGE) + wire[place + rng.randint(0, 3) :]
+    return wire
+
+
+def test_many_chunks_at_once_mean_the_same_as_one_after_the_other():
+    """They are read all at once only if that gives what reading one by one gives."""
+    found = set()
+    for seed in range(1_500):
+        wire = damaged_chunks(seed)
+        assert len(wire) > MANY_CHUNKS_BYTES
+        few = [wire[place : place + 200] for place in range(0, len(wire), 200)]
+        at_once = summary(CHUNKED, wire)
+        assert at_once == summary(CHUNKED, *few), seed
+        found.add(at_once if at_once == "refused" else at_once[3:])
+    assert found == {"refused", (True, True), (True, False), (False, False)}
+
+
+@pytest.mark.parametrize("size", [b"1_0", b"+10", b" 10", b"0x10", b"-0", b"0000000000000010", b""])
+def test_a_size_that_only_python_takes_for_a_number_is_refused_among_many(size):
+    """`int` reads more than HTTP allows."""
+    good = b"10\r\n0123456789abcdef\r\n" * 100
+    assert summary(CHUNKED + good + size + b"\r\n0123456789abcdef\r\n0\r\n\r\n") == "refused"

@@ -80,7 +80,7 @@ class StreamedMessage(StreamedResponse):
         used = super().spent
         if self.finished and self._usage is not None:
             return used
-        return attrs.evolve(used, output_tokens=max(used.output_tokens, self._pieces))
+        return attrs.evolve(used, output_tokens=max(used.output_tokens, self.pieces))
 
     def _ordered(self, *kinds: str) -> list[_Block]:
         return [self._blocks[index] for index in sorted(self._blocks) if self._blocks[index].kind in kinds]
@@ -124,7 +124,7 @@ class StreamedMessage(StreamedResponse):
 
     def repeat(self, plain: Plain, texts: Sequence[str]) -> str:
         """Add the texts of events like this one, and return what they add to the text."""
-        self._pieces += len(texts) - 1
+        self.pieces += len(texts) - 1
         return self._grow(self._blocks[plain.place], "".join(texts))
 
     def add_whole(self, data: str) -> str:
@@ -164,7 +164,7 @@ class StreamedMessage(StreamedResponse):
         self._blocks[index] = block
         if kind == "redacted_thinking":
             block.signature = REDACTED + (optional(given, "data", str) or "")
-            self._pieces += 1
+            self.pieces += 1
             return ""
         block.signature = optional(given, "signature", str) or ""
         # Empty at the start of a stream, and whole in a message that was not streamed.
@@ -192,7 +192,7 @@ class StreamedMessage(StreamedResponse):
             raise MalformedResponse("more content after a stop_reason: the stream may contain two answers")
 
     def _grow(self, block: _Block, given: str) -> str:
-        self._pieces += bool(given)
+        self.pieces += bool(given)
         added = block.text.add(given)
         return added if block.kind == "text" else ""
 

@@ -151,7 +151,7 @@ class StreamedGeminiAnswer(StreamedResponse):
         # Older models send a finishReason with every chunk.
         if is_more and finished_before and not self._finishes_every_chunk:
             raise MalformedResponse("more text after a finishReason: the stream may contain two answers")
-        self._pieces += is_more
+        self.pieces += is_more
         self._logprobs.extend(_logprobs(object_or_none(candidate, "logprobsResult")))
         self._candidate.update(candidate)
         if reason in _REJECTED:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, cast
 
 import anyio
-from anyio.lowlevel import checkpoint, current_token
+from anyio.lowlevel import EventLoopToken, checkpoint, current_token
 
 from sampling._arguments import (
     WrittenOutSignature,
@@ -39,7 +39,7 @@ from sampling.backends.http._errors import ErrorResponse
 from sampling.backends.http._events import EventReader
 from sampling.backends.http._settings import SYNONYMS
 from sampling.backends.http._streamed import StreamedResponse
-from sampling.backends.http._transport import CLOSE_GRACE_S, Transport, WireRequest, WireResponse
+from sampling.backends.http._transport import CLOSE_GRACE_S, SharedHeaders, Transport, WireRequest, WireResponse
 from sampling.errors import (
     AuthenticationFailed,
     BackendError,
@@ -159,6 +159,7 @@ class ChatBackend(ABC):
             trust_env=trust_env,
             public_only=public_only,
         )
+        self._shared_headers: SharedHeaders | None = None
         self._transport: Transport | None = None
         self._loop: object = None
         self._warned = False
@@ -289,13 +290,13 @@ class ChatBackend(ABC):
         deferral = current_deferral(self)
         if deferral is not None:
             return await self._defer(deferral, request, receive)
-        transport = self._transport
-        if transport is not None and self._loop == current_token():
-            return await self._send(transport, request, receive)
+        transport, loop = self._transport, current_token()
+        if transport is not None and self._loop == loop:
+            return await self._send(transport, request, receive, loop)
         self._warn_once()
         transport = self._new_transport()
         try:
-            return await self._send(transport, request, receive)
+            return await self._send(transport, request, receive, loop)
         finally:
             with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
                 await transport.aclose()
@@ -320,25 +321,34 @@ class ChatBackend(ABC):
     def _wire_request(self, request: Request, answer: StreamedResponse) -> WireRequest:
         model = self._model_of(request)
         body = self._body(request, model)
-        headers = {
-            "accept": "text/event-stream",
-            # No compression, because a few bytes could expand without bound.
-            "accept-encoding": "identity",
-            "content-type": "application/json",
-            "user-agent": "sampling",
-            **self._own_headers(),
-        }
-        if request.idempotency_key is not None:
-            headers.setdefault("idempotency-key", _idempotency_header(request.idempotency_key, body))
+        headers = self._shared_headers
+        if headers is None:
+            headers = self._shared_headers = self._all_headers()
+        if request.idempotency_key is not None and "idempotency-key" not in headers:
+            headers = headers.plus("idempotency-key", _idempotency_header(request.idempotency_key, body))
         return WireRequest(self._url(model), headers, body, answer.mark_sent)
 
-    async def _send(self, transport: Transport, request: Request, receive: Receiver) -> Generation:
+    def _all_headers(self) -> SharedHeaders:
+        return SharedHeaders(
+            {
+                "accept": "text/event-stream",
+                # No compression, because a few bytes could expand without bound.
+                "accept-encoding": "identity",
+                "content-type": "application/json",
+                "user-agent": "sampling",
+                **self._own_headers(),
+            }
+        )
+
+    async def _send(
+        self, transport: Transport, request: Request, receive: Receiver, loop: EventLoopToken
+    ) -> Generation:
         """Send a request and read the whole response before the deadline."""
         answer = self._new_answer(request, _estimated_tokens(request))
         wire = self._wire_request(request, answer)
         try:
             # One deadline around everything: a server that sends a byte now and then never trips a read timeout.
-            with anyio.move_on_after(self.timeout_s) as deadline:
+            with _move_on_after(self.timeout_s, loop) as deadline:
                 await self._deliver(transport, wire, request, answer, receive)
             if deadline.cancelled_caught:
                 raise self._timeout_error(answer)
@@ -505,6 +515,12 @@ class ChatBackend(ABC):
             return None
         error = cast("dict[str, Any]", parsed).get("error") if isinstance(parsed, dict) else None
         return None if error is None else self._error_type.from_error_object(error, self._redactor).as_error()
+
+
+def _move_on_after(seconds: float, loop: EventLoopToken) -> anyio.CancelScope:
+    """Do the same as anyio's function, which would look up the running event loop twice more."""
+    backend = loop.backend_class
+    return backend.create_cancel_scope(deadline=backend.current_time() + seconds)
 
 
 def _estimated_tokens(request: Request) -> int:

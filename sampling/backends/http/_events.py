@@ -89,12 +89,14 @@ class EventReader:
             return
         position = 0
         while position < len(data) and not self._answer.done:
-            after = self._read_like_template(data, position)
+            after = position if self._template is None else self._read_like_template(self._template, data, position)
             position = self._read_with_care(data, position) if after == position else after
 
     def skim(self, data: bytes) -> bytes:
         """Read the events that fit the template, and return the bytes that follow. It raises nothing."""
-        end = self._read_like_template(data, 0) if len(data) <= self._left else 0
+        if self._template is None or len(data) > self._left:
+            return data
+        end = self._read_like_template(self._template, data, 0)
         self._left -= end
         return data[end:]
 
@@ -107,13 +109,23 @@ class EventReader:
         found = data.find(self._end, start)
         end = len(data) if found < 0 else found + len(self._end)
         raw = data[start:end]
-        is_whole = found >= 0 and self._parser.is_between_events
-        chunk_before = self._answer.chunk
-        events = self._add_all(self._parser.events(raw))
-        is_whole = is_whole and events == 1 and self._parser.is_between_events
-        if is_whole and self._answer.chunk is not chunk_before and self._may_learn():
+        pieces_before = self._answer.pieces
+        event = self._parser.whole_event(raw)
+        if event is None:
+            is_whole = self._add_lines(raw) and found >= 0
+        else:
+            is_whole = True
+            self._pass_on(self._answer.add(event))
+        # Only an event that adds a piece can be a template.
+        if is_whole and self._answer.pieces != pieces_before and self._may_learn():
             self._learn(raw)
         return end
+
+    def _add_lines(self, raw: bytes) -> bool:
+        """Read bytes that are more or less than one line, and return whether they are exactly one event."""
+        was_between = self._parser.is_between_events
+        events = self._add_all(self._parser.events(raw))
+        return was_between and events == 1 and self._parser.is_between_events
 
     def _add_all(self, events: Iterable[str]) -> int:
         """Read events up to the last one of the answer, and return how many."""
@@ -142,14 +154,13 @@ class EventReader:
         if len(raw) <= self._window:
             self._template = _template(raw, plain, self._answer.varying) or self._template
 
-    def _read_like_template(self, data: bytes, start: int) -> int:
+    def _read_like_template(self, template: "_Template", data: bytes, start: int) -> int:
         """Read the events that fit the template, and return where they end."""
-        template = self._template
-        if template is None or not data.startswith(template.head, start):
+        if not data.startswith(template.head, start):
             return start
         if not self._parser.is_between_events or not self._answer.accepts(template.plain):
             return start
-        found, ends = template.cut(data, start, start + self._window)
+        found, sizes = template.cut(data, start, start + self._window)
         texts = _decoded(found)
         if not texts:
             return start
@@ -160,7 +171,7 @@ class EventReader:
             for text in texts:
                 # One by one, because the receiver may interrupt.
                 self._pass_on(self._answer.repeat(template.plain, [text]))
-        return ends[len(texts) - 1]
+        return start + sum(sizes[: len(texts)])
 
 
 @attrs.define
@@ -190,23 +201,32 @@ class _Template:
     varying: tuple[_Varying, ...]
 
     def cut(self, data: bytes, start: int, limit: int) -> tuple[list[bytes], list[int]]:
-        """Return the encoded texts of the events from here on that fit, and where each of the events ends."""
-        head, after = self.head, self.after
+        """Return the encoded texts of the events from here on that fit, and the size of each of the events."""
+        return self._cut_varying(data, start, limit) if self.varying else self._cut_equal(data, start, limit)
+
+    def _cut_equal(self, data: bytes, start: int, limit: int) -> tuple[list[bytes], list[int]]:
+        # A quote begins what follows the text. So if one of them reaches too far, it is no string of JSON.
+        *texts, last = data[start + len(self.head) : limit].split(self.after + self.head)
+        text, found, _ = last.partition(self.after)
+        if found:
+            texts.append(text)
+        around = len(self.head) + len(self.after)
+        return texts, [around + size for size in map(len, texts)]
+
+    def _cut_varying(self, data: bytes, start: int, limit: int) -> tuple[list[bytes], list[int]]:
         texts: list[bytes] = []
-        ends: list[int] = []
-        position = start
+        sizes: list[int] = []
         # The first of the pieces is empty, because the data begins with the head.
-        for piece in data[start:limit].split(head)[1:]:
-            text, found, following = piece.partition(after)
-            rest = self._without_varying(following) if self.varying else following
+        for piece in data[start:limit].split(self.head)[1:]:
+            text, found, following = piece.partition(self.after)
+            rest = self._without_varying(following)
             if not found or rest is None:
                 break
-            position += len(head) + len(piece)
             texts.append(text)
-            ends.append(position - len(rest))
+            sizes.append(len(self.head) + len(piece) - len(rest))
             if rest:
                 break
-        return texts, ends
+        return texts, sizes
 
     def _without_varying(self, rest: bytes) -> bytes | None:
         """Return what follows the event, or None if it does not fit."""

@@ -109,8 +109,10 @@ class StreamedResponse(ABC):
         self._redactor = redactor
         self._input_tokens_estimate = input_tokens_estimate
         self._usage: Usage | None = None
-        self._pieces: int = 0
         self._model: str | None = None
+        self.pieces: int = 0
+        """The number of pieces that had any content."""
+
         self.chunk: Json = {}
         """The chunk that was read last."""
 
@@ -143,7 +145,7 @@ class StreamedResponse(ABC):
     @property
     def spent(self) -> Usage:
         """The usage that the server reported, else an estimate of one token per piece."""
-        return self._usage or Usage(self._input_tokens_estimate, self._pieces)
+        return self._usage or Usage(self._input_tokens_estimate, self.pieces)
 
     @abstractmethod
     def add(self, data: str) -> str:

@@ -66,8 +66,10 @@ class _Choice:
         if delta.keys() <= _ONLY_TEXT and given.get("logprobs") is None:
             # The same as below, for most chunks.
             text = delta.get("content") if delta else given.get("text")
-            if text is None or type(text) is str:
-                return self._add_text(text or ""), bool(text)
+            if not text and (text is None or type(text) is str):
+                return "", False
+            if type(text) is str:
+                return self._add_text(text), True
         text, thoughts, refusal = _content(delta)
         if not text and not delta:
             text = optional(given, "text", str) or ""
@@ -106,7 +108,7 @@ class _Choice:
 
     def finish_text(self) -> str:
         """Return the text that was held back because it might have been a tag."""
-        if self._splitter is None:
+        if self._splitter is None or self._splitter.is_done:
             return ""
         reasoning, answer = self._splitter.finish()
         self.reasoning.add(reasoning)
@@ -156,14 +158,14 @@ class StreamedAnswer(StreamedResponse):
     def spent(self) -> Usage:
         """The usage that the server reported, else an estimate of one token per piece."""
         used = super().spent
-        if self._expected_choices > 1 and used.output_tokens < self._pieces:
+        if self._expected_choices > 1 and used.output_tokens < self.pieces:
             # llama.cpp reports the tokens of one choice only.
-            return attrs.evolve(used, output_tokens=self._pieces)
+            return attrs.evolve(used, output_tokens=self.pieces)
         return used
 
     def add(self, data: str) -> str:
         """Parse one event and return what it adds to the text of the first choice."""
-        if data == "[DONE]" or data.strip() in {"[DONE]", ""}:
+        if not data.startswith("{") and data.strip() in {"[DONE]", ""}:
             self.done = self.done or "[DONE]" in data
             return ""
         chunk = self._parsed(data)
@@ -217,7 +219,7 @@ class StreamedAnswer(StreamedResponse):
         self._take_id(chunk.get("id"), has_choices=True)
         self._last_chunk = chunk
         self._model = chunk.get("model") or self._model
-        self._pieces += len(texts)
+        self.pieces += len(texts)
         if plain.is_reasoning:
             choice.thoughts.add(chunk["choices"][0].get("delta") or {})
             choice.reasoning.add("".join(texts))
@@ -247,7 +249,7 @@ class StreamedAnswer(StreamedResponse):
         piece, is_more = choice.take(given)
         if is_more and finished_before and not choice.finishes_every_chunk:
             raise MalformedResponse("more text after a finish_reason: the stream may contain two answers")
-        self._pieces += is_more
+        self.pieces += is_more
         if reason in _FAILED:
             # OpenRouter says why, in the choice.
             if given.get("error") is not None:
@@ -279,7 +281,7 @@ class StreamedAnswer(StreamedResponse):
             "tool_calls" if first.tool_calls and reason == "stop" else reason,
             self._model,
             reasoning=reasoning or None,
-            tool_calls=first.tool_calls.calls(),
+            tool_calls=first.tool_calls.calls() if first.tool_calls else (),
             thoughts=first.thoughts.thoughts(reasoning, has_calls=bool(first.tool_calls)),
             refusal=str(first.refusal) or None,
             logprobs=tuple(first.logprobs),
@@ -288,14 +290,11 @@ class StreamedAnswer(StreamedResponse):
 
     def _raw(self, first: _Choice) -> Json | None:
         """Return the fields of the response other than the answer: its id, and those of the server."""
-        raw: Json = {
-            **(self._first_chunk or {}),
-            **_without_answer(self._last_chunk),
-            "finish_reason": first.finish_reason,
-        }
+        said = {**(self._first_chunk or {}), **self._last_chunk, "finish_reason": first.finish_reason}
+        raw = {name: value for name, value in _without_answer(said).items() if value is not None and value != ""}
         if self._expected_choices > 1:
             raw["choices"] = [str(self._choices[index].text) for index in sorted(self._choices)]
-        return {name: value for name, value in raw.items() if value is not None and value != ""} or None
+        return raw or None
 
 
 _OF_THE_ANSWER = frozenset({"choices", "error", "obfuscation", "object"})

@@ -60,7 +60,7 @@ class StreamedResponsesAnswer(StreamedResponse):
     @property
     def started(self) -> bool:
         """True once the server has accepted the request or sent a part of the answer."""
-        return bool(self._response or self._pieces)
+        return bool(self._response or self.pieces)
 
     @property
     def finished(self) -> bool:
@@ -96,7 +96,7 @@ class StreamedResponsesAnswer(StreamedResponse):
 
     def _take_event(self, response: Json, *, ended: bool) -> str:
         # Some gateways send nothing before the end, which has it all.
-        is_all = ended and not (self._pieces or self._calls or self._thoughts)
+        is_all = ended and not (self.pieces or self._calls or self._thoughts)
         piece = self._take_output(response) if is_all else ""
         self._take_response(response, ended=ended)
         return piece
@@ -115,7 +115,7 @@ class StreamedResponsesAnswer(StreamedResponse):
 
     def repeat(self, plain: Plain, texts: Sequence[str]) -> str:
         """Add the texts of events like this one, and return what they add to the text."""
-        self._pieces += len(texts)
+        self.pieces += len(texts)
         added = (self._reasoning if plain.is_reasoning else self._text).add("".join(texts))
         return "" if plain.is_reasoning else added
 
@@ -139,7 +139,7 @@ class StreamedResponsesAnswer(StreamedResponse):
 
     def _take_part(self, part: Json) -> str:
         text = optional(part, "text", str) or ""
-        self._pieces += 1
+        self.pieces += 1
         if part.get("type") == "output_text":
             self._logprobs.extend(list_of_objects(part, "logprobs"))
             return self._text.add(text)
@@ -151,7 +151,7 @@ class StreamedResponsesAnswer(StreamedResponse):
 
     def _take_text(self, name: str, event: Json) -> str:
         delta = optional(event, "delta", str) or ""
-        self._pieces += bool(delta)
+        self.pieces += bool(delta)
         if name == "reasoning":
             self._reasoning.add(delta)
         elif name == "refusal":
@@ -188,7 +188,7 @@ class StreamedResponsesAnswer(StreamedResponse):
         if call is None:
             raise MalformedResponse("arguments of a function call that has not begun")
         delta = optional(event, "delta", str) or ""
-        self._pieces += bool(delta)
+        self.pieces += bool(delta)
         call.arguments += delta
 
     def _take_response(self, response: Json, *, ended: bool) -> None:

@@ -60,7 +60,7 @@ def _written(fields: Mapping[str, Any]) -> int:
 def _detail(fields: Mapping[str, Any], groups: tuple[str, ...], name: str) -> int | None:
     for group in groups:
         details = fields.get(group)
-        if isinstance(details, Mapping):
+        if details is not None and isinstance(details, Mapping):
             return token_count(cast("Mapping[str, Any]", details).get(name))
     return None
 
