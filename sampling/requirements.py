@@ -124,6 +124,9 @@ class View:
     ask: Ask = attrs.field(repr=False, eq=False)
     """Send a request to a model. It counts against the budget of the call."""
 
+    in_turn: bool = attrs.field(default=False, repr=False, eq=False, kw_only=True)
+    """Whether checks are awaited one after the other, so that no timing decides which of them may still ask."""
+
 
 Check: TypeAlias = Callable[[str], Verdict | Awaitable[Verdict]] | Callable[[str, View], Verdict | Awaitable[Verdict]]
 """

@@ -114,7 +114,7 @@ class RunningAttempt(Generic[T]):
             if unparsable is not None:
                 return self.record("invalid", context, validations=(unparsable,))
         view = (
-            View(value, call.validation_ctx or context, generation, partial(self._ask_for_check))
+            View(value, call.validation_ctx or context, generation, partial(self._ask_for_check), in_turn=call.in_turn)
             if call.needs_view
             else None
         )

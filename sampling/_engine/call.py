@@ -91,6 +91,11 @@ class Call(Generic[T]):
             "attempt": source.attempt,
         }
 
+    @property
+    def in_turn(self) -> bool:
+        """Whether requests are made one after the other: what is left of a budget must not depend on timing."""
+        return self.deterministic and self.budget is not None and self.budget.limits_spending
+
     def elapsed_s(self) -> float:
         """Return the seconds since the start of the call."""
         return self.clock() - self.started_at

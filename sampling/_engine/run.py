@@ -128,8 +128,7 @@ class Run(Generic[T]):
         if self._stages is not None or not (call.deterministic or call.overridden & decisions.TRACKED):
             return ResultQueue()
         queue = OrderedQueue[T](call.concurrency_budget) if call.deterministic else ResultQueue[T]()
-        in_turn = call.deterministic and call.budget is not None and call.budget.limits_spending
-        self._tracker = Tracker(call, queue, in_turn=in_turn)
+        self._tracker = Tracker(call, queue, in_turn=call.in_turn)
         return queue
 
     # The call: LoopStarted, the subsamples, the choice, LoopFinished.

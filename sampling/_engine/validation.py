@@ -202,15 +202,15 @@ class Checking:
         return [one for one in self._said if isinstance(one, Validation)]
 
     async def _wait(self, timeout_s: float | None) -> None:
-        """Await all checks that have begun, at once."""
-        unbearable: list[Exception] = []
+        """Await all checks that have begun: at once, or one after the other if the call needs that."""
+        unbearable: dict[int, Exception] = {}
 
         async def finish(index: int, requirement: Requirement, rest: Awaitable[object]) -> None:
             try:
                 self._said[index] = await _finish_check(requirement, rest, timeout_s)
             except BaseException as error:  # noqa: BLE001, ASYNC103 - collected, so that one does not hide another
                 # A task group would swallow a cancellation that nobody requested, and the check with it.
-                unbearable.append(as_exception(error))
+                unbearable[index] = as_exception(error)
 
         begun = zip(self._requirements, self._said, strict=True)
         waiting = [
@@ -218,14 +218,16 @@ class Checking:
             for index, (requirement, one) in enumerate(begun)
             if one is not None and not isinstance(one, Validation)
         ]
-        if len(waiting) == 1:
-            await finish(*waiting[0])
+        if len(waiting) == 1 or (self._view is not None and self._view.in_turn):
+            for one in waiting:
+                await finish(*one)
         elif waiting:
             async with anyio.create_task_group() as group:
                 for one in waiting:
                     group.start_soon(finish, *one)
         if unbearable:
-            raise unbearable[0]
+            # The first by the order of the requirements, whichever of them was faster.
+            raise unbearable[min(unbearable)]
 
     def close(self) -> None:
         """Close the checks that will never be awaited."""

@@ -1,5 +1,6 @@
 """Requirements that a model judges: whom it asks, what it asks, and what counts as a pass."""
 
+import anyio
 import pytest
 from structlog.testing import capture_logs
 
@@ -18,7 +19,7 @@ from sampling import (
 )
 from sampling._engine.judge import Judge, Scored, YesOrNo
 from sampling.errors import AuthenticationFailed, UnclearJudgement
-from sampling.testing import ScriptedBackend
+from sampling.testing import After, ScriptedBackend
 
 
 async def sample(writer, *requirements, strategy=None, **arguments):
@@ -268,3 +269,34 @@ class TestWhatItCosts:
         with pytest.raises(AuthenticationFailed):
             run(sample, saying("text"), checks.judge("is polite", backend=critic), strategy=strategy)
         assert 1 == len(critic.requests)
+
+
+@pytest.mark.parametrize("waits_s", [(0.0, 1.0), (1.0, 0.0)])
+@pytest.mark.parametrize("combine", [lambda one, other: [one, other], lambda one, other: [checks.all_of(one, other)]])
+def test_a_limited_budget_of_a_deterministic_call_serves_checks_in_their_order(run, combine, waits_s):
+    """Semantics 8: which of two checks gets the last request does not depend on which of them is faster."""
+    critic = saying("yes")
+
+    def asking(sentence, wait_s):
+        async def check(text, view):
+            await anyio.sleep(wait_s)
+            return (await view.ask([Message("user", sentence)], backend=critic)).text == "yes"
+
+        return Requirement(sentence, check=check)
+
+    reqs = combine(asking("first", waits_s[0]), asking("second", waits_s[1]))
+    strategy = RejectionSamplingStrategy(deterministic=True)
+    result = run(sample, saying("text"), *reqs, strategy=strategy, budget=Budget(requests=2))
+    assert ["first"] == [request.messages[0].text for request in critic.requests]
+    assert "budget" == result.stop_reason
+
+
+@pytest.mark.parametrize("waits_s", [(0.0, 1.0), (1.0, 0.0)])
+def test_the_first_of_several_fatal_errors_of_judges_ends_the_call(run, waits_s):
+    """Semantics 8: the first by the order of the requirements, whichever judge is faster."""
+    judges = [
+        checks.judge(f"is {number}", backend=ScriptedBackend([After(wait_s, AuthenticationFailed(f"of {number}"))]))
+        for number, wait_s in enumerate(waits_s)
+    ]
+    with pytest.raises(AuthenticationFailed, match="of 0"):
+        run(sample, saying("text"), *judges, strategy=RejectionSamplingStrategy(deterministic=True))

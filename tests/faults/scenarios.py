@@ -27,6 +27,7 @@ from sampling import (
     LoopStarted,
     MajorityVotingStrategy,
     MBRStrategy,
+    Message,
     MultiTurnStrategy,
     Options,
     RejectionSamplingStrategy,
@@ -436,7 +437,7 @@ class Script:
                 text = world.rng.choice(["no", "no", "a", "a", "bb", "ccc"])
                 error = world.rng.choice(ERRORS) if world.rng.random() < errors else None
                 usage = Usage(world.rng.randint(1, 9), world.rng.randint(1, 9), world.rng.choice([0.0, 0.25]))
-                judged = world.rng.choice(["yes", "yes", "no"])
+                judged = {sentence: world.rng.choice(["yes", "yes", "no"]) for sentence in SENTENCES}
                 self._replies[subsample, attempt] = text, error, usage, judged
 
     def backend(self):
@@ -445,7 +446,9 @@ class Script:
         def reply(request):
             text, error, usage, judged = self._replies[request.subsample, request.attempt]
             if request.messages[0].role == "system":
-                return After(self._world.latency(), Generation(judged, usage))
+                asked = request.messages[-1].text
+                [verdict] = [verdict for sentence, verdict in judged.items() if sentence in asked]
+                return After(self._world.latency(), Generation(verdict, usage))
             return After(
                 self._world.latency(), Generation(text, usage) if error is None else error(request.iteration_id[-7:])
             )
@@ -453,8 +456,29 @@ class Script:
         return ScriptedBackend(reply)
 
 
+SENTENCES = ("is polite", "is short")
+"""Requirements that a model judges."""
+
+
 def is_not_no(text):
     return text != "no"
+
+
+def asking_after(sentence, latency):
+    """Return a check that waits, and then asks a model."""
+
+    async def check(text, view):
+        await anyio.sleep(latency())
+        return (await view.ask([Message("system", "judge"), Message("user", sentence)])).text == "yes"
+
+    return check
+
+
+def draw_requirements(world):
+    """Return a check of the text, and up to two that ask a model: of the engine's own, or coded."""
+    if world.rng.random() < 0.5:
+        return [is_not_no, *SENTENCES][: world.rng.randint(1, 3)]
+    return [is_not_no, *(asking_after(sentence, world.latency) for sentence in SENTENCES)]
 
 
 async def every_strategy(world):
@@ -462,7 +486,7 @@ async def every_strategy(world):
     strategy = world.rng.choice(
         strategies(loop_budget=DEPTH, concurrency_budget=BREADTH, deterministic=world.rng.random() < 0.3)
     )
-    reqs = [is_not_no, "is polite"][: world.rng.randint(1, 2)]
+    reqs = draw_requirements(world)
     budget = world.rng.choice([None, Budget(attempts=5), Budget(requests=7), Budget(tokens=60), Budget(deadline_s=1.0)])
     world.reached(type(strategy).__name__)
     return await watched(world, strategy, Script(world).backend(), reqs, budget=budget)
@@ -473,7 +497,7 @@ async def same_outcome_in_any_timing(world):
     settings = {"loop_budget": DEPTH, "concurrency_budget": BREADTH, "deterministic": True}
     number = world.rng.randrange(len(strategies(**settings)))
     script = Script(world, errors=world.rng.choice([0.0, 0.1, 0.3]))
-    reqs = [is_not_no, "is polite"][: world.rng.randint(1, 2)]
+    reqs = draw_requirements(world)
     limits = world.rng.choice(
         [
             {},
