@@ -137,6 +137,9 @@ class Run(Generic[T]):
         """Run the call to its end."""
         call = self.call
         scope = Scope(call.sampling_id, call.parent_id)
+        if call.holding:
+            # For the calls of stages and hooks.
+            scope.holding = call.holding
         silent = self._emitter.silent
         entered = enter_call(scope)
         try:
