@@ -281,7 +281,8 @@ class Action(Generic[T]):
         self._fill(content, parser, schema, text)
 
     def _fill(self, content: Content, parser: Any, schema: Any, text: str) -> None:
-        self.__dict__.update(text=text, content=content, parser=parser, schema=schema)
+        fields = self.__dict__
+        fields["text"], fields["content"], fields["parser"], fields["schema"] = text, content, parser, schema
 
     def __attrs_post_init__(self) -> None:
         # Only for a subclass that attrs made: its own `__init__` has set the fields as they were given.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 import attrs
 
 from sampling._arguments import check_bool, check_number, check_str, short_repr, wrong_type
+from sampling._frozen import quick
 from sampling._text.lambda_source import describe_lambda
 from sampling.errors import BadVerdict, ScoreNotFinite
 from sampling.messages import Context, Generation, Message, Options
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Ask", "Check", "Requirement", "RequirementLike", "Validation", "Verdict", "View"]
 
 
+@quick
 @attrs.frozen
 class Validation:
     """The result of one requirement for one answer."""

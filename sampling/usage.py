@@ -6,10 +6,12 @@ from collections.abc import Iterable
 import attrs
 
 from sampling._arguments import check_int, check_number
+from sampling._frozen import quick
 
 __all__ = ["NO_USAGE", "Price", "Usage"]
 
 
+@quick
 @attrs.frozen(repr=False)
 class Usage:
     """

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import attrs
 import pytest
 
-from sampling import Action, Attempt, Context, Generation, Message, Request, Usage
+from sampling import Action, Attempt, Context, Generation, Message, Request, Usage, Validation
 from sampling._frozen import quick, unchecked
 from sampling.results import SamplingResult, Slice
 from sampling.usage import NO_USAGE
@@ -78,6 +78,8 @@ VALUES: list[Any] = [
     Attempt(ACTION, Context([MESSAGE])),
     Request([MESSAGE], sampling_id="1", iteration=3),
     Generation("hi", Usage(1, 2), "length", reasoning="so"),
+    Usage(1, 2, 0.5, cache_write_tokens=1),
+    Validation(False, "too long", 0.5),
     SLICE,
     RESULT,
 ]
