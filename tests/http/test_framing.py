@@ -254,6 +254,22 @@ def test_many_chunks_at_once_mean_the_same_as_one_after_the_other():
     assert found == {"refused", (True, True), (True, False), (False, False)}
 
 
+def test_one_chunk_at_a_time_means_the_same_as_byte_by_byte():
+    """A whole chunk in one read is taken at once only if that is what the bytes mean."""
+    pieces = [b"2\r\nhi\r\n", b"0\r\n\r\n", b"3\r\nhi\r\n", b"1\r\nhi\r\n", b"000000000000002\r\nhi\r\n"]
+    pieces += [
+        b"0000000000000002\r\nhi\r\n",
+        b"2;x\r\nhi\r\n",
+        b"4\r\n\r\n\r\n\r\n",
+        b"2\r\n\r\n\r\n",
+        b"0\r\nx: y\r\n\r\n",
+    ]
+    for first in pieces:
+        for second in pieces:
+            one_by_one = [bytes([byte]) for byte in first + second]
+            assert summary(CHUNKED, first, second) == summary(CHUNKED, *one_by_one), (first, second)
+
+
 @pytest.mark.parametrize("size", [b"1_0", b"+10", b" 10", b"0x10", b"-0", b"0000000000000010", b""])
 def test_a_size_that_only_python_takes_for_a_number_is_refused_among_many(size):
     """`int` reads more than HTTP allows."""
