@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampling._http.framing import MANY_CHUNKS_BYTES, FramingError, ResponseParser
+from sampling._http.framing import CACHED_HEAD_BYTES, MANY_CHUNKS_BYTES, FramingError, ResponseParser, _known_head
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
@@ -275,3 +275,20 @@ def test_a_size_that_only_python_takes_for_a_number_is_refused_among_many(size):
     """`int` reads more than HTTP allows."""
     good = b"10\r\n0123456789abcdef\r\n" * 100
     assert summary(CHUNKED + good + size + b"\r\n0123456789abcdef\r\n0\r\n\r\n") == "refused"
+
+
+def test_a_head_that_came_before_means_the_same_again():
+    """Heads are remembered, but only short ones, and what is refused is refused each time."""
+    for head in (
+        OK + b"x: y\r\ncontent-length: 2\r\n\r\n",
+        OK + b"x: " + b"y" * 2_000 + b"\r\ncontent-length: 2\r\n\r\n",
+    ):
+        known = _known_head.cache_info()
+        assert summary(head + b"hi") == summary(head + b"hi")
+        assert summary(head + b"hi")[2] == b"hi"
+        looked_up = _known_head.cache_info().hits + _known_head.cache_info().misses - known.hits - known.misses
+        assert looked_up == (3 if len(head) <= CACHED_HEAD_BYTES else 0)
+    for _ in range(2):
+        assert summary(REFUSED["two lengths"]) == "refused"
+    with pytest.raises(TypeError):
+        parse(OK + b"content-length: 2\r\n\r\n").headers["x"] = "y"
