@@ -216,7 +216,10 @@ class Connection(ABC):
         if data:
             self.received = True
             self._unread += len(data)
-            self._parse(parser, data)
+            try:
+                parser.feed(data)
+            except FramingError as error:
+                self._fail(MalformedResponse(f"the server does not speak HTTP ({error})"))
         if not data or (self._tls is not None and self._tls.ended):
             self._end(parser)
 
@@ -236,12 +239,6 @@ class Connection(ABC):
             # Only new keys are agreed on like this, rarely and in a few bytes. Without room for them it is stuck.
             raw.send(answer)
         return data if data or tls.ended else None
-
-    def _parse(self, parser: ResponseParser, data: bytes) -> None:
-        try:
-            parser.feed(data)
-        except FramingError as error:
-            self._fail(MalformedResponse(f"the server does not speak HTTP ({error})"))
 
     def _end(self, parser: ResponseParser) -> None:
         self._stop_receiving()

@@ -26,7 +26,7 @@ from sampling import (
 from sampling._redaction import Redactor, Secret
 from sampling.backends.anthropic import AnthropicBackend
 from sampling.backends.gemini import GeminiBackend
-from sampling.backends.http._transport import WireRequest
+from sampling.backends.http._transport import SharedHeaders, WireRequest
 from sampling.backends.openai import OpenAIBackend, OpenAIEmbeddings
 from sampling.testing.servers import HostileServer, Pause, Step
 
@@ -276,7 +276,7 @@ class TestRedactor:
         assert text == Redactor([Secret(CANARY)]).redact(text)
         assert text == Redactor([Secret("abc")]).redact(text)
 
-    @pytest.mark.parametrize("holder", [Secret(CANARY), Redactor([Secret(CANARY)])])
+    @pytest.mark.parametrize("holder", [Secret(CANARY), Redactor([Secret(CANARY)]), SharedHeaders({"x": CANARY})])
     def test_what_holds_a_secret_neither_shows_nor_pickles_it(self, holder):
         """Row 72: nor does it copy."""
         assert_no_secret(f"{holder!r} {holder}", "repr")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampling._http.framing import MANY_CHUNKS_BYTES, FramingError, ResponseParser
+from sampling._http.framing import CACHED_HEAD_BYTES, MANY_CHUNKS_BYTES, FramingError, ResponseParser, _known_head
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
@@ -254,8 +254,41 @@ def test_many_chunks_at_once_mean_the_same_as_one_after_the_other():
     assert found == {"refused", (True, True), (True, False), (False, False)}
 
 
+def test_one_chunk_at_a_time_means_the_same_as_byte_by_byte():
+    """A whole chunk in one read is taken at once only if that is what the bytes mean."""
+    pieces = [b"2\r\nhi\r\n", b"0\r\n\r\n", b"3\r\nhi\r\n", b"1\r\nhi\r\n", b"000000000000002\r\nhi\r\n"]
+    pieces += [
+        b"0000000000000002\r\nhi\r\n",
+        b"2;x\r\nhi\r\n",
+        b"4\r\n\r\n\r\n\r\n",
+        b"2\r\n\r\n\r\n",
+        b"0\r\nx: y\r\n\r\n",
+    ]
+    for first in pieces:
+        for second in pieces:
+            one_by_one = [bytes([byte]) for byte in first + second]
+            assert summary(CHUNKED, first, second) == summary(CHUNKED, *one_by_one), (first, second)
+
+
 @pytest.mark.parametrize("size", [b"1_0", b"+10", b" 10", b"0x10", b"-0", b"0000000000000010", b""])
 def test_a_size_that_only_python_takes_for_a_number_is_refused_among_many(size):
     """`int` reads more than HTTP allows."""
     good = b"10\r\n0123456789abcdef\r\n" * 100
     assert summary(CHUNKED + good + size + b"\r\n0123456789abcdef\r\n0\r\n\r\n") == "refused"
+
+
+def test_a_head_that_came_before_means_the_same_again():
+    """Heads are remembered, but only short ones, and what is refused is refused each time."""
+    for head in (
+        OK + b"x: y\r\ncontent-length: 2\r\n\r\n",
+        OK + b"x: " + b"y" * 2_000 + b"\r\ncontent-length: 2\r\n\r\n",
+    ):
+        known = _known_head.cache_info()
+        assert summary(head + b"hi") == summary(head + b"hi")
+        assert summary(head + b"hi")[2] == b"hi"
+        looked_up = _known_head.cache_info().hits + _known_head.cache_info().misses - known.hits - known.misses
+        assert looked_up == (3 if len(head) <= CACHED_HEAD_BYTES else 0)
+    for _ in range(2):
+        assert summary(REFUSED["two lengths"]) == "refused"
+    with pytest.raises(TypeError):
+        parse(OK + b"content-length: 2\r\n\r\n").headers["x"] = "y"

@@ -87,16 +87,14 @@ class EventReader:
         if not data:
             self._add_all(self._parser.close())
             return
-        position = 0
-        while position < len(data) and not self._answer.done:
-            after = position if self._template is None else self._read_like_template(self._template, data, position)
+        position, answer = 0, self._answer
+        while position < len(data) and not answer.done:
+            after = self._read_like_template(data, position)
             position = self._read_with_care(data, position) if after == position else after
 
     def skim(self, data: bytes) -> bytes:
         """Read the events that fit the template, and return the bytes that follow. It raises nothing."""
-        if self._template is None or len(data) > self._left:
-            return data
-        end = self._read_like_template(self._template, data, 0)
+        end = self._read_like_template(data, 0) if len(data) <= self._left else 0
         self._left -= end
         return data[end:]
 
@@ -154,9 +152,10 @@ class EventReader:
         if len(raw) <= self._window:
             self._template = _template(raw, plain, self._answer.varying) or self._template
 
-    def _read_like_template(self, template: "_Template", data: bytes, start: int) -> int:
+    def _read_like_template(self, data: bytes, start: int) -> int:
         """Read the events that fit the template, and return where they end."""
-        if not data.startswith(template.head, start):
+        template = self._template
+        if template is None or not data.startswith(template.head, start):
             return start
         if not self._parser.is_between_events or not self._answer.accepts(template.plain):
             return start
@@ -199,6 +198,11 @@ class _Template:
     """What follows the text, up to the first of the values or to the end."""
 
     varying: tuple[_Varying, ...]
+    between: bytes = attrs.field(init=False)
+    """What is between two texts, if there are no such values."""
+
+    def __attrs_post_init__(self) -> None:
+        self.between = self.after + self.head
 
     def cut(self, data: bytes, start: int, limit: int) -> tuple[list[bytes], list[int]]:
         """Return the encoded texts of the events from here on that fit, and the size of each of the events."""
@@ -206,12 +210,11 @@ class _Template:
 
     def _cut_equal(self, data: bytes, start: int, limit: int) -> tuple[list[bytes], list[int]]:
         # A quote begins what follows the text. So if one of them reaches too far, it is no string of JSON.
-        *texts, last = data[start + len(self.head) : limit].split(self.after + self.head)
-        text, found, _ = last.partition(self.after)
+        texts = data[start + len(self.head) : limit].split(self.between)
+        last, found, _ = texts.pop().partition(self.after)
         if found:
-            texts.append(text)
-        around = len(self.head) + len(self.after)
-        return texts, [around + size for size in map(len, texts)]
+            texts.append(last)
+        return texts, list(map(len(self.between).__add__, map(len, texts)))
 
     def _cut_varying(self, data: bytes, start: int, limit: int) -> tuple[list[bytes], list[int]]:
         texts: list[bytes] = []

@@ -137,6 +137,8 @@ class StreamedAnswer(StreamedResponse):
         self._ids = _ChunkIds() if check_ids else None
         self._first_chunk: Json | None = None
         self._last_chunk: Json = {}
+        self._repeated: Plain | None = None
+        """What the last chunk repeated, if it was read without its JSON."""
 
     @property
     def started(self) -> bool:
@@ -168,15 +170,20 @@ class StreamedAnswer(StreamedResponse):
         if not data.startswith("{") and data.strip() in {"[DONE]", ""}:
             self.done = self.done or "[DONE]" in data
             return ""
+        self._repeated = None
         chunk = self._parsed(data)
         choices = list_of_objects(chunk, "choices")
-        self._take_usage(_usage_of(chunk, choices))
+        usage = _usage_of(chunk, choices)
+        if usage is not None:
+            self._take_usage(usage)
         # OpenRouter may report a problem of its provider after the answer is complete.
         if chunk.get("error") is not None and not self.finished:
             self._fail(chunk["error"])
-        self._take_id(optional(chunk, "id", str), has_choices=bool(choices))
+        given_id = optional(chunk, "id", str)
+        if choices:
+            self._take_id(given_id)
         if self._first_chunk is None:
-            self._first_chunk = _without_answer(chunk)
+            self._first_chunk = chunk
         self._last_chunk = chunk
         self._model = optional(chunk, "model", str) or self._model
         piece = ""
@@ -206,6 +213,8 @@ class StreamedAnswer(StreamedResponse):
 
     def accepts(self, plain: Plain) -> bool:
         """Return True if the choice continues, and earlier chunks belong to the same answer."""
+        if plain is self._repeated:
+            return True
         choice = self._choices.get(plain.place)
         return (
             choice is not None
@@ -216,9 +225,11 @@ class StreamedAnswer(StreamedResponse):
     def repeat(self, plain: Plain, texts: Sequence[str]) -> str:
         """Add the texts of chunks like this one, and return what they add to the text of the first choice."""
         chunk, choice = plain.chunk, self._choices[plain.place]
-        self._take_id(chunk.get("id"), has_choices=True)
-        self._last_chunk = chunk
-        self._model = chunk.get("model") or self._model
+        if plain is not self._repeated:
+            self._repeated = plain
+            self._take_id(chunk.get("id"))
+            self._last_chunk = chunk
+            self._model = chunk.get("model") or self._model
         self.pieces += len(texts)
         if plain.is_reasoning:
             choice.thoughts.add(chunk["choices"][0].get("delta") or {})
@@ -232,8 +243,8 @@ class StreamedAnswer(StreamedResponse):
         held = {index: choice.finish_text() for index, choice in self._choices.items()}
         return held.get(0, "")
 
-    def _take_id(self, given: str | None, *, has_choices: bool) -> None:
-        if given and has_choices and self._ids is not None:
+    def _take_id(self, given: str | None) -> None:
+        if given and self._ids is not None:
             self._ids.check(given)
 
     def _take_choice(self, given: Json) -> str:
@@ -290,19 +301,18 @@ class StreamedAnswer(StreamedResponse):
 
     def _raw(self, first: _Choice) -> Json | None:
         """Return the fields of the response other than the answer: its id, and those of the server."""
-        said = {**(self._first_chunk or {}), **self._last_chunk, "finish_reason": first.finish_reason}
-        raw = {name: value for name, value in _without_answer(said).items() if value is not None and value != ""}
+        said: Json = {**(self._first_chunk or {}), **self._last_chunk, "finish_reason": first.finish_reason}
+        raw = {
+            name: value
+            for name, value in said.items()
+            if value is not None and value != "" and name not in _OF_THE_ANSWER
+        }
         if self._expected_choices > 1:
             raw["choices"] = [str(self._choices[index].text) for index in sorted(self._choices)]
         return raw or None
 
 
 _OF_THE_ANSWER = frozenset({"choices", "error", "obfuscation", "object"})
-
-
-def _without_answer(chunk: Json) -> Json:
-    """Return the fields of a chunk other than the answer."""
-    return {name: value for name, value in chunk.items() if name not in _OF_THE_ANSWER}
 
 
 class _ChunkIds:

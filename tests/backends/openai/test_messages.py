@@ -2,6 +2,7 @@
 
 import json
 
+import attrs
 import pytest
 
 from sampling import Audio, File, Image, Message, Options, Reasoning, Request, Text, Tool, ToolCall, ToolResult
@@ -50,6 +51,35 @@ def test_tool_calls_and_their_results():
         {"role": "tool", "tool_call_id": "1", "content": "a"},
         {"role": "tool", "tool_call_id": "2", "content": "bc"},
     ] == body(asked, told)["messages"]
+
+
+def test_the_same_options_in_another_request_are_the_same_fields():
+    """What is remembered of the last options is neither mixed up with others nor changed by a request."""
+    given = [Options(seed=1, extra={"tools": [{"type": "web"}]}), Options(seed=1, tools=[LOOK]), Options(seed=2)]
+
+    def sent(options, name, endpoint):
+        return encode_body(
+            Request([Message("user", "Q")], options),
+            model="m",
+            endpoint=endpoint,
+            max_tokens_name=name,
+            include_usage=False,
+            max_bytes=10_000,
+        )
+
+    every = [
+        (attrs.evolve(options, max_tokens=5, logprobs=3), name, "chat")
+        for options in given
+        for name in ("max_tokens", "max_completion_tokens")
+    ]
+    every.append((every[-1][0], every[-1][1], "completions"))
+    first = [sent(*one) for one in every]
+    assert len(set(first)) == len(every)
+    assert [sent(*one) for one in every for _ in range(2)] == [body for body in first for _ in range(2)]
+    # Once more in another order, in which the same options follow each other.
+    last = every[-1][0]
+    assert sent(last, "max_tokens", "chat") != sent(last, "max_completion_tokens", "chat") == first[-2]
+    assert sent(last, "max_completion_tokens", "completions") == first[-1]
 
 
 def test_options():
