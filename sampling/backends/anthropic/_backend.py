@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Unpack, final, get_args
 
+import attrs
+
 from sampling._arguments import check_int, check_str, short_repr
 from sampling._redaction import clears_locals
 from sampling.backends._structured import Structured
@@ -112,10 +114,15 @@ class AnthropicBackend(ChatBackend):
         return {"anthropic-version": self.api_version}
 
     def _body(self, request: Request, model: str) -> bytes:
-        return encode_json(messages_body(request, model, self._settings), self.max_request_bytes)
+        return encode_json(messages_body(request, model, self._settings_for(request)), self.max_request_bytes)
 
     def _batch_body(self, request: Request, model: str) -> bytes:
-        return encode_json(messages_body(request, model, self._settings, stream=False), self.max_request_bytes)
+        settings = self._settings_for(request)
+        return encode_json(messages_body(request, model, settings, stream=False), self.max_request_bytes)
+
+    def _settings_for(self, request: Request) -> Settings:
+        chosen = self._allowed_structured(request)
+        return self._settings if chosen == self.structured else attrs.evolve(self._settings, structured=chosen)
 
     def batch_client(self) -> BatchClient:
         """Return a client of Anthropic's Message Batches API, for `BatchEngine`."""
@@ -130,4 +137,4 @@ class AnthropicBackend(ChatBackend):
         return StreamedMessage(self._redactor, input_tokens_estimate)
 
     def _structured_for(self, request: Request) -> Structured:
-        return structured_mode(request.options, self.structured)
+        return structured_mode(request.options, self._allowed_structured(request))

@@ -15,6 +15,7 @@ __all__ = ["native_schema"]
 # What only narrows the values may be left out, because the answer is validated. The model is told of it in words.
 _TOLD = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minItems", "maxItems", "pattern")
 
+# The API's own words are "limit: 16 parameters with unions". What it refuses all the same is asked for by a tool.
 _MAX_UNIONS = 16
 """The maximum number of unions in a schema. Fields with a default are unions with null."""
 

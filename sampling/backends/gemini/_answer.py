@@ -3,10 +3,13 @@
 import json
 from typing import Any, cast
 
+import attrs
+
 from sampling._json.bounded import loads
 from sampling._redaction import Redactor
 from sampling.backends.gemini._contents import MADE_UP_ID
 from sampling.backends.gemini._errors import GeminiErrorResponse
+from sampling.backends.gemini._partial_arguments import add_arguments
 from sampling.backends.gemini._signatures import SignedPlace, signed_reasoning, signed_thought
 from sampling.backends.gemini._usage import read_usage
 from sampling.backends.http._fields import Json, list_of_objects, object_or_none, optional
@@ -48,6 +51,18 @@ _NOT_FINISHED = frozenset({"", "FINISH_REASON_UNSPECIFIED"})
 _NOT_RAW = frozenset({"candidates", "error", "usageMetadata"})
 
 
+@attrs.define
+class _Call:
+    """A tool call, whose arguments may come in pieces."""
+
+    id: str
+    name: str
+    arguments: Json
+
+    def whole(self) -> ToolCall:
+        return ToolCall(self.id, self.name, json.dumps(self.arguments, ensure_ascii=False))
+
+
 class StreamedGeminiAnswer(StreamedResponse):
     """A response of the Gemini API. Malformed input raises a `BackendError`."""
 
@@ -61,7 +76,7 @@ class StreamedGeminiAnswer(StreamedResponse):
         self._contents = 0
         """The number of parts with content so far."""
 
-        self._calls: list[ToolCall] = []
+        self._calls: list[_Call] = []
         self._signed: list[tuple[SignedPlace, str]] = []
         self._thoughts: list[Reasoning] = []
         self._logprobs: list[Any] = []
@@ -173,6 +188,8 @@ class StreamedGeminiAnswer(StreamedResponse):
         if call is not None and call.get("name"):
             place = SignedPlace(len(self._calls))
             self._calls.append(self._call(call))
+        elif call is not None and self._calls:
+            add_arguments(self._calls[-1].arguments, call)
         elif text is None and signature is None:
             # Images, and code that Gemini ran: there is no part of ours for them in an answer.
             self._other_parts.append(part)
@@ -189,12 +206,13 @@ class StreamedGeminiAnswer(StreamedResponse):
         elif text or signature is not None:
             self._thoughts.append(_thought(text, signature))
 
-    def _call(self, call: Json) -> ToolCall:
-        arguments = json.dumps(object_or_none(call, "args") or {}, ensure_ascii=False)
+    def _call(self, call: Json) -> "_Call":
+        arguments = dict(object_or_none(call, "args") or {})
+        add_arguments(arguments, call)
         # The id of the response makes it unique in the conversation, and the same whenever the response is read.
         response_id = (optional(self._raw, "responseId", str) or "call")[:24]
         made_up = f"{MADE_UP_ID}{response_id}_{len(self._calls)}"
-        return ToolCall(optional(call, "id", str) or made_up, optional(call, "name", str) or "", arguments)
+        return _Call(optional(call, "id", str) or made_up, optional(call, "name", str) or "", arguments)
 
     def _rejected(self, reason: str, message: str) -> AnswerRejected:
         said = f": {self._redactor.sample(message)}" if message else ""
@@ -214,7 +232,7 @@ class StreamedGeminiAnswer(StreamedResponse):
             self._ended(),
             self._model,
             reasoning=str(self._reasoning) or None,
-            tool_calls=tuple(self._calls),
+            tool_calls=tuple([call.whole() for call in self._calls]),
             logprobs=tuple(self._logprobs),
             thoughts=(*self._thoughts, *[signed_reasoning(given, place) for place, given in self._signed]),
             raw=self._described() or None,

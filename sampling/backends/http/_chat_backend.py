@@ -3,11 +3,11 @@
 import os
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeVar, cast
 
 import anyio
 from anyio.lowlevel import EventLoopToken, checkpoint, current_token
@@ -22,15 +22,16 @@ from sampling._arguments import (
     unknown_keyword,
     wrong_type,
 )
-from sampling._engine.scope import report_usage
+from sampling._engine.scope import count_request, report_usage
 from sampling._http.client import Response
 from sampling._json.bounded import loads
 from sampling._log import Logger
 from sampling._observers.requests import observers, report_first_chunk, send
+from sampling._picklable import Picklable
 from sampling._redaction import Redactor, Secret, clears_locals
 from sampling._text import estimate_tokens
 from sampling.backends._deferral import Deferral, DeferredReply, Ticket, current_deferral
-from sampling.backends._structured import Structured, answer_from_tool, check_structured, feasible
+from sampling.backends._structured import Structured, answer_from_tool, answer_schema, check_structured, feasible
 from sampling.backends._support import Support
 from sampling.backends.http._address import Provider, resolve_address
 from sampling.backends.http._body import resolve_model
@@ -43,6 +44,7 @@ from sampling.backends.http._transport import CLOSE_GRACE_S, SharedHeaders, Tran
 from sampling.errors import (
     AuthenticationFailed,
     BackendError,
+    BadRequest,
     ConnectFailed,
     ConnectionLost,
     MalformedResponse,
@@ -69,6 +71,20 @@ _MAX_EVENT_BYTES = 4 * MIB
 _MAX_ERROR_BYTES = 64 * 1024
 _ERROR_BODY_TIMEOUT_S = 5.0
 _DRAIN_TIMEOUT_S = 0.1
+
+
+_Sent = TypeVar("_Sent")
+
+_SIMPLER: Mapping[Structured, Structured] = {"native": "tool", "tool": "prompt"}
+"""How to ask for a schema that the server can't enforce."""
+
+
+class _SchemaRefused(Picklable, Exception):
+    """The server can't enforce the schema of the answer."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class ChatBackend(ABC):
@@ -163,6 +179,8 @@ class ChatBackend(ABC):
         self._transport: Transport | None = None
         self._loop: object = None
         self._warned = False
+        self._refused_schemas: dict[str, Structured] = {}
+        """How schemas are asked for that the server can't enforce."""
 
     observed_inside: Literal[True] = True
     """Telemetry sees each request where it is sent, also if a backend or a check of your own asks for it."""
@@ -208,7 +226,13 @@ class ChatBackend(ABC):
 
     def _structured_for(self, request: Request) -> Structured:
         """Return how a request asks for an answer that matches its schema."""
-        return feasible(self.structured, request.options)
+        return feasible(self._allowed_structured(request), request.options)
+
+    def _allowed_structured(self, request: Request) -> Structured:
+        """Return the mode of the backend, or another one for a schema that the server has refused."""
+        if not self._refused_schemas or request.options.schema is None:
+            return self.structured
+        return self._refused_schemas.get(_schema_key(request), self.structured)
 
     def _read_error(self, response: WireResponse, body: bytes) -> ErrorResponse:
         """Parse a response whose status is an error."""
@@ -217,6 +241,8 @@ class ChatBackend(ABC):
     def _refused(self, refusal: ErrorResponse, wire: WireRequest) -> Exception:
         """Return the exception to raise for an error response."""
         error = refusal.as_error()
+        if refusal.refuses_schema:
+            return _SchemaRefused(error)
         if isinstance(error, AuthenticationFailed) and self._address.key is None:
             _, _, withheld = self._address.key_source.partition("withheld: ")
             error.hint = f"No key was sent{withheld and f' ({withheld})'}: pass api_key=… or send_env_key=True."
@@ -345,11 +371,20 @@ class ChatBackend(ABC):
     ) -> Generation:
         """Send a request and read the whole response before the deadline."""
         answer = self._new_answer(request, _estimated_tokens(request))
+        mode = self._structured_for(request)
         wire = self._wire_request(request, answer)
         try:
             # One deadline around everything: a server that sends a byte now and then never trips a read timeout.
             with _move_on_after(self.timeout_s, loop) as deadline:
-                await self._deliver(transport, wire, request, answer, receive)
+                try:
+                    await self._deliver(transport, wire, request, answer, receive)
+                except _SchemaRefused as refused:
+
+                    async def send() -> None:
+                        again = self._wire_request(request, answer)
+                        await self._deliver(transport, again, request, answer, receive)
+
+                    await self._ask_otherwise(request, mode, refused.error, send)
             if deadline.cancelled_caught:
                 raise self._timeout_error(answer)
             return self._finish(answer, request, receive)
@@ -361,7 +396,32 @@ class ChatBackend(ABC):
             error.partial_text = answer.text or error.partial_text
             raise
 
+    async def _ask_otherwise(
+        self, request: Request, mode: Structured, first: Exception, send: Callable[[], Awaitable[_Sent]]
+    ) -> _Sent:
+        """Ask for a refused schema in a simpler way, or raise the first error if there is none."""
+        while request.options.schema is not None and mode in _SIMPLER:
+            self._refused_schemas[_schema_key(request)] = _SIMPLER[mode]
+            mode = self._structured_for(request)
+            log.warning("schema_refused", hint=f"it is asked for with structured={mode!r} from now on: simplify it")
+            count_request()
+            with suppress(_SchemaRefused):
+                try:
+                    return await send()
+                except BadRequest:
+                    break
+        raise first from None
+
     async def _defer(self, deferral: Deferral, request: Request, receive: Receiver) -> Generation:
+        """Defer a request, asking for its schema in a way that the server accepts."""
+        mode = self._structured_for(request)
+        try:
+            return await self._defer_once(deferral, request, receive)
+        except _SchemaRefused as refused:
+            send = partial(self._defer_once, deferral, request, receive)
+            return await self._ask_otherwise(request, mode, refused.error, send)
+
+    async def _defer_once(self, deferral: Deferral, request: Request, receive: Receiver) -> Generation:
         """Defer a request, and read its whole response."""
         model = self._model_of(request)
         body = self._batch_body(request, model)
@@ -521,6 +581,10 @@ def _move_on_after(seconds: float, loop: EventLoopToken) -> anyio.CancelScope:
     """Do the same as anyio's function, which would look up the running event loop twice more."""
     backend = loop.backend_class
     return backend.create_cancel_scope(deadline=backend.current_time() + seconds)
+
+
+def _schema_key(request: Request) -> str:
+    return repr(answer_schema(request.options.schema).schema)
 
 
 def _estimated_tokens(request: Request) -> int:

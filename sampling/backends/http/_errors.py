@@ -93,6 +93,14 @@ _GOOGLE_DELAY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)s")
 # The server checked what the model wrote, and refused it. Another sample may pass.
 _REJECTED_ANSWER_CODES = frozenset({"json_validate_failed", "output_parse_failed", "tool_use_failed"})
 
+# Anthropic's and Gemini's words for a schema that they can't make a grammar of, also behind a gateway. The sizes of
+# grammars are not documented.
+_SCHEMA_TOO_COMPLEX = re.compile(
+    r"\bcompiled grammar is too large\b|\btoo many (?:optional parameters|parameters with union types)\b"
+    r"|\btoo complex for (?:grammar )?compilation\b|\btoo many states for serving\b",
+    re.IGNORECASE,
+)
+
 # Request timeout, conflict, too early, Groq's lack of capacity, and a proxy that gave up: another try may succeed.
 _RETRYABLE_4XX = frozenset({408, 409, 425, 498, 499})
 
@@ -174,6 +182,11 @@ class ErrorResponse:
         if self.status not in {400, 422}:
             return False
         return self.param == name or re.search(rf"(?<!\w){name}(?!\w)", self.searched) is not None
+
+    @property
+    def refuses_schema(self) -> bool:
+        """True if the server can't enforce the schema of the answer."""
+        return self.status == 400 and _SCHEMA_TOO_COMPLEX.search(self.searched) is not None
 
     def as_error(self) -> BackendError:
         """Return the exception to raise."""

@@ -183,6 +183,72 @@ class TestParts:
         assert "😀" == generated(chunk(text("\ud83d")), chunk(text("\ude00"), finish="STOP")).text
 
 
+class TestPartialArguments:
+    """
+    Arguments in pieces, as Vertex streams them with `streamFunctionCallArguments`.
+
+    Source: https://docs.cloud.google.com/vertex-ai/generative-ai/docs/multimodal/function-calling
+    """
+
+    def read(self, *pieces):
+        """Return the arguments of a call that comes in these pieces."""
+        begun = {"functionCall": {"name": "f", "willContinue": True}, "thoughtSignature": "c2ln"}
+        more = [chunk({"functionCall": {"partialArgs": [piece], "willContinue": True}}) for piece in pieces]
+        generation = generated(chunk(begun), *more, chunk({"functionCall": {}}), chunk(finish="STOP"))
+        [one] = generation.tool_calls
+        assert "tool_calls" == generation.finish_reason
+        assert ["call 0:c2ln"] == [thought.signature for thought in generation.thoughts]
+        return one.parse()
+
+    def test_texts_of_one_place_are_joined(self):
+        """The last piece of a text is often empty."""
+        path = "$.city"
+        assert {"city": "San Francisco"} == self.read(
+            {"jsonPath": path, "stringValue": "San ", "willContinue": True},
+            {"jsonPath": path, "stringValue": "Francisco", "willContinue": True},
+            {"jsonPath": path, "stringValue": ""},
+        )
+
+    def test_all_kinds_of_values_at_all_kinds_of_places(self):
+        """Objects and lists come into being by the paths to what is in them."""
+        assert {
+            "lines": [{"unit price": 1.5, "count": 2}, {"unit price": None}],
+            "paid": True,
+            "tags": ["", "b"],
+            "a.b": {"c": "d"},
+        } == self.read(
+            {"jsonPath": "$.lines[0]['unit price']", "numberValue": 1.5},
+            {"jsonPath": "$.lines[0].count", "numberValue": 2},
+            {"jsonPath": '$.lines[1]["unit price"]', "nullValue": "NULL_VALUE"},
+            {"jsonPath": "$.paid", "boolValue": True},
+            {"jsonPath": "$.tags[0]", "stringValue": ""},
+            {"jsonPath": "$.tags[1]", "stringValue": "b"},
+            {"jsonPath": "$['a.b'].c", "stringValue": "d"},
+        )
+
+    def test_calls_are_kept_apart(self):
+        """A name begins the next call, and pieces may come with it."""
+        path = "$.city"
+        first = {"functionCall": {"name": "f", "partialArgs": [{"jsonPath": path, "stringValue": "Ro"}]}}
+        more = {"functionCall": {"partialArgs": [{"jsonPath": path, "stringValue": "me"}]}}
+        second = {"functionCall": {"name": "f", "args": {"city": "Oslo"}}}
+        calls = generated(chunk(first), chunk(more, second), chunk(finish="STOP")).tool_calls
+        assert [{"city": "Rome"}, {"city": "Oslo"}] == [one.parse() for one in calls]
+
+    @pytest.mark.parametrize(
+        "path", ["", "$", "city", "$..city", "$[*]", "$.a[-1]", "$.a[1]", "$.a[9999999]", "$.a b["]
+    )
+    def test_a_path_to_no_place_is_malformed(self, path):
+        """An answer with other arguments than the model gave would be wrong, and a huge list would fill the memory."""
+        with pytest.raises(MalformedResponse, match="argument"):
+            self.read({"jsonPath": path, "stringValue": "x"})
+
+    def test_places_that_contradict_each_other_are_malformed(self):
+        """A text has nothing inside."""
+        with pytest.raises(MalformedResponse, match="do not fit together"):
+            self.read({"jsonPath": "$.a", "stringValue": "x"}, {"jsonPath": "$.a.b", "stringValue": "x"})
+
+
 class TestSignatures:
     @pytest.mark.parametrize(
         ("chunks", "expected"),
