@@ -3,7 +3,15 @@
 import anyio
 import pytest
 
-from sampling import MultiTurnStrategy, RejectionSamplingStrategy, Requirement, TransientError, fan_out, open_fan_out
+from sampling import (
+    Budget,
+    MultiTurnStrategy,
+    RejectionSamplingStrategy,
+    Requirement,
+    TransientError,
+    fan_out,
+    open_fan_out,
+)
 from sampling.errors import ConnectFailed, RateLimited
 from tests.faults.journals import InlineJournal, answering, asked, numbers, stored
 
@@ -168,6 +176,22 @@ def test_a_rate_limit_in_a_repair_turn_is_no_failure(run):
     began_at = 0.0
     yes = Requirement("says yes", lambda text: text == "yes")
     assert 5 == run(main).counts()["succeeded"]
+
+
+def test_a_deadline_in_an_outage_ends_the_run(run, tmp_path):
+    """F19: items that wait for the backend wait no longer than the budget allows, and stay open in the journal."""
+    path, server = tmp_path / "run.db", Server((2.5, 10_000))
+
+    async def main():
+        budget = Budget(deadline_s=40)
+        result = await run_all(server, journal=InlineJournal(path), budget=budget, max_concurrency=3)
+        return result, anyio.current_time() - server.began_at
+
+    result, took_s = run(main)
+    assert ("halted", "deadline") == (result.status, result.stop_reason)
+    assert 40 == pytest.approx(took_s)
+    assert set(range(9)) == stored(path).keys()
+    assert 20 == run(run_all, Server(), journal=InlineJournal(path)).counts()["succeeded"]
 
 
 def test_draining_in_an_outage_ends_at_once(run, tmp_path):

@@ -48,17 +48,20 @@ class Outage:
         notify: Callable[[], None],
         is_last: Callable[[], bool] = lambda: False,
         record: Callable[[Pause], None] = lambda _: None,
+        latest: Callable[[], float] = lambda: math.inf,
     ) -> None:
         """
         Call `notify` when `needs_another_item` may have changed.
 
         `is_last` returns whether all other items have ended, and no more will come.
         `record` is called when a pause begins, and again when it is over.
+        `latest` returns the deadline of the run. No item waits longer.
         """
         self._grace_s = grace_s
         self._notify = notify
         self._is_last = is_last
         self._record = record
+        self._latest = latest
         self.answer_seen = False
         """Whether the run has had an answer. Before that, an error more likely is a mistake in the settings."""
 
@@ -150,8 +153,11 @@ class Outage:
 
     async def _wait_for_turn(self, index: int, number: int, error: BaseException | None) -> bool:
         while self._number == number:
-            now, grace_s = anyio.current_time(), self._grace(error)
+            now, grace_s, latest = anyio.current_time(), self._grace(error), self._latest()
             deadline = self._began_at + grace_s
+            if now >= latest:
+                # The call ends at once, because its time is over.
+                return True
             if now >= deadline:
                 log.warning("outage_grace_spent", grace_s=grace_s, held=len(self._held))
                 self._grace_spent = True
@@ -163,7 +169,7 @@ class Outage:
                 self._probes[index] = self._probes.get(index, 0) + 1
                 return True
             else:
-                with anyio.CancelScope(deadline=min(deadline, max(self._next_probe_at, now))):
+                with anyio.CancelScope(deadline=min(deadline, latest, max(self._next_probe_at, now))):
                     await self._changed.wait()
         return not self._grace_spent
 
