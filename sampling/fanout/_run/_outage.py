@@ -25,6 +25,9 @@ _LONGEST_INTERVAL_S: Final = 60.0
 _PROBES_OF_ONE_ITEM: Final = 2
 """The number of probes with the same item after which another one is tried: the item itself may be the cause."""
 
+_ABOUT_SERVER: Final = (ConnectFailed, RateLimited)
+"""Errors that can't be the item's own."""
+
 _MAX_ERROR_CHARS: Final = 200
 _LAST_ITEM_GRACE_S: Final = 60.0
 """The grace of a run's last item. There is no other item to compare with, and the item itself may be the cause."""
@@ -37,7 +40,8 @@ class Outage:
     It begins when an item fails after the run has had an answer.
     Held items keep their slots, so the run pauses by itself once every call fails.
     One held item at a time calls again, at growing intervals. The answer to a call that started later releases all.
-    An item that fails again although others were answered in between is the cause itself, and its error counts.
+    An item that fails again although others were answered in between is the cause itself, and its error counts. If the
+    error is about the server, as in a storm that refuses some requests, it counts `grace_s` after the first.
     After `grace_s` without an answer, all errors count again. For an item that is the only one left, they count after
     a minute, unless the error is about the server and not about the item.
     """
@@ -110,7 +114,7 @@ class Outage:
         """
         index, error = outcome.index, transient_error(outcome)
         self.answer_seen |= has_answer(outcome)
-        if not self._grace_s or not self.answer_seen or self._grace_spent or self._newest_answered >= first_failed_at:
+        if not self._grace_s or not self.answer_seen or self._grace_spent or self._is_its_own(error, first_failed_at):
             return False
         self._begin()
         self._held.append(index)
@@ -119,6 +123,13 @@ class Outage:
             return await self._wait_for_turn(index, self._number, error)
         finally:
             self._held.remove(index)
+
+    def _is_its_own(self, error: BaseException | None, first_failed_at: float) -> bool:
+        """Return whether an item fails by itself: it failed before, and others were answered in between."""
+        if isinstance(error, _ABOUT_SERVER):
+            # In a storm that refuses some requests, the same item may be refused again and again.
+            return anyio.current_time() - first_failed_at >= self._grace_s
+        return self._newest_answered >= first_failed_at
 
     def _begin(self) -> None:
         if self._began_at == math.inf:
@@ -137,7 +148,7 @@ class Outage:
 
     def _grace(self, error: BaseException | None) -> float:
         """Return how long to wait for an answer after this error."""
-        if self._is_last() and not isinstance(error, (ConnectFailed, RateLimited)):
+        if self._is_last() and not isinstance(error, _ABOUT_SERVER):
             return min(self._grace_s, _LAST_ITEM_GRACE_S)
         return self._grace_s
 
