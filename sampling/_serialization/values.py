@@ -81,8 +81,11 @@ def storable(value: Any, name: str, notes: list[str], depth: int = 0) -> Any:
 def _nested(value: Any, name: str, notes: list[str], depth: int) -> Any:
     """Return a container or an array as JSON values, and anything else as it is."""
     if isinstance(value, Mapping):
-        pairs = cast("Iterable[tuple[Any, Any]]", value.items())
-        return {str(key): storable(item, f"{name}.{key}", notes, depth) for key, item in pairs}
+        pairs = list(cast("Iterable[tuple[Any, Any]]", value.items()))
+        stored = {str(key): storable(item, f"{name}.{key}", notes, depth) for key, item in pairs}
+        if len(stored) < len(pairs):
+            notes.append(f"{name} has several keys with the same text, and only the last of them is stored")
+        return stored
     if isinstance(value, list | tuple):
         items = cast("Iterable[Any]", value)
         return [storable(item, f"{name}[{place}]", notes, depth) for place, item in enumerate(items)]

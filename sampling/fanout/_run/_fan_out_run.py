@@ -19,7 +19,7 @@ from typing import Any, Generic, Self, TypeVar, cast
 
 import anyio
 from anyio.abc import TaskGroup
-from anyio.lowlevel import checkpoint
+from anyio.lowlevel import checkpoint, current_token
 
 from sampling._engine.scope import new_sampling_id, parent_id
 from sampling._log import Logger
@@ -68,7 +68,9 @@ class FanOut(Generic[T]):
         self._buffer = OutcomeBuffer(ordered=arguments.ordered)
         self._slots = Slots(arguments.max_concurrency, max_buffered=arguments.max_buffered)
         self._ending = Ending(arguments)
-        self._outage = Outage(arguments.outage_grace_s, self._slots.notify, self._has_one_item_left, self._record_pause)
+        self._outage = Outage(
+            arguments.outage_grace_s, self._slots.notify, self._has_one_item_left, self._record_pause, self._latest
+        )
         self._announcer = Announcer(arguments)
         self._stack: AsyncExitStack | None = None
         self._entered = False
@@ -440,6 +442,11 @@ class FanOut(Generic[T]):
     def _record_pause(self, pause: Pause) -> None:
         if self._session is not None:
             self._session.record_pause(pause)
+
+    def _latest(self) -> float:
+        """Return the deadline of the budget, on the clock of the event loop."""
+        budget = self._arguments.budget
+        return math.inf if budget is None else budget.deadline(current_token(), anyio.current_time())
 
     def _has_one_item_left(self) -> bool:
         return not self._admitting and len(self._running) == 1

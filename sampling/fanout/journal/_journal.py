@@ -19,7 +19,7 @@ from sampling._serialization.values import storable_numbers
 from sampling.budgets import Budget
 from sampling.errors import JournalDamaged, JournalError, JournalMismatch
 from sampling.fanout.items import Item, ItemOutcome, ItemStatus, as_item
-from sampling.fanout.journal._fingerprint import fingerprint_of, item_digest, legacy_item_digest
+from sampling.fanout.journal._fingerprint import earlier_item_digests, fingerprint_of, item_digest
 from sampling.fanout.journal._matching import RecordedItems
 from sampling.fanout.journal._notes import BATCH, JournalNotes, NoteStore
 from sampling.fanout.journal._page import read_findings, render_findings
@@ -362,7 +362,7 @@ class Session:
         if self._items is None:
             return index
         key = str(index) if isinstance(given, str) else as_item(given, index, "").key
-        match = self._items.claim(key, (digest, legacy_item_digest(given, index)), index)
+        match = self._items.claim(key, (digest, *earlier_item_digests(given, index)), index)
         if match.slot != index:
             self._slots[index] = match.slot
             self._positions[match.slot] = index
@@ -425,7 +425,7 @@ class Session:
         return row
 
     def _compare(self, given: object, index: int, digest: int, recorded_digest: int) -> None:
-        if digest != recorded_digest and legacy_item_digest(given, index) != recorded_digest:
+        if digest != recorded_digest and recorded_digest not in earlier_item_digests(given, index):
             self._report_difference(_changed_item(given, index))
 
     def _load_record(self, record: str, given: object, index: int) -> Any:

@@ -396,8 +396,9 @@ class Store:
 
         It is known once a process has read all of them.
         """
-        (items,) = self._connection.execute("SELECT max(items) FROM lives").fetchone()
-        return cast("int | None", items)
+        with self._translate_errors("read"):
+            (items,) = self._connection.execute("SELECT max(items) FROM lives").fetchone()
+            return cast("int | None", items)
 
     @property
     def _connection(self) -> sqlite3.Connection:
