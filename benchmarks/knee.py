@@ -37,6 +37,7 @@ from benchmarks.peers import GUIDELLM, LOCUST
 from benchmarks.report import Row, Section, Settings, shout
 from benchmarks.searches import true_capacity
 from benchmarks.worker import ROOT, NotMeasuredError
+from sampling.backends.llama._server import LlamaServer, LlamaSettings
 
 VICES = ("noise", "sheds", "hangs")
 ERRORS = 0.01
@@ -214,8 +215,6 @@ def _simulated(vice: str) -> Iterator[Target]:
 @contextmanager
 def _llama_cpp() -> Iterator[Target]:
     """Serve the embedded model, and estimate the truth with more users than slots."""
-    from sampling.backends.llama import LlamaServer, LlamaSettings
-
     with LlamaServer(LlamaSettings(slots=4, context_tokens=4_096, threads=1)) as server:
         key = server.api_key.reveal()
         full = Target("llama.cpp", server.base_url, 0.0, 1.0, top_rate=0.0, users=1, key=key, max_tokens=16)

@@ -100,8 +100,8 @@ class _Finding:
 
     close: bool = False
     too_few: str | None = None
-    is_latency: bool = False
-    """True for latencies, which a late load generator makes worse."""
+    suffers_from_lag: bool = False
+    """True for latencies and drops, which a late load generator makes worse by itself."""
 
     service_time_breaks: bool = False
     """True if the service time alone breaks the limit, so that the generator's lag is not the cause."""
@@ -145,14 +145,18 @@ def judge(
     if not any(finding.broken for finding in findings):
         findings += _growth_findings(report, slo)
     late = _client_lag(report, slo)
-    # A late generator adds its lag to all latencies. Then only the service time can prove that a limit is broken.
+    # A late generator adds its lag to all latencies, and fills the pool when it catches up. Then only the service time
+    # and errors can prove that a limit is broken.
     broken = [
         finding
         for finding in findings
-        if finding.broken and (late is None or not finding.is_latency or finding.service_time_breaks)
+        if finding.broken and (late is None or not finding.suffers_from_lag or finding.service_time_breaks)
     ]
     if broken:
-        return Judgement("TRIP", tuple(finding.reason for finding in broken), edge=all(f.edge for f in broken))
+        # A late generator makes no server fail. But who reads the reasons should know both.
+        also = (f"the load generator was late, too: its p99 lag was {_lag(report)}",) if late else ()
+        reasons = (*(finding.reason for finding in broken), *also)
+        return Judgement("TRIP", reasons, edge=all(f.edge for f in broken))
     doubts = [*_shortfalls(report, rate_tolerance, findings), *([late] if late else [])]
     doubts += [finding.too_few for finding in findings if finding.too_few]
     if doubts:
@@ -319,7 +323,7 @@ def _latency_finding(part: _Part, limit: LatencyLimit) -> _Finding:
         allowed=1 - limit.percent / 100,
         close=abs(value - limit.limit_s) <= _NEAR * limit.limit_s,
         too_few=f"{name} needs {least} samples, there are {due}: hold longer" if due < least else None,
-        is_latency=limit.is_from_due,
+        suffers_from_lag=limit.is_from_due,
         # The first token has no service time of its own, unless there was none.
         service_time_breaks=math.isinf(service) or (limit.series != "time_to_first_token" and service > limit.limit_s),
         too_small_pool=limit.limit_s if excused else None,
@@ -374,6 +378,7 @@ def _drop_findings(part: _Part, slo: Slo) -> Iterator[_Finding]:
     yield attrs.evolve(
         finding,
         broken=finding.broken and not excused,
+        suffers_from_lag=True,
         too_small_pool=limit_s if finding.broken and excused else None,
     )
 
@@ -390,7 +395,7 @@ def _waiting_findings(report: LoadReport, slo: Slo) -> Iterator[_Finding]:
             f"{limit.name}: for {format_seconds(stood_s)}, {_compared(share, allowed, format_share)} of the time, "
             f"nobody was answered within {format_seconds(limit.limit_s)}"
         )
-        yield _Finding("standstill", reason, share > allowed, is_latency=True)
+        yield _Finding("standstill", reason, share > allowed, suffers_from_lag=True)
     lost, users = count_lost_users(report, _longest_limit_s(slo)), report.profile.users
     allowed = min((1 - limit.percent / 100 for limit in limits), default=1.0)
     allowed = allowed if slo.error_rate is None else slo.error_rate
@@ -414,7 +419,7 @@ def _growth_findings(report: LoadReport, slo: Slo) -> Iterator[_Finding]:
         "growth",
         f"not steady: latency grows by {format_seconds(growth)} every second, so this rate can't be held",
         broken=sure < _DOUBTFUL,
-        is_latency=True,
+        suffers_from_lag=True,
         sure=sure,
     )
 
@@ -465,12 +470,16 @@ def _compared(value: float, limit: float, show: _Show, sign: str = ">") -> str:
 # Limits of the load generator.
 
 
+def _lag(report: LoadReport) -> str:
+    return format_seconds(report.schedule_lag.p99 or 0.0)
+
+
 def _client_lag(report: LoadReport, slo: Slo) -> str | None:
     lag, tightest_s = report.schedule_lag.p99, slo.tightest_s
     if lag is None or tightest_s is None or lag <= _LAG_SHARE * tightest_s:
         return None
     return (
-        f"client-limited: the load generator could not emit on schedule (p99 lag {format_seconds(lag)}, "
+        f"client-limited: the load generator could not emit on schedule (p99 lag {_lag(report)}, "
         f"more than a tenth of {format_seconds(tightest_s)}): use more workers, or a lighter workload"
     )
 
