@@ -88,8 +88,7 @@ class StreamedMessage(StreamedResponse):
     def add(self, data: str) -> str:
         """Parse one event and return what it adds to the text. Unknown events are skipped."""
         # Some gateways end the stream as OpenAI does.
-        if data.strip() in {"[DONE]", ""}:
-            self.done = self.done or "[DONE]" in data
+        if self._is_end_mark(data):
             return ""
         event = self._parsed(data)
         kind = optional(event, "type", str) or ""

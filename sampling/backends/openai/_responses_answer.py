@@ -69,8 +69,7 @@ class StreamedResponsesAnswer(StreamedResponse):
 
     def add(self, data: str) -> str:
         """Parse one event and return what it adds to the text. Unknown events are skipped."""
-        if data.strip() in {"[DONE]", ""}:
-            self.done = self.done or "[DONE]" in data
+        if self._is_end_mark(data):
             return ""
         event = self._parsed(data)
         kind = optional(event, "type", str) or ""
