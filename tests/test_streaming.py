@@ -553,7 +553,7 @@ def test_the_exception_of_the_call_is_raised_as_it_is(run, reads):
 
 
 def test_an_exception_that_was_caught_is_not_raised_again(run):
-    """But `events.result` has nothing else to say."""
+    """After an exception was caught, only `events.result` raises it again."""
 
     async def stream():
         async with RejectionSamplingStrategy().stream("q", None, ScriptedBackend([FatalError("no")])) as events:
@@ -568,7 +568,7 @@ def test_an_exception_that_was_caught_is_not_raised_again(run):
 
 
 def test_an_exception_of_the_block_is_raised_as_it_is(run):
-    """And the call is cancelled."""
+    """An exception of the block is raised unchanged, and the call is cancelled."""
     backend = always("a", "b")
 
     async def stream():

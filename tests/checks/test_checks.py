@@ -158,7 +158,7 @@ class TestLength:
         assert "has at most 1 word, exactly 2 lines" == checks.length(max_words=1, min_lines=2, max_lines=2).description
 
     def test_a_text_that_is_too_short_may_still_grow(self):
-        """Only a maximum can be exceeded for good."""
+        """A partial check fails only if a maximum is exceeded."""
         assert None is cut_at(checks.length(min_words=3), "one two")
         assert 9 == cut_at(checks.length(max_words=2, min_chars=100), "one two three")
 

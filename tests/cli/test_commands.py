@@ -28,7 +28,7 @@ def one_line(text: str) -> str:
 
 
 def test_the_answer_goes_to_the_output_and_the_account_to_the_error_output(capsys):
-    """So that `answer=$(sampling sample …)` has the answer and nothing else."""
+    """`answer=$(sampling sample …)` contains only the answer."""
     assert run([*SIMULATED, "--require", "words:1.."]) == 0
     out, err = capsys.readouterr()
     assert one_line(out)
@@ -155,7 +155,7 @@ def test_the_module_is_the_command():
 
 
 def test_a_missing_extra_is_one_line_that_says_what_to_install(capsys, monkeypatch):
-    """Not a traceback: who installs a package without its extras still has its command."""
+    """Without the extra `cli`, the command prints one line instead of a traceback."""
     for module in ("sampling.cli._app", "sampling.cli.sample", "sampling.cli.demo"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "typer", None)
@@ -245,7 +245,7 @@ def test_the_demo_fits_into_a_terminal(render, width):
 
 
 def test_a_terminal_of_80_columns_shows_the_summaries():
-    """Only a narrower one goes without."""
+    """Summaries are left out only on a narrower terminal."""
     for width, shown in ((79, True), (78, False)):
         console = Console(width=width, file=io.StringIO())
         console.print(as_table(SCORES, width=width))

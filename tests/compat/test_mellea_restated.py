@@ -64,7 +64,7 @@ class TestRepair:
         assert "must be brief" in self.prompts(run, fails("must be brief"))[1]
 
     def test_all_failures_are_listed(self, run):
-        """Not only the first."""
+        """A repair lists every failed requirement."""
         second = self.prompts(run, fails("is short", "too long"), fails("is polite", "rude tone"))[1]
         assert "too long" in second
         assert "rude tone" in second
@@ -261,7 +261,7 @@ class TestTwoSolvers:
         assert turns == len(slow_solver.requests[0].messages)
 
     def test_a_judge_of_its_own(self, run):
-        """The requirement says who judges."""
+        """A requirement can name its own judge."""
         judge = ScriptedBackend(lambda _: "yes")
         requirement = checks.judge("is right", backend=judge)
         strategy = EscalationStrategy([Tier(), Tier()])

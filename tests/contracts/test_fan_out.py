@@ -107,7 +107,7 @@ class TestHowMany:
         assert __file__ == caught[0].filename
 
     def test_there_are_never_more_workers_than_items(self, run):
-        """F1: a billion at once is no billion of anything."""
+        """F1: a huge concurrency starts no more tasks than there are items."""
 
         async def main():
             most = 0
@@ -639,7 +639,7 @@ class TestTogether:
             run(fan_out, ONCE, numbers(9), None, answering({}), hooks=hooks)
 
     def test_a_hook_that_fails_is_on_the_result(self, run):
-        """And changes nothing."""
+        """A hook that raises does not affect the run, and is on the result."""
         hooks = Hooks()
 
         @hooks.on(FanOutStarted)

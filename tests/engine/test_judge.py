@@ -152,7 +152,7 @@ def test_a_long_reason_is_kept():
 
 @pytest.mark.parametrize("reply", ["", "maybe", "There is no doubt: yes", "yesterday", "nothing", "I say yes"])
 def test_an_unclear_judgement_is_not_a_pass(run, reply):
-    """Nor is its opposite: it is an error, and fails closed."""
+    """An unclear verdict is an error, and fails even inside of not_()."""
     with capture_logs():
         for requirement in (checks.judge("is polite"), Requirement("is polite"), checks.not_("is polite")):
             writer = ScriptedBackend(["text", reply])
@@ -234,7 +234,7 @@ class TestWhoIsAsked:
 
 class TestWhatItCosts:
     def test_what_a_judge_spends_is_on_the_slice_and_in_the_budget(self, run):
-        """Semantics 9: with a backend of its own, too."""
+        """Semantics 9: this also holds for a judge with its own backend."""
         budget = Budget(requests=2)
         critic = saying("yes", Usage(100, 1))
         result = run(sample, saying("text", Usage(5, 5)), checks.judge("is polite", backend=critic), budget=budget)

@@ -55,7 +55,7 @@ class Server:
             await self.closing.wait()
 
     async def send(self, *pieces):
-        """Send pieces, each by itself."""
+        """Send each piece separately."""
         await self.connected.wait()
         for piece in pieces:
             await self._stream.send(piece)

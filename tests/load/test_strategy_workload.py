@@ -116,7 +116,7 @@ def test_a_file_of_another_schema_is_refused():
 
 
 def test_import_sampling_does_not_import_load():
-    """It is for those who measure."""
+    """`import sampling` does not import `sampling.load`."""
     code = "import sampling, sys; sys.exit(any(name.startswith('sampling.load') for name in sys.modules))"
     assert 0 == subprocess.run([sys.executable, "-c", code], check=False).returncode  # noqa: S603
 

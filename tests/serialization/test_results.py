@@ -315,14 +315,14 @@ def test_wrong_data_is_refused_with_its_place(run, path, value, message):
 
 @pytest.mark.parametrize("data", [None, [], "{}", 3, {}, {"format": "sampling.result"}])
 def test_anything_else_is_refused(data):
-    """Not a KeyError or an AttributeError."""
+    """Invalid data raises a ValueError that says what is wrong."""
     with pytest.raises(ValueError, match="this is not a result of to_dict"):
         SamplingResult.from_dict(data)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"format": NaN}', '{"a":' * 100 + "1" + "}" * 100])
 def test_text_that_is_no_json_is_refused(text):
-    """Neither does deep nesting overflow the stack."""
+    """Invalid JSON, and JSON that is nested too deeply, raise a ValueError."""
     with pytest.raises(ValueError, match="this is not a result of to_dict"):
         SamplingResult.from_json(text)
 

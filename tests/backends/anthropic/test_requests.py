@@ -367,7 +367,7 @@ class TestSchemas:
         assert {"model", "max_tokens", "messages", "stream"} == body.keys()
 
     async def test_effort_and_schema_are_one_setting(self):
-        """And what the caller adds to it stays beside them."""
+        """Both are in `output_config`, next to what the caller adds."""
         options = Options(schema=SCHEMA, reasoning_effort="minimal", extra={"output_config": {"x": 1}})
         config = (await body_of(options=options))["output_config"]
         assert config == {"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}, "x": 1}
@@ -410,7 +410,7 @@ class TestConversations:
         assert [block["text"] for block in body["messages"][0]["content"]] == ["hi", "still there?"]
 
     async def test_arguments_that_are_no_json_are_sent_as_an_object(self):
-        """So that the model can see its mistake, and the API accepts the conversation."""
+        """The model can see its mistake, and the API accepts the conversation."""
         messages = (*HI, Message("assistant", [ToolCall("t", "f", "{oops")]), Message("tool", [ToolResult("t", "no")]))
         body = await body_of(messages)
         assert body["messages"][1]["content"][0]["input"] == {"INVALID_JSON": "{oops"}
@@ -538,7 +538,7 @@ class TestAddresses:
         assert AnthropicBackend().base_url == "https://llm.example.com"
 
     async def test_the_key_of_the_environment_does_not_go_elsewhere(self, monkeypatch):
-        """An address that the caller passes gets it only if the caller says so."""
+        """A base_url that the caller passes gets the key only with `send_env_key=True`."""
         monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-x")
         async with AnthropicServer() as server:
             for send in (False, True):

@@ -136,7 +136,7 @@ class TestFinish:
 
     @pytest.mark.parametrize("reason", ["SAFETY", "OTHER", "PROHIBITED_CONTENT"])
     def test_a_blocked_prompt_is_an_answer_that_was_filtered(self, reason):
-        """There is no candidate, and nothing is missing."""
+        """A response without a candidate ends with "content_filter"."""
         generation = generated({"promptFeedback": {"blockReason": reason}, "usageMetadata": {"promptTokenCount": 9}})
         assert ("", "content_filter", Usage(9, 0)) == (generation.text, generation.finish_reason, generation.usage)
 

@@ -229,7 +229,7 @@ class TestAddresses:
         assert f"<GeminiBackend '{GOOGLE}', model='m', api_version='v1beta', key given, not open>" == shown
 
     def test_it_is_at_the_front_door(self):
-        """And imported on first use."""
+        """`GeminiBackend` can be imported from `sampling`, on first use."""
         assert sampling.GeminiBackend is GeminiBackend
         assert "GeminiBackend" in sampling.__all__
 

@@ -189,7 +189,7 @@ class TestSchemas:
         assert "child" not in sent["required"]
 
     def test_a_schema_of_known_keywords_is_sent_as_it_is(self):
-        """So is that of a caller."""
+        """A schema with supported keywords is sent unchanged."""
         assert RIVER == body(schema=RIVER)["generationConfig"]["responseJsonSchema"]
 
     def test_the_given_schema_is_not_changed(self):
@@ -248,7 +248,7 @@ async def typed_answer(mode, part):
     ],
 )
 def test_a_model_has_a_path(model, path):
-    """Tuned models have one of their own."""
+    """Tuned models have another path than others."""
     assert path == model_path(model)
 
 

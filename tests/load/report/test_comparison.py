@@ -17,7 +17,7 @@ def slower(report: LoadReport, factor: float) -> LoadReport:
 
 
 def test_a_report_is_the_same_as_itself():
-    """Exit code 0, and one line that says so."""
+    """Two equal reports have exit code 0 and one line of output."""
     same = compare(load_report(), load_report())
     assert (0, "the same, within 5%") == (same.exit_code, str(same))
 

@@ -33,7 +33,7 @@ async def test_it_posts_over_connections_that_are_kept_open():
 
 @pytest.mark.anyio
 async def test_another_status_than_200_is_a_failure():
-    """And the connection can be used again."""
+    """Another status is a failure, and the connection is reused."""
     async with OpenAIServer(Reply(status=500)) as server, chat(server) as workload:
         report = await run_load(workload, ClosedLoop(users=1, requests=5))
         assert {"ServerError": 5} == report.errors
