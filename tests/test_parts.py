@@ -80,7 +80,7 @@ class TestMedia:
 
 class TestMessages:
     def test_the_text_is_that_of_the_text_parts(self):
-        """Media have none."""
+        """Media add nothing to the text."""
         message = Message("user", [Text("What is "), Image(PNG), Text("this?")])
         assert "What is this?" == message.text
         assert (Image(PNG),) == tuple(media_of(message.content))

@@ -615,7 +615,7 @@ def test_leaving_at_the_last_event_keeps_the_result(run):
 
 
 def test_bad_arguments_are_refused_as_by_sample(run):
-    """Before anything runs."""
+    """Invalid arguments raise before anything runs."""
 
     async def stream(**arguments):
         async with RejectionSamplingStrategy().stream("q", None, always("yes"), **arguments):

@@ -85,7 +85,7 @@ def greedy(*words: str) -> None:
     ],
 )
 def test_what_no_model_could_use_is_refused(make, error, says):
-    """At construction, before anything is paid."""
+    """Invalid tools are refused at construction."""
     with pytest.raises(error, match=says):
         make()
 

@@ -44,7 +44,7 @@ def test_an_answer_that_is_not_valid_is_exit_code_1(capsys):
 
 
 def test_explain_shows_every_attempt(capsys):
-    """With what failed, and why."""
+    """Every attempt is shown with what failed and why."""
     run([*SIMULATED, "--depth", "2", "--require", "one-of:yes,no", "--explain"])
     err = capsys.readouterr().err
     assert err.count("iteration ") == 2
@@ -133,7 +133,7 @@ def test_a_server_that_is_not_there_is_one_line_with_a_hint(capsys):
 
 @pytest.mark.parametrize("command", ["sample", "demo"])
 def test_the_help_of_a_command_shows_how_to_use_it(capsys, command):
-    """With examples that can be copied."""
+    """The help of a command has examples that can be copied."""
     assert run([command, "--help"]) == 0
     out = capsys.readouterr().out
     assert "Examples:" in out
@@ -204,7 +204,7 @@ def test_the_demo_shows_one_call(shown):
     "way", ["one-shot", "rejection", "multi-turn repair", "majority vote", "best-of-n", "hedged", "escalation"]
 )
 def test_the_demo_has_a_row_for_every_way(shown, way):
-    """Accuracy, times and tokens."""
+    """The table has accuracy, times and tokens of each strategy."""
     (row,) = [line for line in shown[0].stdout.splitlines() if line.strip().startswith(way) and "%" in line]
     assert len(row.rpartition("%")[2].split()) == 4
 

@@ -58,7 +58,7 @@ def test_an_address_that_is_empty_is_refused():
 
 
 def test_http_elsewhere_needs_a_flag():
-    """The error names it."""
+    """The error names the flag `--allow-http`."""
     spec = "openai:qwen3@http://gpu.example.com/v1"
     assert isinstance(parse_backend(spec, allow_http=True), OpenAIBackend)
     with pytest.raises(ValueError, match="allow_http"):

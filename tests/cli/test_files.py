@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_written_is_found_out_before(arguments, complaint,
 
 
 def test_a_journal_is_exported_by_a_command(tmp_path, capsys):
-    """With the reasons of every failure."""
+    """`sampling export` writes the reasons of every failure."""
     (tmp_path / "p.txt").write_text("Hi\n")
     out = tmp_path / "a.jsonl"
     arguments = ["map", str(tmp_path / "p.txt"), "--text", "--backend", "simulated", "--require", "one-of:a,b"]

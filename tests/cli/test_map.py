@@ -414,7 +414,7 @@ def test_what_is_no_text_is_named_by_its_line(tmp_path, capsys):
     ],
 )
 def test_a_wrong_flag_is_exit_code_2_and_says_what_is_right(prompts, capsys, arguments, complaint):
-    """Before anything is asked."""
+    """A wrong flag ends the command before anything is sent."""
     path = str(prompts(1))
     assert 2 == run(["map", *[argument.format(prompts=path) for argument in arguments], "--backend", "simulated"])
     assert complaint in capsys.readouterr().err

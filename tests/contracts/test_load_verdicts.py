@@ -167,7 +167,7 @@ def test_a_pause_makes_samples_that_depend_on_each_other():
 
 
 def test_the_verdict_of_a_file_is_that_of_the_run(run):
-    """R14: without its samples, too."""
+    """R14: a report that was read without its samples has the same verdict."""
 
     async def flaky(arrival: Arrival) -> None:
         if arrival.index % 200 == 0:

@@ -250,7 +250,7 @@ class TestBodies:
 
 class TestReuse:
     async def test_a_request_that_asks_to_close_is_the_last_one(self, anyio_backend):
-        """Even if the server keeps the connection."""
+        """The connection is closed even if the server would keep it."""
         async with HostileServer([OK, Step.READ, OK]) as server:
             client = transport()
             for _ in range(2):

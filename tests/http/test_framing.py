@@ -156,7 +156,7 @@ def test_what_never_ends_is_cut_off(name):
 
 
 def test_many_headers_are_refused():
-    """Even if they are short."""
+    """Too many headers are refused even if they are short."""
     assert summary(OK + b"x: y\r\n" * 257 + b"\r\n") == "refused"
     assert summary(OK + b"x: y\r\n" * 255 + b"content-length: 0\r\n\r\n") != "refused"
 

@@ -83,7 +83,7 @@ def test_actions_are_gone_through_in_turn_or_used_up(run):
     [([], ValueError, "actions must not be empty"), (5, TypeError, "actions must be a list of actions")],
 )
 def test_actions_that_are_none_say_so(actions, error, says):
-    """Bad input."""
+    """Invalid actions raise an error that says what is allowed."""
     with pytest.raises(error, match=says):
         strategy_workload(RejectionSamplingStrategy(), actions, None, server())
 

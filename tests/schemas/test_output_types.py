@@ -470,7 +470,7 @@ def test_a_parser_that_takes_no_text_is_refused_at_construction(parser):
 
 @pytest.mark.parametrize("parser", [OfText, lambda a, b=1: a, lambda *a: a, partial(int, base=2), int, str.strip, len])
 def test_a_parser_that_takes_a_text_is_called_with_it(parser):
-    """Whatever else it may take."""
+    """A parser may have further parameters with defaults."""
     assert Action("…", parser).parse("1")
 
 

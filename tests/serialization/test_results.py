@@ -178,7 +178,7 @@ def test_values_go_through_the_type_of_the_action(run):
     ],
 )
 def test_a_value_that_json_can_not_hold_is_degraded_with_a_note(run, value, expected, note):
-    """The result still travels."""
+    """The result can still be stored and restored."""
     result = run(sample, RejectionSamplingStrategy(), ScriptedBackend(["x"]), [], Action("q", lambda _: value))
     back = copied(result)
     assert expected == back.value

@@ -129,6 +129,6 @@ def points(reader: InMemoryMetricReader):
 
 
 def test_only_load_runs_can_be_watched():
-    """By name, before anything is registered."""
+    """Anything else is refused before a metric is registered."""
     with pytest.raises(TypeError, match="run must be a LoadRun or a PopulationsRun"), prometheus_load(7):
         pass

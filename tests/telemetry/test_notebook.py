@@ -65,7 +65,7 @@ def test_every_cell_gives_what_it_should(outputs):
 
 
 def test_a_result_shows_its_lanes_and_attempts(outputs):
-    """As HTML, at the end of a cell."""
+    """A result at the end of a cell is shown as HTML."""
     [shown] = outputs["result"]
     assert "<svg" in "".join(shown["data"]["text/html"])
     assert "<details" in "".join(shown["data"]["text/html"])

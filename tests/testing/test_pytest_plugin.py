@@ -64,7 +64,7 @@ def test_a_failed_recording_keeps_the_old_cassette(pytester, run_pytest):
 
 
 def test_pass_rates_are_in_the_summary(pytester, run_pytest):
-    """Of passed and of failed tests."""
+    """The summary has the rates of passed and of failed tests."""
     pytester.makepyfile(
         test_rates="""
 import pytest

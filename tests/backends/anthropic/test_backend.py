@@ -219,7 +219,7 @@ class TestConformance:
             assert not result.success, reason
 
     def test_it_is_not_pickled(self):
-        """It holds a key."""
+        """A backend holds a key, so pickling it raises."""
         backend = AnthropicBackend("m", "k")
         with pytest.raises(TypeError, match="an AnthropicBackend can't be pickled or copied"):
             backend.__reduce__()

@@ -316,7 +316,7 @@ async def test_a_class_is_sent_as_the_official_sdk_does():
 
 
 async def test_a_beta_header_is_passed_on():
-    """As with the SDK."""
+    """Beta headers are sent as by the SDK."""
     headers = {"anthropic-beta": "context-1m-2025-08-07"}
     theirs, ours = await of_the_sdk(headers=headers), await of_ours(headers=headers)
     assert theirs.headers["anthropic-beta"] == ours.headers["anthropic-beta"] == headers["anthropic-beta"]
@@ -498,12 +498,12 @@ class TestBadInput:
             await body_of(options=options)
 
     async def test_a_request_that_is_too_large_is_not_sent(self):
-        """By the limit of the backend."""
+        """A request above the limit of the backend raises before it is sent."""
         with pytest.raises(RequestTooLarge, match="max_request_bytes=100"):
             await body_of((Message("user", "x" * 100),), max_request_bytes=100)
 
     async def test_options_are_dropped_if_the_caller_says_so(self):
-        """With a warning, and without an error."""
+        """With `drop_unsupported=True`, unsupported options are left out."""
         body = await body_of(options=Options(seed=3, min_p=0.5), drop_unsupported=True)
         assert {"model", "max_tokens", "messages", "stream"} == body.keys()
 
@@ -521,7 +521,7 @@ class TestBadInput:
         ],
     )
     def test_a_constructor_says_what_is_wrong(self, arguments, message):
-        """Before the first request."""
+        """Invalid arguments raise before the first request."""
         with pytest.raises(ValueError, match=message):
             AnthropicBackend(**{"model": "m", "api_key": "k", "base_url": "https://example.com", **arguments})
 
@@ -547,7 +547,7 @@ class TestAddresses:
         assert [request.headers.get("x-api-key") for request in server.requests] == [None, "sk-ant-x"]
 
     async def test_a_base_url_may_end_in_v1(self):
-        """As those of other APIs do."""
+        """A base_url with /v1 works, as with other APIs."""
         async with AnthropicServer() as server:
             for url in (server.url, server.url.removesuffix("/v1"), f"{server.url}/"):
                 async with AnthropicBackend("m", base_url=url) as backend:

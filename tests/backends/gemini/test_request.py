@@ -141,7 +141,7 @@ class TestExtra:
 
 class TestTools:
     def test_a_choice_without_tools_is_a_bad_request(self):
-        """As for OpenAI. "none" is fine."""
+        """A tool choice without tools is a bad request, except for "none"."""
         with pytest.raises(BadRequest, match=r"no options\.tools"):
             body(tool_choice="required")
         assert ["contents"] == list(body(tool_choice="none"))
@@ -193,7 +193,7 @@ class TestSchemas:
         assert RIVER == body(schema=RIVER)["generationConfig"]["responseJsonSchema"]
 
     def test_the_given_schema_is_not_changed(self):
-        """It may be shared."""
+        """The caller's schema may be shared, so it is not changed."""
         given = {"type": "string", "const": "x", "minLength": 1}
         assert {"type": "string", "enum": ["x"], "description": "minLength: 1"} == reduced_schema(
             given, {"type", "enum", "description"}
@@ -201,7 +201,7 @@ class TestSchemas:
         assert {"type": "string", "const": "x", "minLength": 1} == given
 
     async def test_a_typed_action_gets_its_value_in_every_mode(self):
-        """Native, tool and prompt."""
+        """Native, tool and prompt mode all give the typed value."""
         for mode, reply in (
             ("native", {"text": '{"river": "Rhine"}'}),
             ("tool", {"functionCall": {"name": "River", "args": {"river": "Rhine"}}}),

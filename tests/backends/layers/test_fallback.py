@@ -45,7 +45,7 @@ def test_other_errors_come_through_at_once(run):
 
 @pytest.mark.parametrize("on", [BackendError, [BackendError], (LookupError, TransientError)])
 def test_on_says_what_makes_it_go_on(run, on):
-    """A type, or several."""
+    """`on` is one error type, or several."""
     assert (
         "done"
         == run(Fallback(ScriptedBackend([TransientError("busy")]), ScriptedBackend(["done"]), on=on).generate, ASK).text

@@ -509,7 +509,7 @@ def test_the_repr_shows_the_file(tmp_path):
 
 
 def test_usage_and_all_else_of_a_generation_survive(run, tmp_path):
-    """To the last field."""
+    """A replayed generation has every field of the recorded one."""
     whole = Generation("text\ud800\n\0", Usage(1, 2, 0.5), "length", "model", reasoning="because")
     run(Recorded(ScriptedBackend([whole]), tmp_path / "cassette").generate, ASK)
 

@@ -357,7 +357,7 @@ def test_a_backend_that_is_none_is_refused():
 
 
 def test_the_repr_shows_the_stack():
-    """From the outside in."""
+    """The repr lists the layers from the outside in."""
     assert repr(Retrying(Limited(timed, max_in_flight=2), attempts=3)) == (
         "Retrying(Limited(timed, max_in_flight=2), attempts=3, max_wait_s=120.0)"
     )

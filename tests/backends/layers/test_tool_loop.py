@@ -188,7 +188,7 @@ class Reading:
     ],
 )
 async def test_a_result_is_text_parts_or_json(anyio_backend, returned, content):
-    """As the tool returned it, from a thread."""
+    """Text and parts are sent as the tool returned them, and other values as JSON."""
 
     def look() -> object:
         return returned
@@ -341,7 +341,7 @@ def test_a_round_waits_for_what_others_only_reserved(run):
 
 
 def test_a_failure_in_a_later_round_keeps_the_usage_of_the_earlier_ones(run):
-    """They were paid for."""
+    """Earlier rounds were paid for, so their usage counts."""
     backend = ToolLoop(ScriptedBackend([calling(OSLO), ServerError("busy"), SUNNY]), [weather])
     result = run(RejectionSamplingStrategy(loop_budget=2).sample, "?", None, backend)
     assert [USED, USED] == [one.usage for one in result.attempts]
@@ -389,7 +389,7 @@ async def test_a_loser_leaves_a_thread_behind_and_does_not_wait_for_it(anyio_bac
 
 
 def test_it_can_be_cancelled_at_every_step():
-    """Whatever is cut off, the books balance."""
+    """After a cancellation at any step, requests and usage still add up."""
 
     async def look() -> str:
         await anyio.sleep(0.1)
@@ -420,7 +420,7 @@ class Streaming:
 
 
 def test_text_is_streamed_piece_by_piece(run):
-    """As it comes, from every round."""
+    """Pieces of every round are passed on as they arrive."""
     pieces = []
     answer = run(ToolLoop(Streaming(calling(OSLO), Generation("it rains")), [weather]).stream, ASK, pieces.append)
     assert ["it ", "rains "] == pieces
@@ -525,7 +525,7 @@ def test_the_identity_includes_the_tools():
     ],
 )
 def test_what_could_not_work_is_refused_at_construction(make, error, says):
-    """Before anything is paid."""
+    """Invalid tools are refused before anything is paid for."""
     with pytest.raises(error, match=says):
         make()
 
@@ -540,5 +540,5 @@ def test_options_that_do_not_fit_the_tools_are_refused_before_anything_is_sent(r
 
 
 def test_the_repr_names_the_tools():
-    """For logs."""
+    """The repr names the tools, for logs."""
     assert "ToolLoop(weather, tools=['weather'], max_rounds=8)" == repr(ToolLoop(weather, [tool(weather)]))

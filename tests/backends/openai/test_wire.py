@@ -82,7 +82,7 @@ class TestToolCalls:
         assert (ToolCall("a", "f", '{"x": 1}'), ToolCall("call_1", "g", "{}")) == generation.tool_calls
 
     def test_calls_that_are_interleaved_are_kept_apart(self):
-        """By their index, which also orders them."""
+        """Interleaved calls are assembled and ordered by their index."""
         generation = read(
             call(1, "b", "g", '{"y"'),
             call(0, "a", "f", '{"x"'),

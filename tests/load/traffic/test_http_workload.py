@@ -62,7 +62,7 @@ async def test_a_server_that_misbehaves_gives_a_typed_error(script, error):
 
 @pytest.mark.anyio
 async def test_an_answer_that_never_ends_has_a_timeout():
-    """For the whole answer."""
+    """The timeout covers the whole response."""
     script = [b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhi", Step.HANG]
     async with HostileServer(script) as server, chat(server, timeout_s=0.1) as workload:
         with pytest.raises(Timeout, match=r"no whole answer within 0.1 s"):
