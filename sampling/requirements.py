@@ -261,7 +261,7 @@ def as_requirement(name: str, requirement: RequirementLike) -> Requirement:
 
 def _takes_view(check: Check) -> bool:
     """
-    Return True if the check takes a `View`, or raise TypeError if it can't be called with a text and a view.
+    Return True if the check takes a `View`, or raise TypeError if it is not a valid check.
 
     It does if its second positional parameter is required, or is named `view`.
     """

@@ -116,7 +116,7 @@ def texts_are_inside_of_attempts(events):
 
 
 def story(event):
-    """What an event says, without ids and times."""
+    """Describe an event without ids and times."""
     fields = ("iteration", "subsample", "attempt", "strategy", "piece", "text", "success", "stop_reason", "attempts")
     return type(event).__name__, *[getattr(event, name, None) for name in fields]
 

@@ -86,7 +86,7 @@ class CheckDefect(Picklable, Exception):
 
 
 class PartialText:
-    """The text of an answer while it streams in. Adding a piece raises `CutShort` if the text can no longer pass."""
+    """The streamed text so far. Adding a piece raises `CutShort` if the text can no longer pass."""
 
     restartable = True
     """Layers may send the text once more: `restart` takes back what they sent."""

@@ -15,7 +15,7 @@ _THINKING = re.compile(r"\s*<(?:think|thinking|thought)>")
 
 def read_partial_json(text: str, openings: str) -> Any:
     """
-    Return the first value of a text that begins with one of these brackets, as far as it has come, or None.
+    Return the first, possibly incomplete value of a text that begins with one of these brackets, or None.
 
     What may be before it: a `<think>` block, a code fence, and prose. A string at the end is as long as it is so far.
     """

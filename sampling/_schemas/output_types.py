@@ -86,7 +86,7 @@ class TypedReader(Generic[T]):
 
     def read_partial(self, text: str) -> Any:
         """Return the JSON of an incomplete answer, or None if there is none yet. It is not validated."""
-        # A union of classes is no object to its schema, either.
+        # The schema of a union of classes is not that of an object, either.
         data: Any = read_partial_json(text, "{" if self._root == "object" else "[{")
         if self._root != "object" and isinstance(data, dict) and data.keys() <= {VALUE}:
             return cast("dict[str, Any]", data).get(VALUE)

@@ -1,4 +1,4 @@
-"""Serve the figures of a load run while it goes on, as a page and for Prometheus."""
+"""Serve the metrics of a load run in progress, as a page and for Prometheus."""
 
 import sys
 import threading
@@ -35,7 +35,7 @@ Route = Callable[[], tuple[str, bytes]]
 
 
 class LivePage:
-    """A page with the figures of a run, which reloads itself and needs no scripts. At the end it is the report."""
+    """A page with the metrics of a run, which reloads itself without scripts and ends as the report."""
 
     def __init__(self, run: LoadRun | PopulationsRun, title: str) -> None:
         self._figures = LoadFigures(run, most=_RECENT)

@@ -63,7 +63,7 @@ def gemini_chunk(text=None, finish=None):
 
 @attrs.frozen
 class Provider:
-    """How to reach a server as one provider, and how that provider would answer."""
+    """A provider: its backend, and the responses of its API."""
 
     make: Callable
     """Returns a backend for an address without a path."""

@@ -1,5 +1,5 @@
 """
-What mellea's own sampling tests claim, on our names.
+mellea's own tests of sampling, rewritten with our names.
 
 The differences are in `docs/how-to/coming-from-mellea.md`, and their tests begin with "Different".
 """

@@ -1,4 +1,4 @@
-"""What errors and cancellations end: an attempt, a subsample or the call. Nothing undoes a winner."""
+"""Errors and cancellations end an attempt, a subsample or the call, and never undo a winner."""
 
 import asyncio  # noqa: TID251 - its cancellation, wherever it is raised
 import json

@@ -20,7 +20,7 @@ def parse(*pieces):
 
 
 def summary(*pieces, closed=False):
-    """What a caller sees of a response, or that it is refused."""
+    """Summarize the response as a caller sees it, or the refusal."""
     parser = ResponseParser()
     body = b""
     try:

@@ -80,7 +80,7 @@ class Priced(Layer):
         return attrs.evolve(usage, cost=cost * min([price_factor(one) for one in iter_backends(self.inner[0])]))
 
     def price_of(self, model: str | None) -> Price:
-        """Return the price of a million tokens of a model, or raise a ValueError if the price list does not have it."""
+        """Return the price of a million tokens of a model, or raise ValueError if it is not known."""
         if self.price is not None:
             return self.price
         name, million = model or self._model or "", 1_000_000

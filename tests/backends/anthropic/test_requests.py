@@ -1,4 +1,4 @@
-"""What `AnthropicBackend` sends: as the official SDK does for the same call, and nothing that the API would refuse."""
+"""`AnthropicBackend` sends the same requests as the official SDK, and nothing that the API would refuse."""
 
 import base64
 import json

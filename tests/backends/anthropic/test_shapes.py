@@ -1,4 +1,4 @@
-"""What Anthropic's API sends, read as it was meant. Each file in `shapes` says where it comes from."""
+"""Recorded responses of Anthropic's API are read correctly. Each file in `shapes` names its source."""
 
 from pathlib import Path
 
