@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from sampling._json.extraction import MAX_CHARS
-from sampling._json.lenient import answer_without_thoughts, mend
+from sampling._json.lenient import answer_without_thoughts, fix_json
 
 __all__ = ["read_partial_json"]
 
@@ -26,7 +26,7 @@ def read_partial_json(text: str, openings: str) -> Any:
     if not starts or len(text) > MAX_CHARS or _THINKING.match(text) or _HUGE_NUMBER.search(text):
         return None
     body = text[min(starts) :]
-    for candidate in (body, mend(body)):
+    for candidate in (body, fix_json(body)):
         try:
             # It stops where the value ends, whatever follows.
             return from_json(candidate, allow_partial="trailing-strings")

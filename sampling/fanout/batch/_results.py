@@ -21,7 +21,7 @@ from sampling.errors import (
     ResponseTooLarge,
     Timeout,
 )
-from sampling.fanout.batch._lane import patiently
+from sampling.fanout.batch._lane import retry_transient_errors
 from sampling.fanout.batch._ledger import Batch, Ledger
 from sampling.fanout.batch._tickets import ParkedRequest
 
@@ -62,7 +62,7 @@ class Results:
 
     async def read(self, state: BatchState) -> None:
         """Read all lines. After a broken connection, read again from the beginning: settled requests are skipped."""
-        await patiently(lambda: self._read(state))
+        await retry_transient_errors(lambda: self._read(state))
 
     async def _read(self, state: BatchState) -> None:
         self._answers, self._others, self._pending = [], [], set()
