@@ -116,7 +116,7 @@ class Budget:
 
     def check_cost(self, backend: object, used: Usage | None) -> None:
         """Raise `UnknownPrice` for an answer without a cost, if this budget has seen no other."""
-        # A used-up zero is a cached answer. None means that the backend reported nothing at all.
+        # A usage of zero is a cached answer. None means that the backend reported nothing at all.
         if self.cost is None or self._usage.cost or (used is not None and not used.total_tokens):
             return
         if not getattr(backend, "reports_cost", None):
@@ -206,7 +206,7 @@ class Budget:
             elif self._lacking(wanted, reserved=False) is not None or self._is_stuck():
                 waiter.refusal = lacking
             else:
-                # Later ones wait, too, even if they would fit: otherwise a large request might wait for ever.
+                # Later ones wait, too, even if they would fit: otherwise a large request might wait forever.
                 return
             self._waiting.popleft()
             waiter.wakeup.set()

@@ -265,7 +265,7 @@ def _takes_view(check: Check) -> bool:
 
     It does if its second positional parameter is required, or is named `view`.
     """
-    # inspect.signature is slow, and lambdas are often made anew for each call.
+    # inspect.signature is slow, and lambdas are often created for each call.
     if type(check) is FunctionType and not hasattr(check, "__wrapped__"):
         code = check.__code__
         required = code.co_argcount - len(check.__defaults__ or ())

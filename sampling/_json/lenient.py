@@ -72,7 +72,7 @@ def fix_json(text: str) -> str:
 def _as_json(text: str, openings: str) -> str:
     """Convert the syntax of JavaScript and Python after the first bracket to JSON."""
     start = _first_place(text, openings)
-    # Not what is before it, where an apostrophe would begin a string.
+    # Skip the text before the bracket, where an apostrophe would begin a string.
     return fix_json(_FOREIGN.sub(_from_foreign, text[start:]))
 
 

@@ -205,7 +205,7 @@ def plain_parser(parser: Any) -> Any:
     if isinstance(parser, type) and parser in _READERS:
         return _READERS[parser]
     if type(parser) is FunctionType and not hasattr(parser, "__wrapped__"):
-        # inspect.signature is slow, and lambdas are often made anew for each call.
+        # inspect.signature is slow, and lambdas are often created for each call.
         if not _takes_one(parser):
             raise _uncallable(parser)
     elif isinstance(parser, type):

@@ -126,7 +126,7 @@ def serving_live_page(run: LoadRun | PopulationsRun, port: int, title: str) -> G
         routes: dict[str, Route] = {"/": lambda: ("text/html; charset=utf-8", page.respond().encode())}
         routes["/metrics"] = stack.enter_context(_metrics(run))
         try:
-            # Only this machine can reach it: the figures are nobody else's business.
+            # Only this machine can reach it, because the metrics may be confidential.
             server = _Server(("127.0.0.1", port), _handler(routes))
         except OSError as error:
             raise ValueError(f"--live-port {port} can't be used: {reason_of(error)}") from None

@@ -176,7 +176,7 @@ class StreamedMessage(StreamedResponse):
             raise MalformedResponse("a delta belongs to a block that has not begun")
         kind = optional(delta, "type", str) or ""
         if kind not in _DELTAS:
-            # Citations, and what the API may add.
+            # Citations, and fields that the API may add later.
             return ""
         given = optional(delta, _DELTAS[kind], str) or ""
         if kind == "signature_delta":

@@ -51,7 +51,7 @@ class Priced(Layer):
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
         model = None
         if self.price is None:
-            # Before anything is sent: a cost that nobody knows can't be kept within a budget.
+            # Before anything is sent, because an unknown cost can't be kept within a budget.
             model = request.options.model or self._model
             self._check_listed(model)
         meter = UsageMeter()

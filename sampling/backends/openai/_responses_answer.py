@@ -157,7 +157,7 @@ class StreamedResponsesAnswer(StreamedResponse):
         if kind == "function_call":
             name, arguments = optional(item, "name", str) or "", optional(item, "arguments", str) or ""
             call_id = optional(item, "call_id", str) or optional(item, "id", str) or f"call_{index}"
-            # The item at the end has the whole arguments, and the one at the beginning none.
+            # The last item has the complete arguments, and the first one has none.
             before = self._calls.get(index)
             self._calls[index] = _PartialCall(call_id, name, arguments or (before.arguments if before else ""))
         elif kind == "reasoning" and is_done and isinstance(signature := item.get("encrypted_content"), str):

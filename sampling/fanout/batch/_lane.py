@@ -169,7 +169,7 @@ class Lane:
         async def create() -> None:
             failure: BackendError = Timeout(f"the batch was not created within {_CREATE_GRACE_S:g} s")
             try:
-                # Not cancelled on the way: otherwise the batch might exist, and nobody would know its id.
+                # Shielded from cancellation: otherwise the batch might exist without a known id.
                 with anyio.move_on_after(_CREATE_GRACE_S, shield=True):
                     batch.batch_id = await self._client.create(lines, batch.file_id, batch.name)
                     return
