@@ -86,7 +86,7 @@ def _standard_logger(name: str) -> Any:
 
 
 def _render_line(logger: logging.Logger, _method: str, fields: Any) -> tuple[tuple[str, str], dict[str, int]]:
-    # The name tells whose line it is where no formatter does.
+    # The name says where the line comes from if no formatter does.
     words = [] if logger.hasHandlers() else [f"{logger.name}:"]
     words += [str(fields.pop("event")), *(f"{name}={value!r}" for name, value in fields.items())]
     # As an argument, because a `%` in the line is text. The level skips the frames of structlog and of `Logger`.

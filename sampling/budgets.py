@@ -120,7 +120,7 @@ class Budget:
 
     def check_cost(self, backend: object, used: Usage | None) -> None:
         """Raise `UnknownPrice` for an answer without a cost, if this budget has seen no other."""
-        # A used-up zero is a cached answer. None means that the backend reported nothing at all.
+        # A usage of zero is a cached answer. None means that the backend reported nothing at all.
         if self.cost is None or self._usage.cost or (used is not None and not used.total_tokens):
             return
         if not getattr(backend, "reports_cost", None):
@@ -215,7 +215,7 @@ class Budget:
         if self._holders:
             # Each waits for what the others hold. The first gives up, and returns what it holds.
             return self._is_stuck() and self._decide(self._holders[0], refuse=True)
-        # Later ones wait, too, even if they would fit: otherwise a large request might wait for ever.
+        # Later ones wait, too, even if they would fit: otherwise a large request might wait forever.
         return bool(self._waiting) and self._decide(self._waiting[0])
 
     def _decide(self, waiter: "_Waiter", *, refuse: bool = False) -> bool:

@@ -203,7 +203,7 @@ class Hook:
 
     @property
     def is_async(self) -> bool:
-        """Whether the function is declared with `async def`."""
+        """True if the function is declared with `async def`."""
         function: Any = self.function
         return iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 

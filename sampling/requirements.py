@@ -266,11 +266,11 @@ def as_requirement(name: str, requirement: RequirementLike) -> Requirement:
 
 def _takes_view(check: Check) -> bool:
     """
-    Return True if the check takes a `View`, or raise TypeError if it can't be called with a text and a view.
+    Return True if the check takes a `View`, or raise TypeError if it is not a valid check.
 
     It does if its second positional parameter is required, or is named `view`.
     """
-    # inspect.signature is slow, and lambdas are often made anew for each call.
+    # inspect.signature is slow, and lambdas are often created for each call.
     if type(check) is FunctionType and not hasattr(check, "__wrapped__"):
         code = check.__code__
         required = code.co_argcount - len(check.__defaults__ or ())

@@ -69,7 +69,7 @@ class Events(Generic[T]):
         """Wait for the next event and return it."""
         while not self._unread:
             if self._ended:
-                # What cancelled the call may have cancelled its reader, too, who must not take it for the end.
+                # The same cancellation may have reached the reader, who must not mistake it for the end.
                 await checkpoint_if_cancelled()
                 self._raise_failure()
                 raise StopAsyncIteration

@@ -121,7 +121,7 @@ def texts_are_inside_of_attempts(events):
 
 
 def story(event):
-    """What an event says, without ids and times."""
+    """Describe an event without ids and times."""
     fields = ("iteration", "subsample", "attempt", "strategy", "piece", "text", "success", "stop_reason", "attempts")
     return type(event).__name__, *[getattr(event, name, None) for name in fields]
 
@@ -558,7 +558,7 @@ def test_the_exception_of_the_call_is_raised_as_it_is(run, reads):
 
 
 def test_an_exception_that_was_caught_is_not_raised_again(run):
-    """But `events.result` has nothing else to say."""
+    """After an exception was caught, only `events.result` raises it again."""
 
     async def stream():
         async with RejectionSamplingStrategy().stream("q", None, ScriptedBackend([FatalError("no")])) as events:
@@ -576,7 +576,7 @@ def test_an_exception_that_was_caught_is_not_raised_again(run):
     "kind", [LookupError, KeyboardInterrupt, SystemExit, GeneratorExit, StopAsyncIteration, BrokenBlock]
 )
 def test_an_exception_of_the_block_is_raised_as_it_is(run, kind):
-    """Whatever it is, it comes out alone, and the call is cancelled."""
+    """An exception of the block is raised unchanged, and the call is cancelled."""
     backend = always("a", "b")
     own = kind("the block's own")
 
@@ -746,7 +746,7 @@ def test_leaving_at_the_last_event_keeps_the_result(run):
 
 
 def test_bad_arguments_are_refused_as_by_sample(run):
-    """Before anything runs."""
+    """Invalid arguments raise before anything runs."""
 
     async def stream(**arguments):
         async with RejectionSamplingStrategy().stream("q", None, always("yes"), **arguments):

@@ -1,4 +1,4 @@
-"""Stages: calls inside a call, one after the other, whose attempts and answers are on the result of the outer one."""
+"""Stages: consecutive calls inside a call, whose attempts are on the result of the outer one."""
 
 from typing import Any, Generic, TypeVar
 

@@ -86,7 +86,7 @@ class CheckDefect(Picklable, Exception):
 
 
 class PartialText:
-    """The text of an answer while it streams in. Adding a piece raises `CutShort` if the text can no longer pass."""
+    """The streamed text so far. Adding a piece raises `CutShort` if the text can no longer pass."""
 
     restartable = True
     """Layers may send the text once more: `restart` takes back what they sent."""
@@ -150,7 +150,7 @@ def check(requirements: Sequence[Requirement], text: str, view: View | None) -> 
     Check an answer, as far as possible without awaiting.
 
     Returns the validations in order, or a `Checking` if a check has to be awaited or a judge asked.
-    Raises only `BadVerdict` and `CheckDefect`, which another attempt cannot mend.
+    Raises only `BadVerdict` and `CheckDefect`, which another attempt cannot fix.
     """
     said: list[Any] = []
     finished = True
@@ -170,7 +170,7 @@ class Checking:
     """
     The checks of one answer that have to be awaited: all at once, and judges only if everything else passed.
 
-    Raises only `BadVerdict`, `CheckDefect` and `FatalError` from a judge, which another attempt cannot mend,
+    Raises only `BadVerdict`, `CheckDefect` and `FatalError` from a judge, which another attempt cannot fix,
     and `UnexpectedCancellation`.
     """
 

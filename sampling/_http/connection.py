@@ -31,7 +31,7 @@ Skim: TypeAlias = Callable[[bytes], bytes]
 
 
 class Payload:
-    """The bytes of a request. They hold the key, so they are in no repr and no local variable of a traceback."""
+    """The bytes of a request, which are kept out of reprs and tracebacks, because they hold the key."""
 
     __slots__ = ("data", "is_last")
 

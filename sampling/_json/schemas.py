@@ -43,7 +43,7 @@ _KEYWORDS = frozenset(
     }
 )
 _FORMATS = frozenset({"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uuid"})
-# What only narrows the values may be left out, because the answer is validated. The model is told of it in words.
+# Keywords that only narrow the values may be left out, because the answer is validated. They move to descriptions.
 _TOLD = ("minLength", "maxLength", "uniqueItems", "minProperties", "maxProperties", "contains", "format")
 _SILENT = frozenset(
     {"$comment", "$id", "$schema", "default", "deprecated", "discriminator", "examples", "readOnly", "writeOnly"}
@@ -111,7 +111,7 @@ def inline_root(schema: Mapping[str, Any]) -> Json:
         found = root.get("$defs", {}).get(str(root["$ref"]).rpartition("/")[2])
         if isinstance(found, dict):
             del root["$ref"]
-            # A copy: what is rewritten in one place must not be rewritten in the other, too.
+            # A copy, because a rewrite in one place must not change the other.
             root = {**deepcopy(cast("Json", found)), **root}
     return root
 

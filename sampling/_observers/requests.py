@@ -1,5 +1,5 @@
 """
-Let telemetry see every request that is sent to a model, wherever it is sent from, and every tool that is run.
+Let telemetry observe every request to a model, and every tool that is run.
 
 An attempt may send several: retries, rounds of tools, and those of judges. So requests are observed where they leave
 the library: in the backends for HTTP, and where any other backend is called. Without an observer, it costs one lookup

@@ -86,7 +86,7 @@ class TypedReader(Generic[T]):
 
     def read_partial(self, text: str) -> Any:
         """Return the JSON of an incomplete answer, or None if there is none yet. It is not validated."""
-        # A union of classes is no object to its schema, either.
+        # The schema of a union of classes is not that of an object, either.
         data: Any = read_partial_json(text, "{" if self._root == "object" else "[{")
         if self._root != "object" and isinstance(data, dict) and data.keys() <= {VALUE}:
             return cast("dict[str, Any]", data).get(VALUE)
@@ -205,7 +205,7 @@ def plain_parser(parser: Any) -> Any:
     if isinstance(parser, type) and parser in _READERS:
         return _READERS[parser]
     if type(parser) is FunctionType and not hasattr(parser, "__wrapped__"):
-        # inspect.signature is slow, and lambdas are often made anew for each call.
+        # inspect.signature is slow, and lambdas are often created for each call.
         if not _takes_one(parser):
             raise _uncallable(parser)
     elif isinstance(parser, type):

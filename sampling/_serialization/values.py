@@ -138,7 +138,7 @@ def _number(value: float, name: str, notes: list[str]) -> float | None:
 
 
 def _from_array(value: Any) -> Any:
-    """Return a number or an array of NumPy, PyTorch and the like as plain numbers, and anything else as it is."""
+    """Convert numbers and arrays of NumPy, PyTorch and the like to plain numbers."""
     to_list: Callable[[], Any] | None = getattr(value, "tolist", None)
     if not callable(to_list):
         return value

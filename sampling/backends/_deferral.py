@@ -23,7 +23,7 @@ class Ticket(Protocol):
 
     @property
     def is_sent(self) -> bool:
-        """Whether the provider has the request, and may charge for it."""
+        """True once the provider has the request, and may charge for it."""
         ...
 
     @property

@@ -23,13 +23,13 @@ def wire_name(name: str) -> str:
 
 
 def short_id(given: str) -> str:
-    """Return the id of a call, or its digest if it is too long for OpenAI. Calls and results use the same."""
+    """Return the id of a call and its result, or its digest if it is too long for OpenAI."""
     # Other characters stay: models such as Kimi were trained on ids like "functions.search:0".
     return given if 0 < len(given) <= _MAX_ID_CHARS else _digest(given)
 
 
 def plain_id(given: str) -> str:
-    """Return the id of a call, or its digest if Anthropic would refuse it. Calls and results use the same."""
+    """Return the id of a call and its result, or its digest if Anthropic would refuse it."""
     return given if _PLAIN.fullmatch(given) else _digest(given)
 
 

@@ -193,7 +193,7 @@ class Checkup:
                 group.start_soon(cancel_at_first_piece)
         if finished:
             raise _Unhealthy("warn", "answers ended before they could be cancelled", "Try a model with longer answers.")
-        # A server that goes on generating is busy with answers that nobody reads.
+        # A server that keeps generating is busy with answers that are never read.
         after_s = await self._time_of_short_request()
         found = f"after {_AT_ONCE} cancelled requests, one took {after_s:.2f} s, and {before_s:.2f} s before"
         if after_s > before_s + _SLOW_STOP_S:

@@ -1,4 +1,4 @@
-"""Serve the figures of a load run while it goes on, as a page and for Prometheus."""
+"""Serve the metrics of a load run in progress, as a page and for Prometheus."""
 
 import sys
 import threading
@@ -35,7 +35,7 @@ Route = Callable[[], tuple[str, bytes]]
 
 
 class LivePage:
-    """A page with the figures of a run, which reloads itself and needs no scripts. At the end it is the report."""
+    """A page with the metrics of a run, which reloads itself without scripts and ends as the report."""
 
     def __init__(self, run: LoadRun | PopulationsRun, title: str) -> None:
         self._figures = LoadFigures(run, most=_RECENT)
@@ -126,7 +126,7 @@ def serving_live_page(run: LoadRun | PopulationsRun, port: int, title: str) -> G
         routes: dict[str, Route] = {"/": lambda: ("text/html; charset=utf-8", page.respond().encode())}
         routes["/metrics"] = stack.enter_context(_metrics(run))
         try:
-            # Only this machine can reach it: the figures are nobody else's business.
+            # Only this machine can reach it, because the metrics may be confidential.
             server = _Server(("127.0.0.1", port), _handler(routes))
         except OSError as error:
             raise ValueError(f"--live-port {port} can't be used: {reason_of(error)}") from None

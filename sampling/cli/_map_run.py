@@ -298,7 +298,7 @@ def _write(outcome: ItemOutcome[Any], write: OutcomeWriter, job: MapJob, state: 
     try:
         write(outcome)
     except ReaderLeft:
-        # Nobody reads the answers, so no more are bought. A journal keeps those that are in flight.
+        # The answers are no longer read, so no more are requested. A journal keeps those in flight.
         state.reader_left = True
         if state.run is not None:
             (state.run.cancel if job.journal is None else state.run.drain)()

@@ -13,7 +13,7 @@ from typing import TextIO
 __all__ = ["ReaderLeft", "only_results", "reopen_closed_streams", "terminal_safe", "write_result"]
 
 _KEPT_CONTROLS = frozenset("\n\t")
-# They reorder the text around them, so that a terminal shows something else than what is there.
+# They reorder the text around them, so that a terminal would show something else.
 _DIRECTION_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 

@@ -225,7 +225,7 @@ class _ClosingBackend:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        # Requirements ask with isinstance what a backend can do.
+        # Requirements use isinstance to find out what a backend can do.
         kind: type[Any] = self._backend.__class__
         return kind
 

@@ -189,7 +189,7 @@ class _Thoughts:
         """Append generated thoughts and record their usage."""
         # A backend that ignores stop words has already begun the answer. Drop it: a later request generates it.
         self._text += piece.text.partition(self._end)[0]
-        # At least 1, so that empty pieces of a backend without usage can't go on for ever.
+        # At least 1, so that empty pieces of a backend without usage can't go on forever.
         self._left -= piece.usage.output_tokens or max(1, estimate_tokens(len(piece.text)))
         # At its token limit a model was cut off. With any other reason it ended the thoughts itself.
         self._wants_to_stop = piece.finish_reason != "length"

@@ -20,8 +20,8 @@ __all__ = [
     "describe_request",
     "describe_tool",
     "error_of",
-    "how_it_ended",
     "request_options",
+    "request_outcome",
     "response_id",
     "spent_tokens",
     "tokens_by_type",
@@ -151,7 +151,7 @@ def wasted_tokens(event: LoopFinished) -> tuple[tuple[str, int], ...]:
     return tokens_by_type(event.usage if best is None else event.usage.minus(best.usage))
 
 
-def how_it_ended(sent: SentRequest) -> str:
+def request_outcome(sent: SentRequest) -> str:
     """Return "answered", "cancelled" for a loser, "cut" by a partial check, or "failed"."""
     if sent.error is None:
         return "answered"
@@ -162,4 +162,4 @@ def how_it_ended(sent: SentRequest) -> str:
 
 def error_of(sent: SentRequest) -> str | None:
     """Return the type of the error of a request that failed. Losers did not fail."""
-    return type(sent.error).__name__ if how_it_ended(sent) == "failed" else None
+    return type(sent.error).__name__ if request_outcome(sent) == "failed" else None

@@ -1,5 +1,5 @@
 """
-Show the progress of calls, in a terminal or a notebook: a bar for each, and the text of their attempts as it grows.
+Show the progress of calls in a terminal or a notebook, with the text of their attempts.
 
     with progress(lanes=True) as hooks:
         result = await strategy.sample("…", None, backend, reqs, hooks=hooks)

@@ -84,7 +84,7 @@ class ServerBatch:
 
     @property
     def ended(self) -> bool:
-        """Whether the batch has ended."""
+        """True if the batch has ended."""
         return self.status in {"completed", "cancelled", "expired", "failed"}
 
 

@@ -217,7 +217,7 @@ def _with(request: Request, **options: Any) -> Request:
 
 
 async def _answers(backend: Backend, case: _Case) -> None:
-    # The first request may start what the backend keeps, such as a pool.
+    # The first request may start something that the backend keeps, such as a pool.
     await _generate(backend, case.request)
     before = Leftovers.now()
     answer = await _generate(backend, case.request)

@@ -81,7 +81,7 @@ def cassette(request: pytest.FixtureRequest) -> Generator[OpenCassette]:
         return Replayed(path)
 
     yield open_cassette
-    # A failed test would be replayed as a failure for ever, so the old cassette stays.
+    # A failed test would always be replayed as a failure, so the old cassette stays.
     for path, recording in recorded.items():
         if request.node.stash.get(_passed, False):
             recording.replace(path)

@@ -103,7 +103,7 @@ def test_populations_load_one_server(tmp_path, capsys):
 
 
 def test_a_dry_run_shows_every_population_and_sends_nothing(scenario, capsys):
-    """As for flags."""
+    """A dry run of a scenario works as one of flags."""
     assert 0 == run(["load", str(scenario), "--dry-run"])
     shown = capsys.readouterr().out
     assert "chat: rejection, 1 deep × 1 wide, 2 questions, backend simulated:0.9" in shown

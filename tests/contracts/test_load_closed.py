@@ -292,7 +292,7 @@ def test_a_closed_loop_in_which_all_hang_lasts_until_its_horizon(run):
 
 
 def test_a_user_has_a_timeout_too(run):
-    """O12: and goes on after it."""
+    """O12: a request that times out is failed, and its user continues."""
 
     async def hangs(arrival: Arrival) -> None:
         await anyio.sleep_forever()

@@ -114,7 +114,7 @@ def test_a_poisson_step_sends_what_was_asked_for(seed):
 
 
 def test_a_shape_that_raises_is_refused_before_anything_is_sent(run):
-    """O13: with what it raised, and where."""
+    """O13: the error has the exception of the shape, and the time at which it was raised."""
 
     def shape(fraction: float) -> float:
         return 1 / (0.5 - fraction) if fraction < 0.5 else 1 / 0
@@ -163,7 +163,7 @@ def test_a_request_that_reaches_its_timeout_is_failed(run):
 
 
 def test_a_cancellation_that_nobody_asked_for_is_a_failed_request(run):
-    """O10: the run goes on."""
+    """O10: the run continues, and the request counts as failed."""
 
     async def stray(arrival: Arrival) -> None:
         await anyio.sleep(0.1)
@@ -232,7 +232,7 @@ def test_nonsense_on_an_arrival_is_left_out_and_counted(run, gap, operation):
 
 
 class Wordless(Exception):
-    """An error that can't say what it is."""
+    """An error without a message."""
 
     def __str__(self) -> str:
         raise RuntimeError("no words")
@@ -506,7 +506,7 @@ def test_latency_counts_from_the_intended_instant_and_service_time_from_the_send
 
 
 def test_a_run_that_keeps_its_schedule_says_nothing_of_a_client_limit(run):
-    """O6: lag is reported all the same."""
+    """O6: the lag is still reported."""
     report = run(run_load, Seen(0.2), OpenLoop(rate=10, duration_s=10))
     assert not report.client_limited
     assert 100 == report.schedule_lag.count

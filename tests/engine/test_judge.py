@@ -134,7 +134,7 @@ def test_labels_and_thoughts_before_a_score_are_skipped(run, reply):
 
 @pytest.mark.parametrize("reply", ["yes", "Yes.", "**YES**\nIt is.", " yes, but"])
 def test_a_yes_is_a_pass(reply):
-    """By its first word."""
+    """The first word of the reply decides."""
     assert Validation(True) == YesOrNo().read(reply)
 
 
@@ -142,7 +142,7 @@ def test_a_yes_is_a_pass(reply):
     ("reply", "reason"), [("no", None), ("No: it is rude.", "it is rude"), ("**No**\n- It is rude", "It is rude")]
 )
 def test_a_no_is_a_failure_with_its_reason(reply, reason):
-    """In the judge's own words."""
+    """The reason is in the judge's own words."""
     assert Validation(False, reason) == YesOrNo().read(reply)
 
 
@@ -153,7 +153,7 @@ def test_a_long_reason_is_kept():
 
 @pytest.mark.parametrize("reply", ["", "maybe", "There is no doubt: yes", "yesterday", "nothing", "I say yes"])
 def test_an_unclear_judgement_is_not_a_pass(run, reply):
-    """Nor is its opposite: it is an error, and fails closed."""
+    """An unclear verdict is an error, and fails even inside of not_()."""
     with capture_logs():
         for requirement in (checks.judge("is polite"), Requirement("is polite"), checks.not_("is polite")):
             writer = ScriptedBackend(["text", reply])
@@ -191,7 +191,7 @@ class TestScore:
         assert expected == (None if verdict is None else (verdict.passed, verdict.score))
 
     def test_a_score_below_the_threshold_says_what_is_missing(self, run):
-        """In the judge's words, and in points."""
+        """The reason has the judge's words and the points."""
         critic = saying("4\nIt has no rhyme.")
         result = run(sample, saying("text"), checks.judge("is poetic", backend=critic, at_least=7))
         assert ("is poetic (7 of 10): It has no rhyme (4 of 10, needed 7)",) == result.best.complaints
@@ -199,14 +199,14 @@ class TestScore:
         assert "How well is the requirement met, from 0 to 10?" in critic.requests[0].messages[-1].content
 
     def test_at_least_nothing_scores_without_judging(self, run):
-        """For strategies that choose by score."""
+        """`at_least=0` passes every answer, for strategies that select by score."""
         result = run(sample, saying("text"), checks.judge("is poetic", backend=saying("2"), at_least=0, out_of=5))
         assert (True, 0.4) == (result.success, result.best.score)
 
 
 class TestWhoIsAsked:
     def test_without_a_backend_it_is_that_of_the_call_with_its_model(self, run):
-        """As for a sentence."""
+        """The backend and the model of the call judge, as for a sentence."""
         writer = ScriptedBackend(["text", "yes"])
         assert run(sample, writer, checks.judge("is polite"), options=Options(model="m", temperature=2.0)).success
         assert Options(model="m") == writer.requests[1].options
@@ -235,7 +235,7 @@ class TestWhoIsAsked:
 
 class TestWhatItCosts:
     def test_what_a_judge_spends_is_on_the_slice_and_in_the_budget(self, run):
-        """Semantics 9: with a backend of its own, too."""
+        """Semantics 9: this also holds for a judge with its own backend."""
         budget = Budget(requests=2)
         critic = saying("yes", Usage(100, 1))
         result = run(sample, saying("text", Usage(5, 5)), checks.judge("is polite", backend=critic), budget=budget)
@@ -250,7 +250,7 @@ class TestWhatItCosts:
         assert ["is a number"] == [one.requirement.description for one in result.best.validations]
 
     def test_a_check_of_ones_own_that_asks_a_model_can_wait_too(self, run):
-        """`judged=True`."""
+        """A check with `judged=True` runs after all code checks."""
         asked = []
 
         async def asks(text, view):

@@ -427,7 +427,7 @@ ERRORS = [
 
 
 class Script:
-    """What a backend does in each attempt: drawn once, and replayed with any latencies."""
+    """A script for each attempt of a backend, drawn once and replayed with any latencies."""
 
     def __init__(self, world, *, errors=0.25):
         self._world = world

@@ -21,7 +21,7 @@ def parse(*pieces):
 
 
 def summary(*pieces, closed=False):
-    """What a caller sees of a response, or that it is refused."""
+    """Summarize the response as a caller sees it, or the refusal."""
     parser = ResponseParser()
     body = b""
     try:
@@ -157,7 +157,7 @@ def test_what_never_ends_is_cut_off(name):
 
 
 def test_many_headers_are_refused():
-    """Even if they are short."""
+    """Too many headers are refused even if they are short."""
     assert summary(OK + b"x: y\r\n" * 257 + b"\r\n") == "refused"
     assert summary(OK + b"x: y\r\n" * 255 + b"content-length: 0\r\n\r\n") != "refused"
 

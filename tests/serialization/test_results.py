@@ -178,7 +178,7 @@ def test_values_go_through_the_type_of_the_action(run):
     ],
 )
 def test_a_value_that_json_can_not_hold_is_degraded_with_a_note(run, value, expected, note):
-    """The result still travels."""
+    """The result can still be stored and restored."""
     result = run(sample, RejectionSamplingStrategy(), ScriptedBackend(["x"]), [], Action("q", lambda _: value))
     back = copied(result)
     assert expected == back.value
@@ -336,14 +336,14 @@ def test_wrong_data_is_refused_with_its_place(run, path, value, message):
 
 @pytest.mark.parametrize("data", [None, [], "{}", 3, {}, {"format": "sampling.result"}])
 def test_anything_else_is_refused(data):
-    """Not a KeyError or an AttributeError."""
+    """Invalid data raises a ValueError that says what is wrong."""
     with pytest.raises(ValueError, match="this is not a result of to_dict"):
         SamplingResult.from_dict(data)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"format": NaN}', '{"a":' * 100 + "1" + "}" * 100])
 def test_text_that_is_no_json_is_refused(text):
-    """Neither does deep nesting overflow the stack."""
+    """Invalid JSON, and JSON that is nested too deeply, raise a ValueError."""
     with pytest.raises(ValueError, match="this is not a result of to_dict"):
         SamplingResult.from_json(text)
 

@@ -338,6 +338,6 @@ class TestSilence:
         ],
     )
     def test_bad_arguments_are_refused(self, arguments, message):
-        """Named, shown, and told what is allowed."""
+        """The error names the argument, shows the value and says what is allowed."""
         with pytest.raises(TypeError, match=message), progress(**arguments):
             pass

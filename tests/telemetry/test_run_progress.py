@@ -94,7 +94,7 @@ def test_rate_and_time_left(monkeypatch):
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 00 s"), (3_725, "1 h 02 min"), (-3, "0 s")])
 def test_times_can_be_read(seconds, text):
-    """In the two largest units."""
+    """Times are shown in their two largest units."""
     assert text == module._format_duration(seconds)
 
 

@@ -272,7 +272,7 @@ class AnswersAtOnce(Honest):
         (IgnoresItsReceiver, "stops when the receiver of its stream raises", "went on and returned"),
         (WrapsWhatTheReceiverRaises, "stops when the receiver of its stream raises", "it raised BadRequest"),
         (MixesRequestsUp, "does not mix up requests that run at the same time", "together with others"),
-        (RefusesWithAnUntypedError, "refuses what it can't answer", "which is not a BackendError"),
+        (RefusesWithAnUntypedError, "rejects a bad request", "which is not a BackendError"),
         (SwallowsCancellation, "stops at once when it is cancelled", "but it still ended with Generation"),
         (TurnsCancellationIntoAnError, "stops at once when it is cancelled", "but it still ended with BadRequest"),
         (TakesItsTimeToStop, "stops at once when it is cancelled", "it took 5.00 s to stop"),
@@ -521,5 +521,5 @@ def test_an_able_backend_passes_every_rule(run):
     ],
 )
 def test_an_ability_that_is_claimed_and_not_there_is_found(run, kind, says):
-    """And the message says what happened."""
+    """A claimed ability that is missing breaks a rule, and the message says what happened."""
     assert says in run(broken_rule, kind, **FULL)

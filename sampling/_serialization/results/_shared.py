@@ -1,4 +1,4 @@
-"""What results and the journal of a fan-out store in the same way."""
+"""Parts of the formats of results and journals that are the same."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeVar, cast

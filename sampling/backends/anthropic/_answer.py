@@ -88,8 +88,7 @@ class StreamedMessage(StreamedResponse):
     def add(self, data: str) -> str:
         """Parse one event and return what it adds to the text. Unknown events are skipped."""
         # Some gateways end the stream as OpenAI does.
-        if data.strip() in {"[DONE]", ""}:
-            self.done = self.done or "[DONE]" in data
+        if self._is_end_mark(data):
             return ""
         event = self._parsed(data)
         kind = optional(event, "type", str) or ""
@@ -177,7 +176,7 @@ class StreamedMessage(StreamedResponse):
             raise MalformedResponse("a delta belongs to a block that has not begun")
         kind = optional(delta, "type", str) or ""
         if kind not in _DELTAS:
-            # Citations, and what the API may add.
+            # Citations, and fields that the API may add later.
             return ""
         given = optional(delta, _DELTAS[kind], str) or ""
         if kind == "signature_delta":

@@ -12,7 +12,7 @@ from sampling.backends.http._fields import Json
 __all__ = ["native_schema"]
 
 # The rules: https://platform.claude.com/docs/en/build-with-claude/structured-outputs#json-schema-limitations
-# What only narrows the values may be left out, because the answer is validated. The model is told of it in words.
+# Keywords that only narrow the values may be left out, because the answer is validated. They move to descriptions.
 _TOLD = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minItems", "maxItems", "pattern")
 
 # The API's own words are "limit: 16 parameters with unions". What it refuses all the same is asked for by a tool.

@@ -115,9 +115,8 @@ class StreamedGeminiAnswer(StreamedResponse):
 
     def add(self, data: str) -> str:
         """Parse one event and return what it adds to the text."""
-        if data.strip() in {"[DONE]", ""}:
-            # Gemini ends its streams without a mark. Gateways add that of OpenAI.
-            self.done = self.done or "[DONE]" in data
+        # Gemini ends its streams without a mark. Gateways add that of OpenAI.
+        if self._is_end_mark(data):
             return ""
         return self._add_chunk(self._parsed(data))
 

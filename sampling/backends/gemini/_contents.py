@@ -136,7 +136,7 @@ def _calls(
 ) -> Iterable[Json]:
     signatures = {place.call: signature for place, signature in signed if place.call is not None}
     if needs_signatures and not signatures:
-        # The model refuses a conversation whose first call has none, as those of other models do.
+        # Calls of other models have no signature, and Gemini refuses a conversation whose first call has none.
         signatures = {0: SKIP_VALIDATION}
     for number, call in enumerate(calls):
         signature = {"thoughtSignature": signatures[number]} if number in signatures else {}
@@ -151,7 +151,7 @@ def _arguments(call: ToolCall) -> Json:
     try:
         return call.parse()
     except ValueError:
-        # The API takes objects only. The conversation goes on with what another model wrote.
+        # The API accepts objects only, but another model may have written anything.
         return {"invalid_json": call.arguments}
 
 

@@ -190,7 +190,7 @@ class ChatBackend(ABC):
         """The base URL of the API."""
         return self._address.base_url
 
-    # What a provider supplies.
+    # Methods that a provider overrides.
 
     @abstractmethod
     def _url(self, model: str) -> str:
@@ -530,7 +530,7 @@ class ChatBackend(ABC):
             if not data:
                 break
             if answer.started:
-                # A stream may wait for long, and thousands of them hold what is not forgotten.
+                # Free the memory: a stream may wait for long, and there may be thousands of them.
                 data = b""
                 without_event.clear()
         else:

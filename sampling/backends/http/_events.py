@@ -267,7 +267,7 @@ def _is_certain(raw: bytes, plain: Plain, hole: re.Match[bytes]) -> bool:
 def _decoded(found: Sequence[bytes]) -> list[str]:
     """Decode JSON strings, up to the first that is invalid or empty."""
     try:
-        # All at once. Line ends keep them apart: a character whose bytes are in two texts is none.
+        # Decode all at once. Line ends separate them, so that no character spans two texts.
         texts = b"\n".join(found).decode().split("\n")
     except UnicodeDecodeError:
         texts = []

@@ -180,6 +180,13 @@ class StreamedResponse(ABC):
     def generation(self, *, allow_missing_finish: bool = False) -> Generation:
         """Return the generation, or raise if the stream had no answer or no end."""
 
+    def _is_end_mark(self, data: str) -> bool:
+        """Return whether an event is empty or the end mark of OpenAI, and record the latter."""
+        if data.strip() not in {"[DONE]", ""}:
+            return False
+        self.done = self.done or "[DONE]" in data
+        return True
+
     def _parsed(self, data: str) -> Json:
         try:
             chunk = loads(data)

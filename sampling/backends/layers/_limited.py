@@ -301,7 +301,7 @@ def _signals_overload(error: BaseException) -> bool:
     return overloaded or isinstance(error, RateLimited | Timeout)
 
 
-# Weak, so that a key is free again once nobody uses its limiter.
+# Weak, so that a key is free again once its limiter is no longer used.
 _limiters: WeakValueDictionary[Hashable, _Limiter] = WeakValueDictionary()
 _limiters_lock = Lock()
 

@@ -51,7 +51,7 @@ class Priced(Layer):
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
         model = None
         if self.price is None:
-            # Before anything is sent: a cost that nobody knows can't be kept within a budget.
+            # Before anything is sent, because an unknown cost can't be kept within a budget.
             model = request.options.model or self._model
             self._check_listed(model)
         meter = UsageMeter()
@@ -80,7 +80,7 @@ class Priced(Layer):
         return attrs.evolve(usage, cost=cost * min([price_factor(one) for one in iter_backends(self.inner[0])]))
 
     def price_of(self, model: str | None) -> Price:
-        """Return the price of a million tokens of a model, or raise a ValueError if the price list does not have it."""
+        """Return the price of a million tokens of a model, or raise ValueError if it is not known."""
         if self.price is not None:
             return self.price
         name, million = model or self._model or "", 1_000_000

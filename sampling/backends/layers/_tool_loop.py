@@ -280,7 +280,7 @@ class _Calls:
 
 
 def _broken(ran: ToolRun, error: Exception) -> ToolResult:
-    # Only the type, because a message may quote what is secret.
+    # Only the type, because a message may contain secrets.
     kind = type(error).__name__
     log.warning("tool_failed", tool=ran.call.name, error_type=kind)
     try:

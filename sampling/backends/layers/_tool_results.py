@@ -68,7 +68,7 @@ def _plain(value: Any) -> object:
     if isinstance(value, set | frozenset):
         return sorted(cast("Any", value), key=str)
     if isinstance(value, Iterator):
-        # Not read here, where it would block the event loop, perhaps for ever.
+        # Not read here, where it would block the event loop, perhaps forever.
         kind = type(cast("object", value)).__name__
         raise TypeError(f"it returned a {kind}, which is not JSON: return a list")
     return _fields_of(value)

@@ -59,7 +59,7 @@ def main() -> None:
         raise
     sys.stdout.write(f"{server.listening_address}\n")
     sys.stdout.flush()
-    # Nobody reads later output, and it might quote a prompt.
+    # Later output is never read, and might quote a prompt.
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.dup2(devnull, sys.stderr.fileno())

@@ -74,8 +74,7 @@ class StreamedResponsesAnswer(StreamedResponse):
 
     def add(self, data: str) -> str:
         """Parse one event and return what it adds to the text. Unknown events are skipped."""
-        if data.strip() in {"[DONE]", ""}:
-            self.done = self.done or "[DONE]" in data
+        if self._is_end_mark(data):
             return ""
         event = self._parsed(data)
         kind = optional(event, "type", str) or ""
@@ -166,7 +165,7 @@ class StreamedResponsesAnswer(StreamedResponse):
         if kind == "function_call":
             name, arguments = optional(item, "name", str) or "", optional(item, "arguments", str) or ""
             call_id = optional(item, "call_id", str) or optional(item, "id", str) or f"call_{index}"
-            # The item at the end has the whole arguments, and the one at the beginning none.
+            # The last item has the complete arguments, and the first one has none.
             before = self._calls.get(index)
             self._calls[index] = _PartialCall(call_id, name, arguments or (before.arguments if before else ""))
         elif kind == "reasoning" and is_done:

@@ -53,7 +53,7 @@ class ToolCallAssembler:
         """Return the call that a piece with this index may continue."""
         if index is None:
             return self._calls[-1] if self._calls else None
-        # From the end: where an index is used again, the last call with it goes on.
+        # From the end: if an index is used again, the piece continues the last call with it.
         return next((call for call in reversed(self._calls) if call.index == index), None)
 
     def calls(self) -> tuple[ToolCall, ...]:

@@ -92,7 +92,7 @@ class Outage:
 
     @property
     def needs_another_item(self) -> bool:
-        """Whether the only held item was tried often enough, so that another one should be tried."""
+        """True if the only held item was tried often enough, so that another one should be tried."""
         return len(self._held) == 1 and self._probes.get(self._held[0], 0) >= _PROBES_OF_ONE_ITEM
 
     def answered(self, started_at: float) -> None:

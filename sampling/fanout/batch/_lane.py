@@ -14,7 +14,7 @@ from sampling.fanout.batch._ledger import Batch, Ledger
 from sampling.fanout.batch._settings import Settings
 from sampling.fanout.batch._tickets import ParkedRequest
 
-__all__ = ["Lane", "patiently", "possible_batches"]
+__all__ = ["Lane", "possible_batches", "retry_transient_errors"]
 
 T = TypeVar("T")
 
@@ -137,7 +137,7 @@ class Lane:
         lines = [client.line(request.custom_id, request.body) for request in requests]
         try:
             await ledger.begin(batch)
-            batch.file_id = await patiently(lambda: client.upload(lines, batch.name))
+            batch.file_id = await retry_transient_errors(lambda: client.upload(lines, batch.name))
             batch.state = "sending"
             await ledger.update(batch)
             await self._create(batch, lines)
@@ -169,7 +169,7 @@ class Lane:
         async def create() -> None:
             failure: BackendError = Timeout(f"the batch was not created within {_CREATE_GRACE_S:g} s")
             try:
-                # Not cancelled on the way: otherwise the batch might exist, and nobody would know its id.
+                # Shielded from cancellation: otherwise the batch might exist without a known id.
                 with anyio.move_on_after(_CREATE_GRACE_S, shield=True):
                     batch.batch_id = await self._client.create(lines, batch.file_id, batch.name)
                     return
@@ -183,10 +183,10 @@ class Lane:
                     self._ledger.maybe_billed_twice(batch.tickets.values())
                 raise failure
 
-        await patiently(create)
+        await retry_transient_errors(create)
 
     async def _look_for(self, batch: Batch) -> None:
-        found = await patiently(lambda: possible_batches(batch, self._ledger.known_ids))
+        found = await retry_transient_errors(lambda: possible_batches(batch, self._ledger.known_ids))
         if found:
             batch.batch_id, batch.candidates = found[0], found[1:]
             batch.is_verified = self._client.keeps_names
@@ -214,7 +214,7 @@ async def possible_batches(batch: Batch, known: set[str]) -> list[str]:
     ]
 
 
-async def patiently(work: Callable[[], Awaitable[T]]) -> T:
+async def retry_transient_errors(work: Callable[[], Awaitable[T]]) -> T:
     """Call a function, and retry after transient errors at growing intervals."""
     deadline = anyio.current_time() + _PATIENCE_S
     pause_s = _FIRST_PAUSE_S

@@ -78,7 +78,7 @@ class Ledger:
 
     @property
     def is_durable(self) -> bool:
-        """Whether a later process can continue with the batches of this one."""
+        """True if a later process can continue with the batches of this one."""
         return self._notes is not None
 
     async def load(self, clients: dict[str, BatchClient]) -> list[Batch]:

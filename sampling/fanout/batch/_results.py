@@ -21,7 +21,7 @@ from sampling.errors import (
     ResponseTooLarge,
     Timeout,
 )
-from sampling.fanout.batch._lane import patiently
+from sampling.fanout.batch._lane import retry_transient_errors
 from sampling.fanout.batch._ledger import Batch, Ledger
 from sampling.fanout.batch._tickets import ParkedRequest
 
@@ -62,7 +62,7 @@ class Results:
 
     async def read(self, state: BatchState) -> None:
         """Read all lines. After a broken connection, read again from the beginning: settled requests are skipped."""
-        await patiently(lambda: self._read(state))
+        await retry_transient_errors(lambda: self._read(state))
 
     async def _read(self, state: BatchState) -> None:
         self._answers, self._others, self._pending = [], [], set()
@@ -123,7 +123,7 @@ class Results:
         elif self._batch.timed_out:
             ticket.fail(Timeout("the batch took too long and was cancelled", hint="Raise max_wait_s."))
         elif self._batch.state == "cancelling":
-            # An earlier process has cancelled it, and this one goes on.
+            # An earlier process has cancelled it, and this one continues.
             self._again(ticket)
         else:
             hint = "It was cancelled outside of this run. Run again to send its requests again."
@@ -152,7 +152,7 @@ class Results:
         self._ledger.in_doubt.update(batch.requests)
         batch.requests.clear()
         if missing:
-            # Nobody knows whether the provider has worked on them.
+            # It is unknown whether the provider has processed them.
             log.warning("batch_replies_missing", batch=batch.batch_id, requests=len(missing))
         for ticket in missing:
             self._again_or(ticket, MalformedResponse("the results of the batch have no line for the request"))

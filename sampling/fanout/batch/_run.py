@@ -20,7 +20,7 @@ from sampling.backends.http._chat_backend import ChatBackend
 from sampling.backends.layers import Priced
 from sampling.backends.layers._layer import iter_backends
 from sampling.errors import BackendError, BadRequest, Timeout, Unsupported
-from sampling.fanout.batch._lane import Lane, patiently, possible_batches
+from sampling.fanout.batch._lane import Lane, possible_batches, retry_transient_errors
 from sampling.fanout.batch._ledger import Batch, Ledger
 from sampling.fanout.batch._results import Results, error_of_problem
 from sampling.fanout.batch._settings import BatchProgress, Settings
@@ -100,7 +100,7 @@ class BatchRun:
 
     async def _find(self, batch: Batch) -> None:
         """Look for a batch that may have been created, although its id was not recorded."""
-        found = await patiently(lambda: possible_batches(batch, self._ledger.known_ids))
+        found = await retry_transient_errors(lambda: possible_batches(batch, self._ledger.known_ids))
         if found:
             batch.batch_id, batch.candidates, batch.state = found[0], found[1:], "running"
             batch.is_verified = batch.client.keeps_names
@@ -257,7 +257,7 @@ class BatchRun:
         results = Results(batch, self._ledger, self._settings.max_tries, self._send_again)
         await results.read(state)
         if not results.found and not batch.is_verified and batch.requests:
-            await self._handle_stranger(batch)
+            await self._handle_unrelated_batch(batch)
             return
         await results.finish()
         log.info("batch_ended", batch=batch.batch_id, number=batch.number, status=state.status)
@@ -299,7 +299,7 @@ class BatchRun:
             else:
                 ticket.fail(error)
 
-    async def _handle_stranger(self, batch: Batch) -> None:
+    async def _handle_unrelated_batch(self, batch: Batch) -> None:
         """Handle a batch that was mistaken for one of ours, but has none of our requests."""
         while batch.candidates:
             batch.batch_id = batch.candidates.pop(0)

@@ -280,7 +280,7 @@ class Describer:
     def _other_callable(self, function: Any) -> dict[str, Any]:
         """Describe a builtin, such as the method of a str, or an object with `__call__`."""
         if type(function).__module__ == "functools" and hasattr(function, "__wrapped__"):
-            # A cache changes no answer, so what it wraps decides.
+            # A cache changes no answer, so describe the function that it wraps.
             return self.function(function.__wrapped__)
         owner = getattr(function, "__self__", None)
         named = {"name": name_of(function)}

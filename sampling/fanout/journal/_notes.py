@@ -66,7 +66,7 @@ class NoteStore:
         with self._store.writing() as database:
             known = {int(name) for (name,) in database.execute("SELECT name FROM notes WHERE kind = ?", (_LIFE,))}
             rows = database.execute(in_flight, (self._store.process,)).fetchall()
-            # An item that an engine without notes has started may be billed twice all the same.
+            # An item that an engine without notes has started may still be billed twice.
             unknown = {item for item, process in rows if process not in known}
             items = {item for item, _ in rows} - unknown - set(in_doubt)
             earlier = [(item, self._store.process) for item in items]

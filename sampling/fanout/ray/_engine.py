@@ -190,7 +190,7 @@ class _RayRun:
         await self._stack.aclose()
 
     async def _warn_if_unsatisfiable(self) -> None:
-        # A cluster that scales may add a node that fits, so this is no error yet.
+        # A cluster that scales may add a node that fits, so this is not an error yet.
         problem = await self._cluster.unsatisfiable(self._engine.actor_options)
         if problem is not None:
             log.warning("workers_can_not_be_placed", why=problem, start_timeout_s=self._engine.start_timeout_s)

@@ -94,7 +94,7 @@ def needs_confirmation(trials: Iterable[Trial], rate: float) -> bool:
 
 
 def _conclusive(trials: Iterable[Trial]) -> list[Trial]:
-    """Return the runs that decide. A trip in which the server paused once does so only if no other run does."""
+    """Return the runs that decide. A trip during a pause of the server counts only if no other run does."""
     found = [trial for trial in trials if trial.verdict != "INCONCLUSIVE"]
     decided = {trial.rate for trial in found if trial.verdict == "PASS" or not trial.paused}
     return [trial for trial in found if trial.verdict == "PASS" or not trial.paused or trial.rate not in decided]

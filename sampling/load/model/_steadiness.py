@@ -41,7 +41,7 @@ def batch_medians(report: LoadReport, series: str = "latency", operation: str | 
 
 
 def find_pause(report: LoadReport) -> float:
-    """Return the length of the one pause in which the server answered nothing, in seconds, or 0 if there was none."""
+    """Return the seconds of the only pause in which the server answered nothing, or 0."""
     if report.samples is None:
         return 0.0
     start_s, end_s = report.profile.warmup_s, report.profile.warmup_s + report.duration_s

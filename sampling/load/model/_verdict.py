@@ -324,14 +324,14 @@ def _latency_finding(part: _Part, limit: LatencyLimit) -> _Finding:
         close=abs(value - limit.limit_s) <= _NEAR * limit.limit_s,
         too_few=f"{name} needs {least} samples, there are {due}: hold longer" if due < least else None,
         suffers_from_lag=limit.is_from_due,
-        # The first token has no service time of its own, unless there was none.
+        # The time to first token has no separate service time, unless nothing was answered.
         service_time_breaks=math.isinf(service) or (limit.series != "time_to_first_token" and service > limit.limit_s),
         too_small_pool=limit.limit_s if excused else None,
-        sure=_sure(part, limit, value),
+        sure=_level_confidence(part, limit, value),
     )
 
 
-def _sure(part: _Part, limit: LatencyLimit, value: float) -> float | None:
+def _level_confidence(part: _Part, limit: LatencyLimit, value: float) -> float | None:
     """Return the confidence that the level of a series stays below its limit, or None if it can't be computed."""
     profile = part.report.profile
     if not 0 < limit.percent < 100 or (isinstance(profile, OpenLoop) and not _is_constant(profile)):

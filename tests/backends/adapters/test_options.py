@@ -143,7 +143,7 @@ async def test_every_option_that_a_model_does_not_have_is_refused_by_name(kind, 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_what_a_model_does_not_have_can_be_dropped(anyio_backend):
-    """If the caller says so. The other options are sent."""
+    """With `drop_unsupported=True`, only the supported options are sent."""
     body = await sent("google", ask(min_p=0.013, top_k=37), drop_unsupported=True)
     assert "37" in body
     assert "0.013" not in body

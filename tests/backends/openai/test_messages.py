@@ -126,7 +126,7 @@ def test_options():
     ],
 )
 def test_what_the_api_does_not_take_is_refused(message, says):
-    """By name, before anything is sent."""
+    """Unsupported parts are named before anything is sent."""
     with pytest.raises(Unsupported, match=says):
         body(message)
 
@@ -136,14 +136,14 @@ def test_what_the_api_does_not_take_is_refused(message, says):
 )
 @pytest.mark.anyio
 async def test_a_backend_for_text_refuses_media(backend):
-    """By name, before anything is sent."""
+    """Media are refused by name before anything is sent."""
     with pytest.raises(Unsupported, match="can't send a part of type Image"):
         await backend.generate(Request([Message("user", [Image(PNG)])]))
 
 
 @pytest.mark.anyio
 async def test_an_option_that_the_api_lacks_is_an_error_or_dropped():
-    """OpenAI has no top_k."""
+    """OpenAI does not support `top_k`."""
     asked = Request([Message("user", "Q")], Options(top_k=3))
     with pytest.raises(Unsupported, match=r"does not support Options\.top_k"):
         await OpenAIBackend(api_key="k", model="m").generate(asked)
