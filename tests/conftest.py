@@ -6,8 +6,13 @@ from functools import partial
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 
 from sampling.testing import run_virtual
+
+# How long an example takes depends on how busy the machine is.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True, scope="session")
