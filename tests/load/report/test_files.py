@@ -56,7 +56,7 @@ def test_single_requests_are_written_only_if_wanted(tmp_path):
         ('{"schema": "sampling.capacity/0"}', "older version (sampling.capacity/0)"),
         ('{"schema": "sampling.load/1"}', "says it is a sampling.load/1 but is damaged"),
         ('{"schema": "sampling.load/1", "profile": 3}', "damaged"),
-        ("[" * 100_000, "r.json is no JSON"),
+        ("[" * 100_000, "r.json is not JSON"),
     ],
 )
 def test_what_is_no_report_is_refused_with_what_to_do(text, complaint, tmp_path):
