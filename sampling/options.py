@@ -1,6 +1,7 @@
 """Options of a generation."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, cast, get_args
 
@@ -183,6 +184,14 @@ class Options:
         if other.extra:
             changes["extra"] = {**self.extra, **other.extra}
         return attrs.evolve(self, **changes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A read-only mapping can be neither pickled nor copied deeply.
+        given: dict[str, Any] = self.given()
+        for name in ("extra", "logit_bias"):
+            if name in given:
+                given[name] = dict(given[name])
+        return partial(type(self), **given), ()
 
     def given(self) -> dict[str, Any]:
         """Return the options that are set, by name. A temperature of 0 is set, and so is `logprobs=False`."""

@@ -12,6 +12,7 @@ from sampling import (
     Generation,
     MultiTurnStrategy,
     NoValidAnswer,
+    Options,
     RateLimited,
     RejectionSamplingStrategy,
     Requirement,
@@ -210,3 +211,11 @@ def test_a_stop_detail_is_explained(run):
     """The explanation names the limit that was reached."""
     result = run(sample, RejectionSamplingStrategy(loop_budget=5), ScriptedBackend(["no"]), budget=Budget(attempts=1))
     assert "budget of 1 attempts: 1 spent" in result.explain()
+
+
+@pytest.mark.parametrize(
+    "options", [Options(), Options(seed=1, stop=("a",)), Options(extra={"a": {"b": [1]}}, logit_bias={1: 2.0})]
+)
+def test_options_can_be_pickled_and_copied(options):
+    """So can the slices and plans that hold them, for those who send results between processes."""
+    assert options == pickle.loads(pickle.dumps(options)) == copy.deepcopy(options) == copy.copy(options)  # noqa: S301

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, Unpack, cast
 
 from sampling._arguments import check_number, short_repr, wrong_type
+from sampling._log import Logger
 from sampling._text.similarity import Similarity, rouge_l
 from sampling.protocols import Progress
 from sampling.requirements import Requirement
@@ -18,6 +19,8 @@ __all__ = ["MBRStrategy"]
 
 T = TypeVar("T")
 
+_log = Logger()
+
 
 class MBRStrategy(BaseSamplingStrategy):
     """
@@ -27,6 +30,7 @@ class MBRStrategy(BaseSamplingStrategy):
     Use it when no two draws have the same wording: for a summary, a translation, or code.
     `similarity(a, b)` is any function of two texts, or an `EmbeddingSimilarity`. The default is ROUGE-L.
     Valid answers outrank invalid ones. A failed draw is left out, and the others still count.
+    A pair that can't be compared counts as 0, with a warning.
     The lowest iteration wins a tie.
 
     Each of `concurrency_budget` subsamples is one draw with `loop_budget` attempts.
@@ -93,7 +97,7 @@ class MBRStrategy(BaseSamplingStrategy):
         The lowest iteration wins a tie.
         """
         by_iteration = sorted(slices, key=lambda one: one.iteration)
-        return max(by_iteration, key=_TotalSimilarity(by_iteration, self._compare))
+        return _TotalSimilarity(by_iteration, self._compare).most_typical()
 
     def select_from_failure(self, slices: Sequence[Slice[T]]) -> Slice[T]:
         """
@@ -130,6 +134,17 @@ class _TotalSimilarity:
         self._slices = slices
         self._compare = compare
         self._cached: dict[tuple[str, str], float] = {}
+        self._failures: list[Exception] = []
+
+    def most_typical(self) -> Slice[Any]:
+        """Return the first slice with the highest sum, or raise if no pair could be compared."""
+        best = max(self._slices, key=self)
+        if self._failures:
+            if len(self._failures) == len(self._cached):
+                raise self._failures[0]
+            kinds = sorted({type(error).__name__ for error in self._failures})
+            _log.warning("answers_not_compared", pairs=len(self._failures), error_types=kinds)
+        return best
 
     def __call__(self, one: Slice[Any]) -> float:
         return math.fsum([self._of(one, other) for other in self._slices if other is not one])
@@ -138,8 +153,17 @@ class _TotalSimilarity:
         pair = _text_of(one), _text_of(other)
         cached = self._cached.get(pair)
         if cached is None:
-            cached = self._cached[pair] = _checked(self._compare(one, other))
+            cached = self._cached[pair] = self._compared(one, other)
         return cached
+
+    def _compared(self, one: Slice[Any], other: Slice[Any]) -> float:
+        try:
+            return _checked(self._compare(one, other))
+        except (MemoryError, RecursionError):
+            raise
+        except Exception as error:  # noqa: BLE001 - one answer that can't be compared must not discard the others
+            self._failures.append(error)
+            return 0.0
 
 
 def _checked(similarity: object) -> float:

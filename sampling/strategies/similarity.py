@@ -1,5 +1,6 @@
 """Similarity of answers by their embeddings."""
 
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from inspect import isawaitable
 from typing import Any, TypeAlias, cast
@@ -8,6 +9,7 @@ import attrs
 
 from sampling._arguments import check_bool, wrong_type
 from sampling._text.similarity import cosine
+from sampling.errors import ScoreNotFinite
 from sampling.requirements import Requirement, Validation
 from sampling.results import Slice
 
@@ -77,4 +79,7 @@ def _embedded(vector: object) -> Validation:
     if isinstance(vector, str | bytes) or not isinstance(vector, Iterable):
         raise wrong_type("the result of embed", vector, "a sequence of numbers")
     # Plain floats, because an array of another library may not compare or pickle like a tuple.
-    return _Embedded(True, vector=tuple([float(number) for number in vector]))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    numbers = tuple([float(number) for number in vector])  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if not all(map(math.isfinite, numbers)):
+        raise ScoreNotFinite("the embedding of an answer must be finite numbers")
+    return _Embedded(True, vector=numbers)

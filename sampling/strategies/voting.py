@@ -70,6 +70,7 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
     "score" is the sum of the scores of its requirements. "logprobs" is the probability of its text, as the geometric
     mean over its tokens, so that long answers count as much as short ones. Request them with `Options(logprobs=True)`.
     A function takes the slice, and returns a number that is not negative.
+    An answer for which it raises or returns anything else does not vote, unless no answer can be weighed.
     """
 
     def __init__(
@@ -155,6 +156,9 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
 
     def _winner(self, slices: Sequence[Slice[T]]) -> Slice[T]:
         standings = self._count(slices, self._key_or_warn).standings
+        if not standings and self.weight is not None and not self._weights_of(slices):
+            # No answer can be weighed: raise what the first one raised.
+            self._weight_of(slices[0])
         # If all abstain, the first answer is as good as any other.
         return standings[0].first if standings else min(slices, key=lambda one: one.iteration)
 
@@ -164,8 +168,23 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
     def _count(self, slices: Sequence[Slice[T]], key_of: Callable[[Slice[T]], Hashable | None]) -> Poll[T]:
         if self.weight is None:
             return count_votes(slices, key_of)
+        weights = self._weights_of(slices)
         # A probability is at most 1. Other weights have no bound.
-        return count_votes(slices, key_of, self._weight_of, 1.0 if self.weight == "logprobs" else math.inf)
+        heaviest = 1.0 if self.weight == "logprobs" else math.inf
+        weighed = [one for one in slices if one.iteration in weights]
+        return count_votes(weighed, key_of, lambda one: weights[one.iteration], heaviest)
+
+    def _weights_of(self, slices: Sequence[Slice[T]]) -> dict[int, float]:
+        """Return the weights by iteration, without answers that can't be weighed."""
+        weights: dict[int, float] = {}
+        for one in slices:
+            try:
+                weights[one.iteration] = self._weight_of(one)
+            except (MemoryError, RecursionError):
+                raise
+            except Exception as error:  # noqa: BLE001 - one answer that can't be weighed must not spoil the vote
+                _log.debug("vote_not_weighed", iteration_id=one.iteration_id, error_type=type(error).__name__)
+        return weights
 
     def _weight_of(self, one: Slice[T]) -> float:
         weight_of = cast("Callable[[Slice[Any]], float]", _WEIGHTS.get(cast("str", self.weight), self.weight))
@@ -183,18 +202,28 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
         try:
             # An invalid answer may have no value, because it could not be parsed.
             key = self.key(one.text if one.value is None else one.value)
+            hashable = _is_hashable(key)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - one answer that breaks a key function must not spoil the vote
             if warn:
                 _log.warning("vote_not_counted", iteration_id=one.iteration_id, error_type=type(error).__name__)
             return None
-        if not isinstance(key, Hashable):
+        if not hashable:
             raise TypeError(f"key must return something hashable, or None to abstain, got {short_repr(key)}")
         return key
 
     def _key_or_warn(self, one: Slice[T]) -> Hashable | None:
         return self._key_of(one, warn=True)
+
+
+def _is_hashable(key: object) -> bool:
+    try:
+        hash(key)
+    except TypeError:
+        # Such as a list, or a tuple that holds one.
+        return False
+    return True
 
 
 def _of_most_merit(slices: Sequence[Slice[T]]) -> list[Slice[T]]:

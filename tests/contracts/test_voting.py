@@ -323,6 +323,14 @@ class TestTheVote:
             run(sample, strategy, answering(list("ab")), [])
         assert "weight must return a finite number" in str(raised.value.__cause__)
 
+    @pytest.mark.parametrize("broken", [lambda: 1 / 0, lambda: float("nan"), lambda: "heavy"])
+    def test_an_answer_that_can_not_be_weighed_does_not_vote(self, run, broken):
+        """S19: one bad draw does not discard the others."""
+        strategy = MajorityVotingStrategy(
+            concurrency_budget=3, weight=lambda one: broken() if one.text == "bad" else 1.0
+        )
+        assert "a" == run(sample, strategy, answering(["bad", "a", "a"]), []).text
+
     def test_an_open_vote_may_have_any_weight(self):
         """S19: so a certainty below 1 is refused, and so is an unknown weight."""
         with pytest.raises(ValueError, match=r"certainty must be 1 for votes with a weight, got 0\.9"):

@@ -73,10 +73,21 @@ class TestVotes:
         assert ["ValueError"] == [line["error_type"] for line in logs if line["event"] == "vote_not_counted"]
         assert "secret" not in str(logs)
 
-    def test_a_key_that_can_not_be_counted_is_an_error_that_says_so(self, run):
+    @pytest.mark.parametrize("key", [list, lambda text: (1, [text])])
+    def test_a_key_that_can_not_be_counted_is_an_error_that_says_so(self, run, key):
         """A bug in the key function is not blamed on an answer."""
         with pytest.raises(SelectionFailed, match="key must return something hashable, or None to abstain"):
-            run(sample, MajorityVotingStrategy(list, concurrency_budget=3), answering("a", "b", "c"))
+            run(sample, MajorityVotingStrategy(key, concurrency_budget=3), answering("a", "b", "c"))
+
+    def test_a_key_whose_hash_raises_costs_that_vote_only(self, run):
+        """S19: one bad draw does not discard the others."""
+
+        class Broken:
+            def __hash__(self):
+                raise RuntimeError("no hash")
+
+        strategy = MajorityVotingStrategy(lambda text: Broken() if text == "b" else text, concurrency_budget=3)
+        assert "a" == run(sample, strategy, answering("b", "a", "a")).text
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -243,6 +254,32 @@ class TestMBR:
         assert result.success
         assert ["valid", "invalid", "valid"] == [one.outcome for one in result.attempts]
         assert [OSError] == [type(error) for error in result.errors]
+
+    @pytest.mark.parametrize("number", [float("nan"), float("inf")])
+    def test_an_embedding_that_is_not_finite_makes_its_answer_invalid(self, run, number):
+        """S19: one bad draw does not discard the others."""
+        strategy = MBRStrategy(EmbeddingSimilarity(lambda text: [1.0, number if text == "b" else 2.0]))
+        result = run(sample, strategy, answering(*"abcde"))
+        assert result.success
+        assert ["b"] == [one.text for one in result.attempts if one.outcome == "invalid"]
+
+    @pytest.mark.parametrize("broken", [lambda: 1 / 0, lambda: float("nan"), lambda: None])
+    def test_an_answer_that_can_not_be_compared_does_not_discard_the_others(self, run, broken):
+        """S19: its pairs count as 0. The log has one warning, without any text of the answers."""
+
+        def similarity(one, other):
+            return broken() if "secret" in (one, other) else float(one[0] == other[0])
+
+        with capture_logs() as logs:
+            result = run(sample, MBRStrategy(similarity, concurrency_budget=3), answering("secret", "aa", "ab"))
+        assert "aa" == result.text
+        assert [4] == [line["pairs"] for line in logs if line["event"] == "answers_not_compared"]
+        assert "secret" not in str(logs)
+
+    def test_embeddings_of_different_lengths_do_not_discard_the_others(self, run):
+        """S19: two vectors of different lengths can't be compared."""
+        strategy = MBRStrategy(EmbeddingSimilarity(lambda text: [1.0] if text == "a" else [1.0, 2.0]))
+        assert "b" == run(sample, strategy, answering(*"abcde")).text
 
     @pytest.mark.parametrize("similarity", [lambda a, b: None, lambda a, b: float("nan"), lambda a, b: "high"])
     def test_a_similarity_that_is_no_number_is_an_error_that_says_so(self, run, similarity):
