@@ -196,7 +196,16 @@ class DirectSearch(CapacityRun):
         recording = Recording(1.0)
         start_s, ends_s = anyio.current_time(), settings.warmup_s + settings.hold_s
         drained_s, tally = ends_s, recording.tally
+        in_flight: list[float] = []
         for index, due_s in enumerate(instants(profile, seed)):
+            while in_flight and in_flight[0] <= due_s:
+                heapq.heappop(in_flight)
+            if len(in_flight) >= profile.max_in_flight:
+                if due_s >= settings.warmup_s:
+                    recording.dropped_s.append(due_s)
+                    tally.scheduled += 1
+                    tally.dropped += 1
+                continue
             outcome: Outcome = "valid"
             try:
                 done_s = self._queue.arrive(start_s + due_s) - start_s
@@ -204,6 +213,7 @@ class DirectSearch(CapacityRun):
                 outcome, done_s = "failed", due_s
             if done_s > ends_s + DRAIN_S:
                 outcome, done_s = "cancelled", ends_s + DRAIN_S
+            heapq.heappush(in_flight, done_s)
             drained_s = max(drained_s, done_s)
             if due_s < settings.warmup_s:
                 continue

@@ -188,6 +188,28 @@ def test_lateness_of_the_generator_is_not_blamed_on_the_server(run):
     assert "TRIP" == judge(report, Slo(p95_s=0.05)).verdict
 
 
+def test_errors_trip_even_if_the_generator_was_late_and_the_reasons_say_both(run):
+    """R3: TRIP comes first, because a late generator makes no server fail."""
+    lag = Summary(200, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0)
+    latency = Summary(150, 2.1, 2.1, 2.1, 2.1, 2.1, 2.1)
+    counts = {"succeeded": 150, "valid": 150, "failed": 50}
+    late = judge(build_report(run, schedule_lag=lag, latency=latency, **counts), Slo(p50_s=1.0))
+    assert ("TRIP", ("error rate=25% > 1%", "the load generator was late, too: its p99 lag was 2s")) == (
+        late.verdict,
+        late.reasons,
+    )
+
+
+def test_arrivals_that_a_late_generator_dropped_are_not_blamed_on_the_server(run):
+    """R3: a generator that catches up fills the pool by itself, so drops prove nothing then."""
+    lag = Summary(200, 0.1, 0.0, 0.0, 2.0, 3.0, 3.0)
+    dropped = {"scheduled": 250, "dropped": 50}
+    late = judge(build_report(run, schedule_lag=lag, **dropped), Slo(p95_s=1.0))
+    assert "INCONCLUSIVE" == late.verdict
+    assert "could not emit on schedule" in late.reasons[-1]
+    assert "TRIP" == judge(build_report(run, **dropped), Slo(p95_s=1.0)).verdict
+
+
 def test_too_few_samples_for_a_percentile_are_inconclusive(run):
     """R3: p99 needs a hundred."""
     few = judge(build_report(run, count=99), Slo(p99_s=1.0))
@@ -375,6 +397,27 @@ def test_an_interrupted_ramp_can_be_resumed(run, tmp_path):
     assert 2 * 176 == len(queue.arrivals)
     assert answer == CapacityAnswer.from_json(answer.to_json())
     assert [2.0, 4.0, 16.0, 16.0] == [json.loads(line)["target_rate"] for line in journal.read_text().splitlines()[1:]]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 30, -1])
+def test_a_header_that_a_crash_cut_off_is_written_again(run, tmp_path, kept):
+    """R8: nothing was measured yet, so the search starts, and can be resumed."""
+    journal = tmp_path / "ramp.jsonl"
+    first = run(find_capacity, instant, [20], Slo(p95_s=1.0), journal=journal, **QUICK)
+    whole = journal.read_text("utf-8")
+    header = whole.splitlines()[0]
+    journal.write_text(header[:kept], encoding="utf-8")
+    assert first == run(find_capacity, instant, [20], Slo(p95_s=1.0), journal=journal, **QUICK)
+    assert whole == journal.read_text("utf-8")
+
+
+@pytest.mark.parametrize("header", ['{"schema": "sampling.capacity-journal/1"}', '{"schema": 1}', "[]", "\0"])
+def test_what_is_no_journal_of_a_search_is_refused(run, tmp_path, header):
+    """R8: also if it looks like one."""
+    journal = tmp_path / "ramp.jsonl"
+    journal.write_text(f"{header}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"ramp.jsonl is not the journal of a capacity search: use another file"):
+        run(find_capacity, instant, [20], Slo(p95_s=1.0), journal=journal, **QUICK)
 
 
 def test_the_journal_of_another_search_is_refused(run, tmp_path):

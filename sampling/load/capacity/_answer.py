@@ -17,7 +17,7 @@ from sampling.load.model._about import describe_briefly
 from sampling.load.model._confidence import wilson
 from sampling.load.model._profiles import ClosedLoop
 from sampling.load.model._report import ANSWERED_SERIES, LoadReport, Operation
-from sampling.load.model._schema import check_schema
+from sampling.load.model._schema import build, check_schema
 from sampling.load.model._slo import Slo
 from sampling.load.model._units import format_seconds, format_share, seconds_or_dash, share_or_dash
 from sampling.load.model._verdict import Verdict
@@ -71,7 +71,7 @@ class Step:
         known = {field.name: found[field.name] for field in attrs.fields(cls) if field.name in found}
         known["reasons"], known["warnings"] = tuple(found["reasons"]), tuple(found["warnings"])
         known["report"] = None if found["report"] is None else LoadReport.from_dict(found["report"])
-        return cls(**known)
+        return build(cls, known)
 
     @property
     def trial(self) -> Trial:
@@ -208,14 +208,11 @@ class CapacityAnswer:
     def from_dict(cls, found: Mapping[str, Any]) -> "CapacityAnswer":
         """Rebuild an answer from the result of `to_dict`. Derived values are computed from the steps."""
         check_schema(found, cls.schema, "capacity answer")
-        return cls(
-            slo=Slo.from_dict(found["slo"]),
-            steps=tuple(Step.from_dict(step) for step in found["steps"]),
-            axis=found["axis"],
-            refined=found["refined"],
-            interrupted=found["interrupted"],
-            about=found.get("about", {}),
-        )
+        names = ("axis", "refined", "interrupted")
+        values = {name: found[name] for name in names} | {"about": found.get("about", {})}
+        values["slo"] = Slo.from_dict(found["slo"])
+        values["steps"] = tuple(Step.from_dict(step) for step in found["steps"])
+        return build(cls, values)
 
     @classmethod
     def from_json(cls, text: str) -> "CapacityAnswer":

@@ -29,8 +29,11 @@ class StepJournal:
 
     def read(self) -> tuple[Step, ...]:
         """Return the recorded steps. Raise `ValueError` if they belong to another search."""
-        if not self._path.exists() or not (text := self._path.read_text(encoding="utf-8")):
-            _append(self._path, json.dumps({"schema": _SCHEMA, "settings": self._settings}) + "\n")
+        first_line = json.dumps({"schema": _SCHEMA, "settings": self._settings}) + "\n"
+        text = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
+        # Also if a crash left only a part of the header.
+        if first_line.startswith(text):
+            _append(self._path, first_line[len(text) :])
             return ()
         whole = text[: text.rfind("\n") + 1]
         header, *lines = self._parse(whole)
@@ -48,7 +51,7 @@ class StepJournal:
     def _step(self, line: Any, number: int) -> Step:
         try:
             return Step.from_dict(line)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ValueError(
                 f"line {number} of the journal {self._path.name} is damaged ({type(error).__name__}: {error}): "
                 "remove it, or use another file"
@@ -60,11 +63,14 @@ class StepJournal:
     def _check(self, header: Any) -> None:
         if not isinstance(header, Mapping) or cast("Mapping[str, Any]", header).get("schema") != _SCHEMA:
             raise self._foreign()
-        theirs: Mapping[str, Any] = cast("Mapping[str, Any]", header)["settings"]
+        theirs: Any = cast("Mapping[str, Any]", header).get("settings")
+        if not isinstance(theirs, dict):
+            raise self._foreign()
+        earlier = cast("dict[str, Any]", theirs)
         differences = [
-            f"{name} was {theirs.get(name)!r} and is {self._settings.get(name)!r}"
-            for name in sorted({*theirs, *self._settings})
-            if theirs.get(name) != self._settings.get(name)
+            f"{name} was {earlier.get(name)!r} and is {self._settings.get(name)!r}"
+            for name in sorted({*earlier, *self._settings})
+            if earlier.get(name) != self._settings.get(name)
         ]
         if differences:
             raise ValueError(

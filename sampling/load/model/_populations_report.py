@@ -8,7 +8,7 @@ import attrs
 
 from sampling._json.bounded import loads
 from sampling.load.model._report import LoadReport, Verdict
-from sampling.load.model._schema import check_schema
+from sampling.load.model._schema import build, check_schema
 from sampling.load.model._units import format_share
 
 __all__ = ["PopulationsReport", "Total"]
@@ -132,7 +132,7 @@ class PopulationsReport:
         """Rebuild a report from the result of `to_dict`. The total and the verdict are computed again."""
         check_schema(found, cls.schema, "report of populations")
         reports = {name: LoadReport.from_dict(report) for name, report in found["populations"].items()}
-        return cls(seed=found["seed"], populations=reports)
+        return build(cls, {"seed": found["seed"], "populations": reports})
 
     @classmethod
     def from_json(cls, text: str) -> "PopulationsReport":

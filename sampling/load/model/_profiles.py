@@ -183,7 +183,7 @@ class ClosedLoop:
     """Maximum number of users that start per second. None spreads them over the think time."""
 
     drain_s: float | None = 60.0
-    """Time to wait for answers after the horizon. Requests still unanswered count as cancelled."""
+    """Time to wait for answers after the horizon, or after the last request. Then they count as cancelled."""
 
     timeout_s: float | None = None
     """Time from sending a request after which it is cancelled and counts as failed."""

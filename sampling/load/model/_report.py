@@ -14,8 +14,8 @@ import attrs
 
 from sampling._json.bounded import loads
 from sampling.load.model._profiles import ClosedLoop, OpenLoop, Profile, profile_from_dict
-from sampling.load.model._recording import COLUMNS, OTHER_OPERATIONS, Recording
-from sampling.load.model._schema import check_schema
+from sampling.load.model._recording import COLUMNS, OTHER_OPERATIONS, OUTCOMES, Recording
+from sampling.load.model._schema import build, check_schema
 from sampling.load.model._series import EMPTY, Summary
 from sampling.load.model._slo import Slo
 from sampling.load.model._stall import Stall
@@ -417,15 +417,15 @@ class LoadReport:
         for name in _SUMMARIES:
             known[name] = Summary.from_dict(found[name]) if name in found else EMPTY
         known["operations"] = {
-            name: Operation(**_with_summaries(numbers)) for name, numbers in found["operations"].items()
+            name: build(Operation, _with_summaries(numbers)) for name, numbers in found["operations"].items()
         }
-        known["timeline"] = tuple(Bin(**_with_summaries(numbers)) for numbers in found["timeline"])
+        known["timeline"] = tuple(build(Bin, _with_summaries(numbers)) for numbers in found["timeline"])
         known["stalls"] = tuple(Stall.from_dict(stall) for stall in found.get("stalls", ()))
         for name in ("latency_distribution", "service_distribution"):
             known[name] = tuple((value, share) for value, share in found[name])
         known["reasons"] = tuple(found.get("reasons", ()))
         known["samples"] = _recording(found["samples"]) if "samples" in found else None
-        return cls(**known)
+        return build(cls, known)
 
     @classmethod
     def from_json(cls, text: str) -> "LoadReport":
@@ -496,4 +496,16 @@ def _recording(columns: Mapping[str, Sequence[Any]]) -> Recording:
     for name, code in COLUMNS.items():
         values = columns.get(name, unknown)
         recording.columns[name] = array(code, (math.nan if value is None else value for value in values))
+    _check_columns(recording)
     return recording
+
+
+def _check_columns(recording: Recording) -> None:
+    """Raise ValueError for columns that do not fit to each other."""
+    columns = recording.columns
+    if len({len(column) for column in columns.values()}) > 1:
+        raise ValueError("the columns of the samples must have the same length")
+    # A request without an operation has -1.
+    for name, least, most in (("outcome", 0, len(OUTCOMES)), ("operation", -1, len(recording.operations))):
+        if not all(least <= number < most for number in columns[name]):
+            raise ValueError(f"a sample has an unknown {name}")

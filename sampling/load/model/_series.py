@@ -8,6 +8,8 @@ from typing import Any
 
 import attrs
 
+from sampling.load.model._schema import build
+
 __all__ = ["EMPTY", "PERCENTS", "Summary", "cumulative", "least_samples", "nearest_rank", "slope"]
 
 PERCENTS = (50, 90, 95, 99)
@@ -70,7 +72,7 @@ class Summary:
     @classmethod
     def from_dict(cls, numbers: Mapping[str, Any]) -> "Summary":
         """Rebuild a summary from the result of `attrs.asdict`."""
-        return cls(**{field.name: numbers[field.name] for field in attrs.fields(cls)})
+        return build(cls, {field.name: numbers[field.name] for field in attrs.fields(cls)})
 
 
 EMPTY = Summary()

@@ -5,6 +5,8 @@ from typing import Any, Self
 
 import attrs
 
+from sampling.load.model._schema import build
+
 __all__ = ["Stall"]
 
 
@@ -24,4 +26,5 @@ class Stall:
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Self:
         """Rebuild a stall from a dictionary."""
-        return cls(at_s=found["at_s"], blocked_s=found["blocked_s"], where=tuple(found["where"]))
+        values = {"at_s": found["at_s"], "blocked_s": found["blocked_s"], "where": tuple(found["where"])}
+        return build(cls, values)

@@ -11,6 +11,7 @@ from sampling._json.bounded import loads
 from sampling._text import aligned
 from sampling.load.model._profiles import OpenLoop
 from sampling.load.model._report import LoadReport
+from sampling.load.model._schema import build
 from sampling.load.model._slo import Slo
 from sampling.load.model._units import format_seconds, format_share
 from sampling.load.model._verdict import Judgement, judge
@@ -190,23 +191,21 @@ class Plan:
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> "Plan":
         """Rebuild a plan from parsed JSON."""
-        return cls(
-            server=ServerModel.from_dict(found["server"]),
-            rate=found["rate"],
-            slo=Slo.from_dict(found["slo"]),
-            price=None if found["price"] is None else Price(**found["price"]),
-            options=tuple(
-                Option(
-                    depth=option["depth"],
-                    breadth=option["breadth"],
-                    judgement=Judgement(
-                        option["verdict"], tuple(option["reasons"]), option["edge"], option["confidence"]
-                    ),
-                    report=LoadReport.from_dict(option["report"]),
-                )
-                for option in found["options"]
-            ),
-        )
+        values = {
+            "server": ServerModel.from_dict(found["server"]),
+            "rate": found["rate"],
+            "slo": Slo.from_dict(found["slo"]),
+            "price": None if found["price"] is None else Price(**found["price"]),
+            "options": tuple(_option(option) for option in found["options"]),
+        }
+        return build(cls, values)
+
+
+def _option(found: Mapping[str, Any]) -> Option:
+    judged = {name: found[name] for name in ("verdict", "edge", "confidence")}
+    judgement = build(Judgement, {**judged, "reasons": tuple(found["reasons"])})
+    size = {name: found[name] for name in ("depth", "breadth")}
+    return build(Option, {**size, "judgement": judgement, "report": LoadReport.from_dict(found["report"])})
 
 
 def plan(  # noqa: PLR0913 - independent settings, and nearly all have a default

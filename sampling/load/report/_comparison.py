@@ -36,8 +36,14 @@ class Change:
     def cells(self) -> list[str]:
         """Return the change as a table row."""
         before, after = ("—" if value is None else self.show(value) for value in (self.before, self.after))
-        by = "" if self.factor is None else f"{(self.factor - 1) * 100:+.1f}%"
+        by = "" if self.factor is None else _percent((self.factor - 1) * 100)
         return [self.name, before, after, by, "" if self.trend == "same" else self.trend]
+
+
+def _percent(change: float) -> str:
+    """Format a change in percent. Large ones have no decimals, and none is no change without a sign."""
+    text = f"{change:+.1f}" if abs(change) < 100 else f"{change:+.0f}"
+    return f"{text}%" if float(text) else "0%"
 
 
 @attrs.frozen(kw_only=True)

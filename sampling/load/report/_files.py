@@ -143,7 +143,7 @@ def read_report(path: str | Path) -> Report:
     kind = _kind_of(found, name)
     try:
         return kind.from_dict(found)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name} says it is a {kind.schema} but is damaged: {type(error).__name__}: {error}") from None
 
 

@@ -1,9 +1,13 @@
 """Two reports side by side."""
 
+import re
+
 import attrs
 import pytest
 
 from sampling.load import CapacityAnswer, LoadReport, OpenLoop, Slo, Summary, compare
+from sampling.load.report._comparison import Change
+from sampling.load.report._page import render_html
 from tests.load.reports import capacity_answer, closed_report, load_report
 
 
@@ -82,3 +86,19 @@ def test_a_tolerance_is_a_share(tolerance):
     """A tolerance outside of 0 to 1 is refused."""
     with pytest.raises(ValueError, match="tolerance"):
         compare(load_report(), load_report(), tolerance=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("after", "shown"),
+    [(1.0, "0%"), (0.99999, "0%"), (1.0125, "+1.2%"), (0.138, "-86.2%"), (42.6, "+4160%"), (0.0, "-100%")],
+)
+def test_a_change_has_as_many_digits_as_it_needs(after, shown):
+    """No change is not a change of minus zero, and thousands of percent have no decimals."""
+    assert shown == Change("p50", 1.0, after, "same", str).cells()[3]
+
+
+def test_the_trend_is_seen_on_a_phone():
+    """It stands next to the name of the figure, because a narrow table is cut off at its right."""
+    page = render_html(load_report(), comparison=compare(load_report(), slower(load_report(), 3)))
+    assert re.search(r"<th[^>]*>figure</th>\s*<th[^>]*>trend</th>", page)
+    assert re.search(r"p50</t[hd]>\s*<td[^>]*>worse</td>", page)

@@ -1,13 +1,19 @@
 """Reports as files: what is written comes back, and what is no report is refused by name."""
 
+import copy
 import csv
 import io
 import json
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sampling.load import Plan, ServerModel, Slo, load_table, plan, read_report, write_report
+from sampling.load import LoadReport, Plan, ServerModel, Slo, load_table, plan, read_report, write_report
 from sampling.load.capacity._answer import CSV_COLUMNS
+from sampling.load.report._files import Report
 from sampling.usage import Price
 from tests.load.reports import capacity_answer, closed_report, evil_report, load_report
 
@@ -75,6 +81,78 @@ def test_counts_that_do_not_add_up_are_damage(tmp_path):
     found["dropped"] += 1
     (tmp_path / "r.json").write_text(json.dumps(found), encoding="utf-8")
     with pytest.raises(ValueError, match=r"damaged.*scheduled = dropped \+ admitted"):
+        read_report(tmp_path / "r.json")
+
+
+def places(found: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield where there is a value in parsed JSON, in lists only at their start."""
+    parts: Iterable[tuple[str | int, Any]] = ()
+    if isinstance(found, dict):
+        parts = found.items()
+    elif isinstance(found, list):
+        parts = list(enumerate(found))[:2]
+    for key, value in parts:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+def damaged(found: Any, path: tuple[str | int, ...], value: object) -> Any:
+    changed = copy.deepcopy(found)
+    place = changed
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return changed
+
+
+def show(report: Report, tmp_path: Path) -> None:
+    write_report(report, tmp_path / "r.csv")
+    if isinstance(report, Plan):
+        report.render()
+        return
+    write_report(report, tmp_path / "r.html")
+    assert load_table(report) if isinstance(report, LoadReport) else report.render()
+
+
+@pytest.mark.parametrize("value", ["x", [None], {}, 10**400], ids=lambda value: repr(value)[:9])
+@pytest.mark.parametrize("make", [load_report, closed_report, evil_report, capacity_answer, small_plan])
+def test_a_value_of_another_type_is_damage_or_does_no_harm(make, value, tmp_path):
+    """R14: it is found when the file is read, by name, and not in the middle of a table or a page."""
+    whole = json.loads(make().to_json() if isinstance(make(), Plan) else make().to_json(samples=True))
+    chosen = random.Random(repr(value)).sample(sorted(places(whole), key=repr), 8)
+    refused = 0
+    for path in chosen:
+        (tmp_path / "r.json").write_text(json.dumps(damaged(whole, path, value)), encoding="utf-8")
+        try:
+            report = read_report(tmp_path / "r.json")
+        except ValueError:
+            refused += 1
+        else:
+            show(report, tmp_path)
+    assert refused
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("latency", "p90"), "</script>"),
+        (("timeline", 0, "latency", "p50"), [None]),
+        (("backoffs",), "x"),
+        (("ignored",), [None]),
+        (("about",), [None]),
+        (("duration_s",), True),
+        (("samples", "user", 1), 10**30),
+        (("samples", "outcome", 1), 9),
+        (("samples", "operation", 0), 3),
+        (("samples", "done_s"), [1.0]),
+    ],
+    ids=repr,
+)
+def test_a_damaged_value_is_named(path, value, tmp_path):
+    """R14: text for a number, a number that does not fit, samples that do not fit to each other."""
+    whole = json.loads(load_report().to_json(samples=True))
+    (tmp_path / "r.json").write_text(json.dumps(damaged(whole, path, value)), encoding="utf-8")
+    with pytest.raises(ValueError, match="is damaged"):
         read_report(tmp_path / "r.json")
 
 
