@@ -5,6 +5,9 @@ Contenders are `sampling capacity --refine`, the sweep of guidellm, the method o
 locust. All get the same SLO, on simulated servers whose truth is a long simulation, and on llama.cpp, whose truth is
 what a saturating closed loop is answered per second. vLLM itself is too heavy to install here, so its method is run by
 our client: Poisson arrivals at the rates of a grid, and percentiles over the answered requests.
+
+The simulated servers sleep and compute nothing, so they are measured side by side, each by another contender at a time.
+A contender that has not ended after `MOST_S` is stopped with all of its processes, and has no answer.
 """
 
 from __future__ import annotations
@@ -12,14 +15,18 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from benchmarks.http import direct
@@ -30,13 +37,20 @@ from benchmarks.peers import GUIDELLM, LOCUST
 from benchmarks.report import Row, Section, Settings, shout
 from benchmarks.searches import true_capacity
 from benchmarks.worker import ROOT, NotMeasuredError
+from sampling.backends.llama._server import LlamaServer, LlamaSettings
 
 VICES = ("noise", "sheds", "hangs")
 ERRORS = 0.01
-STEP_S, WARMUP_S, DRAIN_S = 10, 2, 20
+STEP_S, WARMUP_S, DRAIN_S = 15, 4, 20
+MOST_S = 1_200
+"""Maximum time of a contender."""
+
 SWEEP_SIZE = 10
 GRID = 8  # rates of the vLLM method
 USER_STEPS = 10
+FULL_USERS = 8
+"""Users that keep all slots of llama.cpp busy."""
+
 NO_KEY = "none"
 
 
@@ -49,13 +63,15 @@ class Target:
     truth: float
     limit_s: float
     top_rate: float
-    """An upper end of the rates to try, twice the truth."""
+    """An upper end of the rates to try, about twice the truth."""
 
     users: int
     """Users of one step of locust."""
 
     key: str = NO_KEY
     max_tokens: int = 8
+    count: Callable[[], int] | None = None
+    """Returns how many requests have reached the server, if it counts them."""
 
     @property
     def body(self) -> dict[str, Any]:
@@ -99,33 +115,66 @@ def run(settings: Settings) -> list[Section]:
     contenders: dict[str, Contender] = {"sampling": _sampling, "vLLM's method": _vllm}
     if settings.peers:
         contenders |= {"guidellm": _guidellm, "locust": _locust}
+        GUIDELLM.python()  # install them before anything is timed
+        LOCUST.python()
     peers = {GUIDELLM.package: GUIDELLM.version, LOCUST.package: LOCUST.version} if settings.peers else {}
-    sections = []
-    for open_target in _targets(settings):
-        with open_target as target:
-            rows = [_row(name, find, target) for name, find in contenders.items()]
-        title = f"The knee of {target.name}, truly {target.truth:.1f} per second, p95 ≤ {target.limit_s:g} s"
-        sections.append(Section(title, "per second", tuple(rows), peers))
-    return sections
+    locks = {name: Lock() for name in contenders}
+    vices = VICES[:1] if settings.quick else VICES
+    with ThreadPoolExecutor(len(vices)) as threads:
+        measured = [
+            threads.submit(_section, _simulated(vice), _rotated(contenders, turn), locks, peers)
+            for turn, vice in enumerate(vices)
+        ]
+        sections = [each.result() for each in measured]
+    # llama.cpp computes, so it has the machine to itself. Other work makes it slower, which the last row shows.
+    again: dict[str, Contender] = {f"{FULL_USERS} users, again": _full_rate}
+    return [*sections, _section(_llama_cpp(), contenders | again, {}, peers)]
+
+
+def _rotated(contenders: Mapping[str, Contender], turn: int) -> dict[str, Contender]:
+    """Begin with another contender, so that servers which are measured side by side do not wait for the same one."""
+    pairs = deque(contenders.items())
+    pairs.rotate(-turn)
+    return dict(pairs)
+
+
+def _section(
+    open_target: AbstractContextManager[Target],
+    contenders: Mapping[str, Contender],
+    locks: Mapping[str, Lock],
+    peers: dict[str, str],
+) -> Section:
+    rows: list[Row] = []
+    with open_target as target:
+        for name, find in contenders.items():
+            with locks.get(name) or Lock():
+                rows.append(_row(name, find, target))
+    title = f"The knee of {target.name}, truly {target.truth:.1f} per second, p95 ≤ {target.limit_s:g} s"
+    return Section(title, "per second", tuple(sorted(rows, key=lambda row: row.name)), peers)
 
 
 def _row(name: str, find: Contender, target: Target) -> Row:
+    before = target.count() if target.count else 0
     started = time.monotonic()
+    problem = None
     try:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             answer = find(target, Path(folder))
-    except (NotMeasuredError, subprocess.TimeoutExpired) as error:
-        shout(f"{name} is NOT MEASURED: {error}")
-        answer = Answer(None, 0)
+    except NotMeasuredError as error:
+        shout(f"{name} has NO ANSWER about {target.name}: {error}")
+        answer, problem = Answer(None, 0), str(error)
+    seconds = time.monotonic() - started
+    requests = target.count() - before if target.count else answer.requests
     values = {
         "found": answer.rate,
         "off by, %": _off(answer.rate, target.truth),
         "with errors read": answer.careful_rate,
         "off by %": _off(answer.careful_rate, target.truth),
-        "requests": float(answer.requests),
-        "seconds": time.monotonic() - started,
+        "requests": float(requests),
+        "seconds": seconds,
     }
-    return Row(name, values)
+    shout(f"{target.name}: {name} {values}")
+    return Row(name, values, details={"problem": problem})
 
 
 def _off(rate: float | None, truth: float) -> float | None:
@@ -133,12 +182,6 @@ def _off(rate: float | None, truth: float) -> float | None:
 
 
 # Servers.
-
-
-def _targets(settings: Settings) -> Iterator[Any]:
-    for vice in VICES[:1] if settings.quick else VICES:
-        yield _simulated(vice)
-    yield _llama_cpp()
 
 
 _NAMES = {
@@ -155,7 +198,16 @@ def _simulated(vice: str) -> Iterator[Target]:
     server = LineWorker([sys.executable, "-m", "benchmarks.knee_server", vice], direct(os.environ))
     try:
         url = f"http://127.0.0.1:{server.ask()['port']}/v1"
-        yield Target(_NAMES[vice], url, truth, simulated.limit_s, top_rate=80, users=4)
+        yield Target(
+            _NAMES[vice],
+            url,
+            truth,
+            simulated.limit_s,
+            # Not a multiple of the truth, or a step would hit it by luck.
+            top_rate=2.25 * simulated.slots / simulated.service_s,
+            users=2 * simulated.slots // USER_STEPS,
+            count=lambda: server.ask()["counts"]["arrived"],
+        )
     finally:
         server.close()
 
@@ -163,30 +215,29 @@ def _simulated(vice: str) -> Iterator[Target]:
 @contextmanager
 def _llama_cpp() -> Iterator[Target]:
     """Serve the embedded model, and estimate the truth with more users than slots."""
-    from sampling.backends.llama import LlamaServer, LlamaSettings
-
     with LlamaServer(LlamaSettings(slots=4, context_tokens=4_096, threads=1)) as server:
         key = server.api_key.reveal()
         full = Target("llama.cpp", server.base_url, 0.0, 1.0, top_rate=0.0, users=1, key=key, max_tokens=16)
-        alone, _ = _ask_ours(full, users=1, seconds=STEP_S)
-        _, truth = _ask_ours(full, users=8, seconds=2 * STEP_S)
+        alone = _run_client(full, users=1, seconds=STEP_S)["p50_s"]
+        truth = _full_rate(full, Path()).rate or 0.0
         limit_s = max(0.1, round(6 * (alone or 1.0), 2))
-        yield Target("llama.cpp", server.base_url, truth, limit_s, 2 * truth, users=2, key=key, max_tokens=16)
+        yield Target("llama.cpp", server.base_url, truth, limit_s, 2.25 * truth, users=2, key=key, max_tokens=16)
 
 
 # Contenders.
 
 
-def _ask_ours(target: Target, **order: Any) -> tuple[float | None, float]:
-    """Return the median latency of our own client, and the answers per second."""
-    found = _run_client(target, **order)
-    return found["p50_s"], found["answered_rate"]
+def _full_rate(target: Target, folder: Path) -> Answer:
+    """Return what more users than slots are answered per second."""
+    found = _run_client(target, users=FULL_USERS, seconds=2 * STEP_S)
+    return Answer(found["answered_rate"], found["sent"])
 
 
 def _run_client(target: Target, **order: Any) -> dict[str, Any]:
     whole = {"url": f"{target.base_url}/chat/completions", "body": target.body, "key": target.key, **order}
     command = [sys.executable, "-m", "benchmarks.knee_client", json.dumps(whole)]
-    return json.loads(_run(command, ROOT, os.environ))
+    found: dict[str, Any] = json.loads(_run(command, ROOT, os.environ).splitlines()[-1])
+    return found
 
 
 def _sampling(target: Target, folder: Path) -> Answer:
@@ -282,9 +333,24 @@ def _highest(readings: list[Reading], good: list[bool]) -> float | None:
 
 
 def _run(command: list[str], folder: Path, env: Mapping[str, str], *, codes: tuple[int, ...] = (0,)) -> str:
-    done = subprocess.run(
-        command, cwd=folder, env=direct(env), capture_output=True, text=True, check=False, timeout=1800
-    )
-    if done.returncode not in codes:
-        raise NotMeasuredError((done.stdout + done.stderr).strip()[-1500:])
-    return done.stdout
+    """Run a command in a session of its own, so that all of its processes can be stopped."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            command, cwd=folder, env=direct(env), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = process.wait(MOST_S)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        text = output.read()
+    if code is None:
+        raise NotMeasuredError(f"it had not ended after {MOST_S} s: {text.strip()[-500:]}")
+    if code not in codes:
+        raise NotMeasuredError(text.strip()[-1500:])
+    return text

@@ -90,8 +90,9 @@ MELLEA = Peer(
 GUIDELLM = Peer(
     "guidellm",
     "0.8.1",
-    # No downloads: the server is on loopback, and no tokenizer is needed.
-    settings=(("HF_HUB_OFFLINE", "1"), ("HF_DATASETS_OFFLINE", "1")),
+    # No downloads: the server is on loopback, and no tokenizer is needed. It would start ten processes for each load,
+    # which import torch, and one is plenty for tens of requests per second.
+    settings=(("HF_HUB_OFFLINE", "1"), ("HF_DATASETS_OFFLINE", "1"), ("GUIDELLM__MAX_WORKER_PROCESSES", "1")),
     prefixes=("GUIDELLM_", "OTEL_", "OPENAI_"),
 )
 LOCUST = Peer("locust", "2.42.0", prefixes=("LOCUST_",))

@@ -37,8 +37,6 @@ NEAR, PRECISION, SURE = 0.05, 0.02, 0.95
 """Tolerance of a reported rate, precision of a search, and confidence of a statement that should hold."""
 
 BUSY_SHARE = 0.8
-"""A server that sheds or hangs does so when the wait is longer than this share of the limit."""
-
 ANSWER = Answered()
 
 _TRUTH_S = 3000.0
@@ -63,6 +61,8 @@ class Server:
     """The limit on the p95 latency."""
 
     seed: int
+    busy_share: float = BUSY_SHARE
+    """A server that sheds or hangs does so when the wait is longer than this share of the limit."""
 
     @classmethod
     def of(cls, seed: int) -> Server:
@@ -134,7 +134,7 @@ class Queue:
                 raise Refused
             self._recent.append(at_s)
         now_s = self._active(at_s)
-        if self._free[0] - now_s > BUSY_SHARE * server.limit_s:
+        if self._free[0] - now_s > server.busy_share * server.limit_s:
             if server.vice == "sheds":
                 raise Refused
             if server.vice == "hangs":

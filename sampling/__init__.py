@@ -1,5 +1,5 @@
 """
-Ask a language model deep and wide, check every answer, stop at the first valid one, and account for all of it.
+Ask a language model several times, check every answer, and return the first valid one.
 
 These are the names that most programs need. Everything else is in the module that it belongs to:
 `sampling.checks`, `sampling.errors`, `sampling.fanout`, `sampling.load`, `sampling.strategies`, `sampling.telemetry`,
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [  # noqa: RUF022 - in groups, for those who read it
-    # What is asked, and what comes back
+    # Questions and answers
     "Action",
     "Attempt",
     "Backend",

@@ -104,7 +104,7 @@ def check_budgets(loop_budget: object, concurrency_budget: object) -> tuple[int,
 
     Their product must not exceed `MAX_ATTEMPTS`.
     """
-    # Every call comes here. What follows the first test only finds the words for what is wrong.
+    # This runs for every call. The code after the first test only builds the error message.
     if (
         type(loop_budget) is int
         and type(concurrency_budget) is int

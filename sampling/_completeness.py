@@ -1,4 +1,4 @@
-"""Tell whole answers from those that were cut off, filtered or refused."""
+"""Tell complete answers from those that were cut off, filtered or refused."""
 
 import re
 
@@ -86,7 +86,7 @@ _LONGEST_REFUSAL = 500
 
 
 def incomplete(generation: Generation, options: Options) -> Validation | None:
-    """Return why an answer is not one, in words that a model can act on, or None if it is whole."""
+    """Return why an answer is incomplete, in words that a model can act on, or None if it is complete."""
     reason = _why_ended(generation) or _why_no_answer(generation, options)
     return None if reason is None else Validation(False, reason, requirement=COMPLETE)
 

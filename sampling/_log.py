@@ -1,4 +1,4 @@
-"""Log lines that go to stdout only if the application sends them there."""
+"""Logging that writes to stdout only if the application configures it."""
 
 import logging
 import sys
@@ -42,7 +42,7 @@ class Logger:
 
 
 class StderrLogger(Logger):
-    """A logger for lines that were asked for, which writes all of them to stderr if nothing is configured."""
+    """A logger that writes lines of every level to stderr if no logging is configured."""
 
     def _destination(self) -> Any:
         # Without stderr, a PrintLogger would take stdout.
@@ -62,7 +62,7 @@ def _configuration() -> dict[str, Any]:
 
 
 _DEFAULTS = None if structlog.is_configured() else _configuration()
-"""The configuration of structlog if nobody chose one, which prints to stdout."""
+"""The default configuration of structlog, which prints to stdout."""
 
 
 def _is_configured() -> bool:
@@ -86,7 +86,7 @@ def _standard_logger(name: str) -> Any:
 
 
 def _render_line(logger: logging.Logger, _method: str, fields: Any) -> tuple[tuple[str, str], dict[str, int]]:
-    # The name tells whose line it is where no formatter does.
+    # The name says where the line comes from if no formatter does.
     words = [] if logger.hasHandlers() else [f"{logger.name}:"]
     words += [str(fields.pop("event")), *(f"{name}={value!r}" for name, value in fields.items())]
     # As an argument, because a `%` in the line is text. The level skips the frames of structlog and of `Logger`.

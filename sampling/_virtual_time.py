@@ -191,7 +191,7 @@ class _Limits(ABC):
     def _cancel(self) -> None:
         if self._scope is not None:
             self._scope.cancel()
-        # A shield would keep a fail_deadlocked task alive. No event loop has a public list of its scopes.
+        # A shield would keep a deadlocked task alive. No event loop has a public list of its scopes.
         for thing in gc.get_objects():
             if issubclass(type(thing), self.scope_class):
                 thing.shield = False

@@ -38,8 +38,9 @@ class Budget:
     also when it was cancelled. Its usage is not known in advance, so the reservation is an estimate:
     the prompt at four characters per token, plus `max_tokens` if set, else the largest answer of this budget so far.
     A request is sent only if its estimate fits beside everything spent and reserved.
-    If it does not fit beside what is reserved, it waits until the requests in flight are settled, first come,
-    first served. Only what is spent ends a call.
+    If only reservations are in the way, it waits until the requests in flight are settled, first come, first served.
+    Further requests of attempts in flight come before all others, because the others wait for those attempts.
+    A call ends only if the limit is spent.
     A limit can be exceeded only by what the requests in flight use beyond their estimates.
     If a backend reports no usage, the estimate is charged.
 
@@ -75,6 +76,9 @@ class Budget:
         """The reservations of requests in this process, by their `id`."""
 
         self._waiting: deque[_Waiter] = deque()
+        self._holders: deque[_Waiter] = deque()
+        """Those that wait and hold reservations themselves, or are inside of attempts that do."""
+
         # Calls in several threads may share a budget. The lock is never held across an await.
         self._lock = threading.Lock()
 
@@ -116,7 +120,7 @@ class Budget:
 
     def check_cost(self, backend: object, used: Usage | None) -> None:
         """Raise `UnknownPrice` for an answer without a cost, if this budget has seen no other."""
-        # A used-up zero is a cached answer. None means that the backend reported nothing at all.
+        # A usage of zero is a cached answer. None means that the backend reported nothing at all.
         if self.cost is None or self._usage.cost or (used is not None and not used.total_tokens):
             return
         if not getattr(backend, "reports_cost", None):
@@ -162,20 +166,20 @@ class Budget:
         held: Reservation = _NOTHING,
     ) -> Reservation:
         """
-        Reserve room for one request, and wait for room that is only reserved.
+        Reserve room for one request, waiting for the reservations of others if necessary.
 
-        `holding` are reservations that are not settled before this one: those of the calls around this call.
-        For a further request of an attempt, `used` is what its earlier requests used, and `held` is what it holds
-        already. Only what goes beyond that is reserved.
-        Raise `BudgetExceeded` if what is spent leaves no room, or if waiting could never end.
+        `holding` are the reservations of the calls around this call, which are settled only after it.
+        For a further request of an attempt, `used` is the usage of its earlier requests, and `held` is what it already
+        holds. Only the difference is reserved.
+        Raise `BudgetExceeded` if the limit is spent, or if waiting could never end.
         """
         with self._lock:
             asked = _Asked(attempts, prompt_chars, max_tokens, used, held)
             wanted = self._estimate(asked)
-            if not self._waiting and self._lacking(wanted) is None:
+            if not self._waiting and not self._holders and self._lacking(wanted, self._reserved) is None:
                 return self._reserve(wanted)
-            waiter = _Waiter(asked, frozenset(map(id, holding)))
-            self._waiting.append(waiter)
+            waiter = _Waiter(asked, frozenset(map(id, holding)) & self._outstanding.keys())
+            self._queue_of(waiter).append(waiter)
             self._serve()
         try:
             await waiter.wakeup.wait()
@@ -191,32 +195,55 @@ class Budget:
         with self._lock:
             if waiter.granted is not None:
                 self._unreserve(waiter.granted)
-            elif waiter in self._waiting:
-                self._waiting.remove(waiter)
+            elif waiter in self._queue_of(waiter):
+                self._queue_of(waiter).remove(waiter)
             self._serve()
 
+    def _queue_of(self, waiter: "_Waiter") -> "deque[_Waiter]":
+        return self._holders if waiter.holding else self._waiting
+
     def _serve(self) -> None:
-        """Grant or refuse waiting reservations in their order, as far as that can be decided now."""
-        while self._waiting:
-            waiter = self._waiting[0]
-            wanted = self._estimate(waiter.asked)
-            lacking = self._lacking(wanted)
-            if lacking is None:
-                waiter.granted = self._reserve(wanted)
-            elif self._lacking(wanted, reserved=False) is not None or self._is_stuck():
-                waiter.refusal = lacking
-            else:
-                # Later ones wait, too, even if they would fit: otherwise a large request might wait for ever.
-                return
-            self._waiting.popleft()
-            waiter.wakeup.set()
+        """Grant or refuse waiting reservations, as far as that can be decided now."""
+        while self._serve_one():
+            pass
+
+    def _serve_one(self) -> bool:
+        """Grant or refuse one reservation if that can be decided now."""
+        for waiter in self._holders:
+            if self._decide(waiter):
+                return True
+        if self._holders:
+            # Each waits for what the others hold. The first gives up, and returns what it holds.
+            return self._is_stuck() and self._decide(self._holders[0], refuse=True)
+        # Later ones wait, too, even if they would fit: otherwise a large request might wait forever.
+        return bool(self._waiting) and self._decide(self._waiting[0])
+
+    def _decide(self, waiter: "_Waiter", *, refuse: bool = False) -> bool:
+        """Grant what fits, and refuse what never will: what is spent, and what the waiter holds itself, stays."""
+        wanted = self._estimate(waiter.asked)
+        lacking = self._lacking(wanted, self._reserved)
+        if lacking is None:
+            waiter.granted = self._reserve(wanted)
+        elif refuse or self._lacking(wanted, self._held_by(waiter)) is not None:
+            waiter.refusal = lacking
+        else:
+            return False
+        self._queue_of(waiter).remove(waiter)
+        waiter.wakeup.set()
+        return True
+
+    def _held_by(self, waiter: "_Waiter") -> Reservation:
+        total = _NOTHING
+        for one in waiter.holding & self._outstanding.keys():
+            total = _add(total, self._outstanding[one], 1)
+        return total
 
     def _is_stuck(self) -> bool:
-        """Return whether everything reserved is held around calls that wait themselves."""
+        """Return whether every reservation belongs to a call that is waiting itself."""
         if self._reserved.requests > len(self._outstanding):
             # Another process holds the rest, and will return it.
             return False
-        return self._outstanding.keys() <= frozenset[int]().union(*[waiter.holding for waiter in self._waiting])
+        return self._outstanding.keys() <= frozenset[int]().union(*[waiter.holding for waiter in self._holders])
 
     def _estimate(self, asked: "_Asked") -> Reservation:
         used, held = asked.used, asked.held
@@ -255,7 +282,7 @@ class Budget:
             del self._outstanding[id(wanted)]
 
     def _reserve(self, wanted: Reservation) -> Reservation:
-        lacking = self._lacking(wanted)
+        lacking = self._lacking(wanted, self._reserved)
         if lacking is not None:
             raise BudgetExceeded(lacking)
         self._reserved = _add(self._reserved, wanted, 1)
@@ -265,6 +292,9 @@ class Budget:
     def _unreserve(self, reservation: Reservation) -> None:
         self._reserved = _add(self._reserved, reservation, -1)
         self._outstanding.pop(id(reservation), None)
+        if not self._outstanding and not self._reserved.requests:
+            # Rounding may leave a tiny rest of the cost, for which nobody must wait.
+            self._reserved = _NOTHING
 
     def settle_held(self, held: Reservation, spent: Reservation, usage: Usage) -> None:
         """
@@ -276,10 +306,10 @@ class Budget:
             self._unreserve(held)
             self._charge(spent, usage)
 
-    def _lacking(self, wanted: Reservation, *, reserved: bool = True) -> str | None:
-        """Return what there is no room for, or None. Without `reserved`, as if nothing were reserved."""
-        spent, held = self._spent, self._reserved if reserved else _NOTHING
-        # A started attempt counts, whatever becomes of it.
+    def _lacking(self, wanted: Reservation, held: Reservation) -> str | None:
+        """Describe the limit without room for a request beside what is spent and held, or return None."""
+        spent = self._spent
+        # A started attempt counts, whatever its outcome.
         started = self._reserved.attempts
         return (
             _lacking("attempts", self.attempts, spent.attempts, started, wanted.attempts)
@@ -305,8 +335,8 @@ class Budget:
         """
         Add spending without checking the limits.
 
-        For what another process spent, or this one before a resume. `estimated_tokens` are those of requests whose
-        usage nobody reported.
+        For spending by another process, or by this run before a resume. `estimated_tokens` are those of requests whose
+        usage was not reported.
         """
         with self._lock:
             tokens = usage.total_tokens + estimated_tokens
@@ -374,7 +404,8 @@ def _add(left: Reservation, right: Reservation, sign: int) -> Reservation:
 
 
 def _lacking(name: str, limit: float | None, spent: float, reserved: float, wanted: float) -> str | None:
-    if limit is None or spent + reserved + wanted <= limit:
+    # A further request of an attempt may need no more than is held for it.
+    if limit is None or not wanted or spent + reserved + wanted <= limit:
         return None
     return f"budget of {limit:g} {name}: {spent:g} spent, {reserved:g} reserved, {wanted:g} more needed"
 

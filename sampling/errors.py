@@ -8,7 +8,7 @@ The exceptions of `sampling`.
     │   │   ├── Timeout
     │   │   ├── ServerError
     │   │   ├── ConnectFailed        the server was not reached
-    │   │   ├── ConnectionLost       the server was reached, and may have done the work
+    │   │   ├── ConnectionLost       the connection broke after the request was sent
     │   │   ├── WorkerLost           the worker process of a cluster died twice
     │   │   ├── AnswerRejected       the server refused what the model wrote
     │   │   ├── Incomplete           the answer ended without a finish_reason
@@ -21,11 +21,11 @@ The exceptions of `sampling`.
     │   │   │   └── Unsupported      the backend has no such part or option
     │   │   ├── CassetteMiss         the request is not in the recording
     │   │   ├── CertificateInvalid
-    │   │   ├── ModelNotFound        about one request, too
-    │   │   ├── NestedTooDeeply      a call inside a call inside a call, and so on
+    │   │   ├── ModelNotFound        also about one request
+    │   │   ├── NestedTooDeeply      calls are nested without end
     │   │   ├── QuotaExhausted
     │   │   ├── Redirected
-    │   │   └── UnknownPrice         a budget limits the cost, and the backend reports none
+    │   │   └── UnknownPrice         a budget limits the cost, but the backend reports none
     │   └── ResponseTooLarge         ends only its subsample
     ├── BudgetExceeded               the budget has no room for a request
     ├── NoValidAnswer                raised by `result.unwrap()`
@@ -36,7 +36,7 @@ The exceptions of `sampling`.
     ├── HookTimeout                  a hook took too long
     ├── SelectionFailed              `select` or `select_from_failure` failed
     ├── ContextTooLarge              a repair made the conversation too long
-    ├── FileRefused (ValueError)     a cassette or cache file is damaged or foreign
+    ├── FileRefused (ValueError)     a cassette or cache file is damaged or in another format
     ├── JournalError                 the journal of a fan-out
     │   ├── JournalLocked            another run is using it
     │   ├── JournalMismatch          it belongs to a different call
@@ -213,7 +213,7 @@ class ConnectionLost(TransientError):
 
 
 class WorkerLost(TransientError):
-    """The worker of an item died, twice."""
+    """Two workers died while they ran the same item."""
 
     hint = "If it is always the same item, that item may crash the workers. Else check their memory and Ray's logs."
     maybe_billed = True
@@ -297,7 +297,7 @@ class RequestTooLarge(BadRequest):
 class Unsupported(BadRequest):
     """The backend can't send a part or an option of the request. Nothing was sent."""
 
-    hint = "Use a backend that has it, or leave it out."
+    hint = "Use a backend that supports it, or leave it out."
 
 
 class CassetteMiss(FatalError):
@@ -324,9 +324,9 @@ class ModelNotFound(FatalError):
 
 
 class NestedTooDeeply(FatalError):
-    """Calls of `sample()` were made inside of each other without end."""
+    """Calls of `sample()` are nested without end."""
 
-    hint = "A check, a tool or a backend calls the strategy that it is used by."
+    hint = "A check, a tool or a backend calls the strategy that uses it: call another strategy there."
 
 
 class QuotaExhausted(FatalError):
@@ -347,7 +347,7 @@ class Redirected(FatalError):
 
 class UnknownPrice(FatalError):
     """
-    A budget limits the cost, and the backend reports none.
+    A budget limits the cost, but the backend reports none.
 
     The limit could never be reached.
     """
@@ -465,7 +465,7 @@ class ContextTooLarge(SamplingError):
 
 
 class FileRefused(SamplingError, ValueError):
-    """A file is damaged, foreign, or of another version."""
+    """A file is damaged, in another format, or of another version."""
 
     hint = "Delete the file to have it written again, or restore it from a backup."
 
@@ -582,7 +582,7 @@ class WorkerFailed(SamplingError):
     """
     A process that generates load did not start, or died.
 
-    Its requests are not known.
+    The results of its requests are lost.
     """
 
     hint = "Run with workers=1 to see the original error."

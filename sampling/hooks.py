@@ -95,8 +95,8 @@ class TextGrown(IterationEvent):
     """
     The text of an attempt has grown.
 
-    If the text starts over, as it does when a layer retries, the whole of it is in `piece`. So `piece == text` says:
-    forget what came before. The last `text` of an attempt that came to an answer is the text of the answer.
+    If the text starts over, as it does when a layer retries, `piece` is the whole text. So `piece == text` means:
+    discard what came before. The last `text` of an attempt with an answer is the text of that answer.
     """
 
     piece: str
@@ -113,13 +113,13 @@ class TextGrown(IterationEvent):
         The JSON so far, if the action has a type to read from JSON. None if there is none yet.
 
         It is plain data, such as a dict with the fields that have arrived. The last string and the last number in it
-        may still grow, and nothing is validated. It is read when you ask for it.
+        may still grow, and nothing is validated. It is parsed when you read it.
         """
         read = getattr(self.action.parser, "read_partial", None)
         return None if read is None else read(self.text)
 
     def joined_to(self, earlier: "TextGrown") -> "TextGrown":
-        """Return one event in place of an earlier one of this attempt and this one."""
+        """Merge an earlier event of the same attempt and this one into one."""
         if self.piece == self.text:
             return self
         return attrs.evolve(self, piece=earlier.piece + self.piece)
@@ -203,7 +203,7 @@ class Hook:
 
     @property
     def is_async(self) -> bool:
-        """Whether the function is declared with `async def`."""
+        """True if the function is declared with `async def`."""
         function: Any = self.function
         return iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
@@ -218,8 +218,8 @@ class Hooks:
     A cancelled call waits at most that long for them. A sync hook can't be interrupted, so it must not block.
 
     A hook on `TextGrown` makes the call stream. Sync ones are called for every piece, before the async ones. Those
-    declared with `async def` are awaited while the text goes on growing, and get all that was added since their last
-    call as one piece.
+    declared with `async def` are awaited while the text keeps growing, and get everything that was added since their
+    last call as one piece.
     """
 
     def __init__(self, *, timeout_s: float = 5.0) -> None:

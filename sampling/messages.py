@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, cast, final, get_args, 
 import attrs
 
 from sampling._arguments import check_instance, check_int, check_items, check_str, short_repr, wrong_type
+from sampling._frozen import quick, unchecked
 from sampling._schemas.output_types import is_output_type, plain_parser, reader_for
 from sampling.options import Options
 from sampling.parts import (
@@ -46,6 +47,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 _ROLES = frozenset(get_args(Role))
 
 
+@quick
 @attrs.frozen
 class Message:
     """One turn of a conversation."""
@@ -75,6 +77,8 @@ class Message:
         """The number of characters. For media it is an estimate."""
         return content_chars(self.content)
 
+
+_new_message = unchecked(Message)
 
 _ROLE_OF: dict[type[Any], str] = {ToolCall: "assistant", Reasoning: "assistant", ToolResult: "tool"}
 
@@ -167,7 +171,7 @@ class Context:
 
     @staticmethod
     def _answer_messages(answer: "str | tuple[Message, ...]") -> tuple[Message, ...]:
-        return (Message("assistant", answer),) if isinstance(answer, str) else answer
+        return (_new_message("assistant", answer),) if isinstance(answer, str) else answer
 
     def _collect(self) -> tuple[Message, ...]:
         if self._answer is not None:
@@ -277,7 +281,8 @@ class Action(Generic[T]):
         self._fill(content, parser, schema, text)
 
     def _fill(self, content: Content, parser: Any, schema: Any, text: str) -> None:
-        self.__dict__.update(text=text, content=content, parser=parser, schema=schema)
+        fields = self.__dict__
+        fields["text"], fields["content"], fields["parser"], fields["schema"] = text, content, parser, schema
 
     def __attrs_post_init__(self) -> None:
         # Only for a subclass that attrs made: its own `__init__` has set the fields as they were given.
@@ -390,8 +395,8 @@ def answer_calls(messages: tuple[Message, ...], following: Message | None = None
     return (*messages, Message("tool", [ToolResult(call.id, _NOT_RUN, is_error=True) for call in calls]))
 
 
-# The next three are not slotted: a frozen class with slots takes twice as long to make, and every attempt makes them.
-@attrs.frozen(slots=False)
+@quick
+@attrs.frozen
 class Attempt(Generic[T]):
     """The plan of an attempt, returned by a strategy's `repair`."""
 
@@ -423,7 +428,7 @@ class Attempt(Generic[T]):
         if messages is None:
             action = self.action
             content = action.content
-            message = Message("user" if type(content) is str else action.role, content)
+            message = _new_message("user", content) if type(content) is str else Message(action.role, content)
             messages = self.context.messages_with(message)
             if len(messages) > 1 and type(messages[-2].content) is not str:
                 messages = (*answer_calls(messages[:-1], message), message)
@@ -432,7 +437,8 @@ class Attempt(Generic[T]):
         return messages
 
 
-@attrs.frozen(slots=False)
+@quick
+@attrs.frozen
 class Request:
     """A request to a backend, with the ids of its attempt."""
 
@@ -469,13 +475,6 @@ class Request:
         if self.action is not None and not isinstance(self.action, Action):
             raise wrong_type("action", self.action, "an Action or None")
 
-    @classmethod
-    def unchecked(cls, **fields: Any) -> "Request":
-        """Build a request from all of its fields, when each of them is known to be right."""
-        request = cls.__new__(cls)
-        request.__dict__.update(fields)
-        return request
-
     def _check_ids(self) -> None:
         check_str("sampling_id", self.sampling_id)
         check_int("iteration", self.iteration, least=1)
@@ -489,7 +488,8 @@ class Request:
 _NOTHING: tuple[Any, ...] = ()
 
 
-@attrs.frozen(slots=False)
+@quick
+@attrs.frozen
 class Generation:
     """The answer of a backend."""
 

@@ -44,10 +44,10 @@ _ANSWERS = frozenset(
         "usebeamsearch",
     }
 )
-"""Names of numbers of answers and of requests."""
+"""Names of options that set the number of answers or of requests."""
 
 _DATA = frozenset({"chattemplatekwargs", "format", "functions", "guidedjson", "metadata", "responseformat", "tools"})
-"""Names whose values are schemas or data of the caller, in which any name may occur."""
+"""Names whose values are schemas or data of the caller, which may contain any name."""
 
 _MAX_DEPTH = 16
 
@@ -63,7 +63,7 @@ def _frozen_mapping(mapping: object) -> Mapping[str, Any]:
 
 def _checked_copy(extra: Mapping[str, Any], depth: int) -> dict[str, Any]:
     """
-    Return a copy of extra options, or raise if they would spend tokens that no budget sees.
+    Return a copy of extra options, or raise if they would bypass the budget.
 
     Libraries and servers take further options inside of others, such as `extra_body` and `generationConfig`, so all of
     them are looked into. It is a copy so that later changes to the caller's dicts have no effect.
@@ -143,7 +143,7 @@ class Options:
     """A JSON schema or a model class for the answer, for backends that support constrained decoding."""
 
     extra: Mapping[str, Any] = attrs.field(factory=dict[str, Any], converter=_frozen_mapping, hash=False)
-    """Further options, passed to the backend unchanged. Limits of tokens and numbers of answers are refused."""
+    """Further options, passed to the backend unchanged. Token limits and the number of answers are refused."""
 
     top_p: float | None = None
     top_k: int | None = None

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 Source: TypeAlias = bytes | str | PathLike[str]
-"""The bytes of an image, a sound or a file, a path of it, or a URL."""
+"""The bytes of an image, a sound or a file, its path, or its URL."""
 
 MAX_MEDIA_BYTES = 50 * 2**20
 """The most bytes of one image, sound or file."""
@@ -86,7 +86,7 @@ class Reasoning:
 
     text: str
     signature: str | None = None
-    """The proof of the provider that the thought is its own."""
+    """The signature by which the provider recognises its own thought."""
 
     def __attrs_post_init__(self) -> None:
         check_str("text", self.text)
@@ -119,7 +119,7 @@ class ToolCall:
         return len(self.name) + len(self.arguments)
 
     def parse(self) -> dict[str, Any]:
-        """Return the arguments as a dict, or raise ValueError if they are no JSON object."""
+        """Return the arguments as a dict, or raise ValueError if they are not a JSON object."""
         try:
             # Several servers send no text at all for a tool without parameters.
             arguments: object = loads(self.arguments) if self.arguments.strip() else {}
@@ -143,7 +143,7 @@ class Media:
     """The bytes, path or URL, as given."""
 
     media_type: str | None = None
-    """The media type, such as "image/png". It is guessed if it is not given, and None for a URL that tells nothing."""
+    """The media type, such as "image/png". Guessed if not given, and None for a URL without a known suffix."""
 
     data: bytes | None = attrs.field(init=False)
     """The content, or None for a URL."""
@@ -188,7 +188,7 @@ class Media:
         return guess if guess is not None and guess.startswith(self._family) else None
 
     def _sniff(self, data: bytes, name: str, given: str | None) -> str | None:
-        """Return the media type of the bytes, or raise if it is another one than given, or none of this kind."""
+        """Return the media type of the bytes, or raise if it is not the given one, or not of this kind."""
         found = next((media_type for magic, media_type in _MAGIC if magic.match(data)), None)
         if found is not None and not found.startswith(self._family):
             raise ValueError(f"source must be {self._kind}, got {found} ({len(data):,} bytes)")
@@ -299,7 +299,7 @@ class File(Media):
 
 
 def _read(source: object, kind: str) -> tuple[bytes, str]:
-    """Return the bytes of a source that is no URL, and its name."""
+    """Return the bytes and the name of a source that is not a URL."""
     if isinstance(source, bytes | bytearray):
         data, name = bytes(source), ""
     elif isinstance(source, str | PathLike):
@@ -426,7 +426,7 @@ def content_chars(content: "Content") -> int:
 
 
 def media_of(content: "Content") -> Iterable[Media]:
-    """Yield the images, sounds and files of a content, those of tool results too."""
+    """Yield the images, sounds and files of a content, including those in tool results."""
     if isinstance(content, str):
         return
     for part in content:

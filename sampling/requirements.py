@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 import attrs
 
 from sampling._arguments import check_bool, check_number, check_str, short_repr, wrong_type
+from sampling._frozen import quick
 from sampling._text.lambda_source import describe_lambda
 from sampling.errors import BadVerdict, ScoreNotFinite
 from sampling.messages import Context, Generation, Message, Options
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Ask", "Check", "Requirement", "RequirementLike", "Validation", "Verdict", "View"]
 
 
+@quick
 @attrs.frozen
 class Validation:
     """The result of one requirement for one answer."""
@@ -123,6 +125,9 @@ class View:
 
     ask: Ask = attrs.field(repr=False, eq=False)
     """Send a request to a model. It counts against the budget of the call."""
+
+    in_turn: bool = attrs.field(default=False, repr=False, eq=False, kw_only=True)
+    """Whether checks are awaited one after the other, so that no timing decides which of them may still ask."""
 
 
 Check: TypeAlias = Callable[[str], Verdict | Awaitable[Verdict]] | Callable[[str, View], Verdict | Awaitable[Verdict]]
@@ -261,11 +266,11 @@ def as_requirement(name: str, requirement: RequirementLike) -> Requirement:
 
 def _takes_view(check: Check) -> bool:
     """
-    Return True if the check takes a `View`, or raise TypeError if it can't be called with a text and a view.
+    Return True if the check takes a `View`, or raise TypeError if it is not a valid check.
 
     It does if its second positional parameter is required, or is named `view`.
     """
-    # inspect.signature is slow, and lambdas are often made anew for each call.
+    # inspect.signature is slow, and lambdas are often created for each call.
     if type(check) is FunctionType and not hasattr(check, "__wrapped__"):
         code = check.__code__
         required = code.co_argcount - len(check.__defaults__ or ())

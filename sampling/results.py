@@ -7,6 +7,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 import attrs
 
 from sampling._arguments import check_bool
+from sampling._frozen import quick
 from sampling._lazy import on_first_use
 from sampling._text import quoted
 from sampling.errors import NoValidAnswer
@@ -31,8 +32,8 @@ StopReason: TypeAlias = Literal["validated", "exhausted", "budget", "deadline", 
 """The reason why a call ended."""
 
 
-# slots=False: attrs creates frozen objects with a __dict__ faster, and every attempt has a slice.
-@attrs.frozen(slots=False, repr=False)
+@quick
+@attrs.frozen(repr=False)
 class Slice(Generic[T]):
     """The record of one attempt."""
 
@@ -150,7 +151,8 @@ class HookFailure:
     iteration_id: str | None = None
 
 
-@attrs.frozen(kw_only=True, repr=False, slots=False)
+@quick
+@attrs.frozen(kw_only=True, repr=False)
 class SamplingResult(Generic[T]):
     """The result of `sample()`, with a record of every attempt."""
 
@@ -191,7 +193,7 @@ class SamplingResult(Generic[T]):
     """The lead of the answer over the next one, as a share of the votes, or None if there was no vote."""
 
     notes: tuple[str, ...] = attrs.field(default=(), eq=False)
-    """What is not as it was, in a result that `from_dict` restored."""
+    """The differences from the original, in a result that `from_dict` restored."""
 
     @property
     def value(self) -> T | None:
@@ -297,8 +299,8 @@ class SamplingResult(Generic[T]):
         """
         Restore a result from the return value of `to_dict`.
 
-        Errors get their types back if these are types of this library or built-in ones. Checks are functions and do
-        not travel: a restored requirement has only its description. `notes` says what else is not as it was.
+        Errors get their types back if these are types of this library or built-in ones. Checks are functions and are
+        not stored: a restored requirement has only its description. `notes` lists all other differences.
         Raise a ValueError for anything that `to_dict` did not return.
 
         Args:

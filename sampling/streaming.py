@@ -26,10 +26,10 @@ class Runnable(Protocol[T]):
 
 class Events(Generic[T]):
     """
-    The events of one call, as `strategy.stream()` gives them. Iterate over them with `async for`.
+    The events of one call, from `strategy.stream()`. Iterate over them with `async for`.
 
-    The call never waits for its reader. `TextGrown` events of one attempt that were not read yet are joined to one,
-    which has all of their pieces. All other events are kept, and the budgets of the call bound their number.
+    The call never waits for its reader. Unread `TextGrown` events of one attempt are merged into one, which has all of
+    their pieces. All other events are kept, and the budgets of the call bound their number.
 
     If the call raises, the iteration raises the same exception after the last event. Without an iteration, the end of
     the block raises it. Leaving the block before the call has ended cancels it, and what it raises then is dropped.
@@ -53,7 +53,7 @@ class Events(Generic[T]):
 
     @property
     def result(self) -> SamplingResult[T]:
-        """The result of the call. Before its end a `RuntimeError`, and the exception of the call if it raised."""
+        """The result of the call. Raise `RuntimeError` before its end, or the exception of the call if it failed."""
         if self._result is not None:
             return self._result
         if self._failure is not None and not self._left:
@@ -66,10 +66,10 @@ class Events(Generic[T]):
         return self
 
     async def __anext__(self) -> Event:
-        """Return the next event, and wait for it if need be."""
+        """Wait for the next event and return it."""
         while not self._unread:
             if self._ended:
-                # What cancelled the call may have cancelled its reader, too, who must not take it for the end.
+                # The same cancellation may have reached the reader, who must not mistake it for the end.
                 await checkpoint_if_cancelled()
                 self._raise_failure()
                 raise StopAsyncIteration
@@ -91,7 +91,7 @@ class Events(Generic[T]):
 
     @asynccontextmanager
     async def _open(self, hooks: Hooks | None, start: Callable[[Hooks], Runnable[T]]) -> AsyncGenerator[Self]:
-        """Run a call beside the block of a caller."""
+        """Run a call in a task while the caller's block runs."""
         with_events = Hooks()
         if hooks is not None:
             with_events.include(hooks)
@@ -126,7 +126,7 @@ class Events(Generic[T]):
         self._news.set()
 
     def _raise_failure(self) -> None:
-        """Raise the exception of the call, once. Those of a call that its caller left are dropped, except crashes."""
+        """Raise the exception of the call, once. After the caller left, drop all but crashes."""
         if self._failure is None or self._raised or (self._left and isinstance(self._failure, Exception)):
             return
         self._raised = True
@@ -134,6 +134,6 @@ class Events(Generic[T]):
 
 
 def open_events(hooks: Hooks | None, start: Callable[[Hooks], Runnable[T]]) -> AbstractAsyncContextManager[Events[T]]:
-    """Return a block beside which a call runs. `start` makes the call, given the hooks that pass on its events."""
+    """Return a context manager that runs a call. `start` builds it, given the hooks that pass on its events."""
     events: Events[T] = Events()
     return events._open(hooks, start)  # pyright: ignore[reportPrivateUsage] - in one module

@@ -97,11 +97,11 @@ class Tool:
 
 def tool(function: Callable[..., Any]) -> Tool:
     """
-    Make a tool of a function.
+    Turn a function into a tool.
 
     Its name, docstring and annotated parameters become the name, the description and the schema. Docstrings in the
-    style of Google, NumPy or Sphinx describe the parameters, and so do texts in `Annotated`. Arguments that a partial
-    has set are not the model's to choose. It can be used as a decorator, and needs the extra `pydantic`.
+    style of Google, NumPy or Sphinx describe the parameters, and so do texts in `Annotated`. The model can't
+    choose arguments that a partial has set. It can be used as a decorator, and needs the extra `pydantic`.
     """
     if isinstance(function, Tool):
         return function
@@ -156,7 +156,7 @@ def _annotated_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bound_names(function: Callable[..., Any]) -> set[str]:
-    """Return the names of the arguments that a partial has set by keyword. They are not the model's to choose."""
+    """Return the names of the arguments that a partial has set by keyword. The model can't choose them."""
     return set(function.keywords) if isinstance(function, partial) else set()
 
 
@@ -219,7 +219,7 @@ def _check_names(function: Callable[..., Any], arguments: dict[str, Any]) -> Non
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
-        raise ValueError(f"the arguments do not fit: {error}") from None
+        raise ValueError(f"the arguments do not match the function: {error}") from None
     except ValueError:
         # Some functions that are written in C have no signature.
         return

@@ -1,14 +1,17 @@
 """Token usage and prices."""
 
+import math
 from collections.abc import Iterable
 
 import attrs
 
 from sampling._arguments import check_int, check_number
+from sampling._frozen import quick
 
 __all__ = ["NO_USAGE", "Price", "Usage"]
 
 
+@quick
 @attrs.frozen(repr=False)
 class Usage:
     """
@@ -30,6 +33,16 @@ class Usage:
     """The part of the input tokens that the server wrote to its cache, where that has a price. Not kept in journals."""
 
     def __attrs_post_init__(self) -> None:
+        # Every attempt makes some. What follows the first test only finds the words for what is wrong.
+        if (
+            type(self.input_tokens) is type(self.output_tokens) is int
+            and type(self.cost) is float
+            and self.input_tokens >= 0
+            and self.output_tokens >= 0
+            and 0.0 <= self.cost < math.inf
+            and self.cached_input_tokens == self.reasoning_tokens == self.cache_write_tokens == 0
+        ):
+            return
         check_int("input_tokens", self.input_tokens, least=0)
         check_int("output_tokens", self.output_tokens, least=0)
         check_number("cost", self.cost, least=0)
@@ -62,7 +75,7 @@ class Usage:
         )
 
     def minus(self, other: "Usage") -> "Usage":
-        """Return what this has more than another usage, and 0 where it has less."""
+        """Subtract another usage. Differences below 0 become 0."""
         return Usage(*[max(0, mine - its) for mine, its in zip(self.numbers(), other.numbers(), strict=True)])  # type: ignore[arg-type]
 
     def numbers(self) -> tuple[int, int, float, int, int]:
@@ -107,7 +120,7 @@ class Price:
     """The price of input tokens that the provider read from its cache. None for no discount."""
 
     cache_write_per_million: float | None = None
-    """The price of input tokens that the provider wrote to its cache. None for that of other input."""
+    """The price of input tokens that the provider wrote to its cache. None for the price of other input."""
 
     def __attrs_post_init__(self) -> None:
         check_number("input_per_million", self.input_per_million, least=0)

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from sampling import (
     Budget,
     BudgetExceeded,
+    EscalationStrategy,
     Generation,
     MultiTurnStrategy,
     Options,
@@ -449,6 +450,93 @@ class TestSharedBudgets:
         assert "budget" in reasons
         assert calls == len(reasons)
         assert 0 == budget.reserved.requests
+
+    def test_a_stage_inside_an_attempt_does_not_wait_for_that_attempt(self, run):
+        """Semantics 9: a strategy with stages knows what the attempts around it hold. Otherwise it waited for ever."""
+        budget = Budget(tokens=60)
+        nested = []
+
+        async def inner(request):
+            return Generation("yes", Usage(0, 10))
+
+        async def outer(request):
+            options = Options(max_tokens=40)
+            nested.append(
+                await EscalationStrategy([inner]).sample("inner", None, inner, (), budget=budget, options=options)
+            )
+            return Generation("yes", Usage(0, 10))
+
+        result = run(sample, RejectionSamplingStrategy(), outer, budget, options=Options(max_tokens=40))
+        assert ("budget", "validated") == (nested[0].stop_reason, result.stop_reason)
+
+    def test_a_request_that_holds_something_comes_before_one_that_does_not(self, run):
+        """Semantics 9: a waiting call is not refused for what a later one holds, which goes on and gives it back."""
+        budget = Budget(tokens=20)
+        order = []
+
+        async def new():
+            order.append(("new", await budget.acquire(max_tokens=18)))
+
+        async def further(held):
+            reservation = await budget.acquire(max_tokens=2, holding=[held])
+            order.append(("further", reservation))
+            await anyio.sleep(1)
+            budget.settle(reservation, Usage(0, 1))
+            budget.settle(held, Usage(0, 1))
+
+        async def main():
+            held = await budget.acquire(max_tokens=5)
+            async with anyio.create_task_group() as group:
+                group.start_soon(new)
+                await anyio.sleep(1)
+                group.start_soon(further, held)
+
+        run(main)
+        assert ["further", "new"] == [name for name, _ in order]
+
+    def test_a_further_request_that_needs_no_more_than_is_held_is_never_refused(self, run):
+        """Semantics 9: its tokens were reserved with those of its attempt, whatever others used beyond theirs."""
+        budget = Budget(tokens=20)
+
+        async def main():
+            held = await budget.acquire(max_tokens=8)
+            other = await budget.acquire(max_tokens=2)
+            budget.settle(other, Usage(0, 15))
+            return await budget.acquire(max_tokens=3, used=Usage(0, 5), held=held, holding=[held])
+
+        assert 0 == run(main).tokens
+
+    def test_of_requests_that_wait_for_each_other_one_that_holds_something_is_refused(self, run):
+        """Semantics 9: it can't go on, and gives back what the others wait for. All of those are served."""
+        budget = Budget(tokens=20)
+        ends = {}
+
+        async def new():
+            ends["new"] = await budget.acquire(max_tokens=12)
+
+        async def further(name, held):
+            try:
+                reservation = await budget.acquire(max_tokens=8, holding=[held])
+                budget.settle(reservation, Usage(0, 1))
+                ends[name] = "served"
+            except BudgetExceeded:
+                ends[name] = "refused"
+            await anyio.sleep(1)
+            budget.settle(held, Usage(0, 1))
+
+        async def main():
+            one, other = await budget.acquire(max_tokens=8), await budget.acquire(max_tokens=8)
+            async with anyio.create_task_group() as group:
+                group.start_soon(new)
+                await anyio.sleep(1)
+                group.start_soon(further, "one", one)
+                await anyio.sleep(1)
+                group.start_soon(further, "other", other)
+
+        run(main)
+        assert "refused" == ends.pop("one")
+        assert "served" == ends.pop("other")
+        assert isinstance(ends["new"], Reservation)
 
     def test_a_waiting_call_can_be_cancelled(self, run):
         """It leaves the queue, and those behind it are served."""

@@ -1,16 +1,20 @@
 """The documentation is correct: code blocks run and print what the page shows, links resolve, examples work."""
 
 import ast
+import code
 import contextlib
 import inspect
 import io
 import json
 import linecache
 import os
+import pty
 import re
+import select
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -174,22 +178,105 @@ def test_every_python_block_runs_and_prints_what_the_page_shows(page: Path, loop
         )
 
 
-@pytest.mark.skipif(
-    sys.version_info[:3] == (3, 13, 0),
-    reason="`python -m asyncio` of 3.13.0 reads only single lines from a pipe",
-)
+class Shell(code.InteractiveConsole):
+    """Reads lines as `python -m asyncio` does, and runs nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compile.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        self.refused: list[str] = []
+
+    def runcode(self, code: object) -> None:
+        """Leave it at having understood it."""
+
+    def showsyntaxerror(self, *_args: object, **_options: object) -> None:
+        self.refused.append("\n".join(self.buffer))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_python_block_can_be_pasted_into_a_shell(page: Path):
+    """An empty line ends a class or a function there, so these have none inside, and one after them."""
+    for block in blocks_of(page):
+        if block.kind != "python":
+            continue
+        shell = Shell()
+        for line in [*block.body.splitlines(), ""]:
+            waits = shell.push(line)
+        assert ([], False) == (shell.refused, waits), f"{name_of(page)}:{block.line}"
+
+
+PASTED = [ROOT / README, DOCS / "index.md", *sorted((DOCS / "tutorial").glob("*.md"))]
+PASTED += [DOCS / "how-to" / f"{name}.md" for name in ("stream-to-the-caller", "write-a-strategy")]
+
+
+def pasted_into_a_pipe(blocks: list[str], *shell: str) -> str:
+    """Give a shell one line after the other, as a terminal does to the shells before Python 3.13."""
+    # Text that is pasted ends blocks as typed text does: with an empty line.
+    text = "\n\n".join([*blocks, "print('pasted', 'all')\n"])
+    done = subprocess.run(  # noqa: S603 - our own pages
+        [sys.executable, *shell], input=text, capture_output=True, text=True, timeout=120, check=False
+    )
+    return done.stdout + done.stderr
+
+
+class Terminal:
+    """A shell that runs in a terminal."""
+
+    def __init__(self, *command: str) -> None:
+        self.output = ""
+        self._own, theirs = pty.openpty()
+        env = {**os.environ, "TERM": "xterm", "PYTHON_COLORS": "0"}
+        self._process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env)  # noqa: S603
+        os.close(theirs)
+
+    def paste(self, text: str) -> None:
+        os.write(self._own, f"\x1b[200~{text}\x1b[201~\n".encode())
+
+    def read_until(self, text: str) -> str:
+        """Return what the shell wrote before this."""
+        deadline_s = time.monotonic() + 120
+        while text not in self._plain():
+            assert time.monotonic() < deadline_s, self._plain()
+            if select.select([self._own], [], [], 1)[0]:
+                self.output += os.read(self._own, 65_536).decode("utf-8", "replace")
+        before, _, self.output = self._plain().partition(text)
+        return before
+
+    def _plain(self) -> str:
+        return re.sub(r"\x1b(?:\[[0-9;?]*[a-zA-Z]|[=>])", "", self.output)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._own)
+
+
+def pasted_into_a_terminal(blocks: list[str], *shell: str) -> str:
+    """Paste a block at a time, which the shells since Python 3.13 take as one."""
+    terminal = Terminal(sys.executable, "-q", *shell)
+    written = ""
+    try:
+        terminal.read_until(">>> ")
+        for number, block in enumerate(blocks):
+            # The terminal shows the text itself, too, in which the words are apart.
+            terminal.paste(f"{block}\nprint('pas' 'ted', '{number}.')\n")
+            written += terminal.read_until(f"pasted {number}.")
+            terminal.read_until(">>> ")
+    finally:
+        terminal.close()
+    return f"{written}pasted all"
+
+
 @pytest.mark.usefixtures("_openai")
-@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((DOCS / "tutorial").glob("*.md"))], ids=name_of)
-def test_the_blocks_of_the_tutorial_can_be_pasted_where_it_says(page: Path):
-    """README and tutorial name `python -m asyncio`, and plain `python` for blocks that start an event loop."""
+@pytest.mark.parametrize("page", PASTED, ids=name_of)
+def test_the_blocks_of_a_page_can_be_pasted_where_it_says(page: Path):
+    """README, tutorial and how-to name `python -m asyncio`, and plain `python` for blocks that start an event loop."""
     blocks = [block.body for block in blocks_of(page) if block.kind == "python"]
     shell = ["-i"] if any("anyio.run(" in block for block in blocks) else ["-m", "asyncio"]
-    # Text that is pasted ends blocks as typed text does: with an empty line.
-    pasted = "\n\n".join([*blocks, "print('pasted', 'all')\n"])
-    command = [sys.executable, *shell]
-    done = subprocess.run(command, input=pasted, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
-    assert not re.findall(r"^\w*(?:Error|Exception|Interrupt)\b.*|.*\bWarning: .*", done.stderr, re.MULTILINE)
-    assert "pasted all" in done.stdout
+    paste = pasted_into_a_pipe if sys.version_info < (3, 13) else pasted_into_a_terminal
+    written = paste(blocks, *shell)
+    assert not re.findall(r"^\w*(?:Error|Exception|Interrupt)\b.*|.*\bWarning: .*", written, re.MULTILINE)
+    assert "pasted all" in written
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

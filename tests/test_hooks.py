@@ -273,7 +273,7 @@ def test_a_function_can_be_unregistered(run):
 
 
 def test_every_event_has_the_name_of_its_strategy(run):
-    """So that a hook of several strategies can tell them apart."""
+    """A hook that several strategies share can tell them apart."""
     captured = CapturedEvents(text=True)
     run(sample, MultiTurnStrategy(loop_budget=3), two_turns(), hooks=captured)
     assert set(ALL_EVENTS) == {type(event) for event in captured.events}

@@ -42,7 +42,7 @@ def test_it_imports_no_package_but_the_core_ones(ours, theirs):
 
 @pytest.mark.parametrize("package", OPTIONAL)
 def test_it_imports_no_optional_package(ours, theirs, package):
-    """Not even if it is installed. The exception is rich, which structlog imports itself."""
+    """Optional packages are not imported even if installed, except rich, which structlog imports."""
     assert package not in packages(ours) - packages(theirs)
 
 

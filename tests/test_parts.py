@@ -80,7 +80,7 @@ class TestMedia:
 
 class TestMessages:
     def test_the_text_is_that_of_the_text_parts(self):
-        """Media have none."""
+        """Media add nothing to the text."""
         message = Message("user", [Text("What is "), Image(PNG), Text("this?")])
         assert "What is this?" == message.text
         assert (Image(PNG),) == tuple(media_of(message.content))
@@ -138,7 +138,7 @@ class TestMessages:
         assert content == load_content(short, known)
 
     def test_large_media_are_compared_by_digest(self):
-        """And equal ones are equal, wherever they are from."""
+        """Large media are described by their digest."""
         large = Image(PNG + bytes(100_000))
         [plain] = plain_content([large])
         assert {"type": "image", "media_type": "image/png", "sha256": large.digest} == plain

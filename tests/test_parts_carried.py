@@ -93,7 +93,7 @@ def request(messages) -> Request:
 
 
 def test_a_cassette_carries_them(run, tmp_path):
-    """What was asked is found again, and the answer is the same. Large bytes are there by digest only."""
+    """A cassette finds requests with parts again. Large media are stored by digest only."""
     asked, given = request(conversation(tmp_path)), answer(tmp_path)
     run(Recorded(ScriptedBackend([given]), tmp_path / "cassette").generate, asked)
     assert given == run(Replayed(tmp_path / "cassette").generate, asked)

@@ -206,7 +206,7 @@ def test_a_check_that_cannot_be_called_is_refused_before_anything_is_paid_for(ch
     "check", [lambda *parts: True, lambda text, view, more=1: True, lambda text, *, strict=1: True]
 )
 def test_parameters_with_defaults_do_not_matter(check):
-    """Nor do variable ones."""
+    """A check may have parameters with defaults and variable parameters."""
     assert Requirement("x", check=check)
 
 

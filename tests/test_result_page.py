@@ -17,6 +17,7 @@ from sampling import (
     SamplingResult,
     Usage,
 )
+from sampling._result_page import _lanes
 from sampling.testing import After, ScriptedBackend
 from tests.contracts.kinds import every_strategy, sample
 
@@ -181,6 +182,33 @@ def test_a_call_of_thousands_of_attempts_stays_readable(run):
     assert 200 == len(bars(svg))
     assert "50 more subsamples are not drawn." in svg
     assert "100 more attempts" in result.explain(html=True)
+
+
+@pytest.mark.parametrize(("depth", "breadth"), [(1, 150), (60, 1)])
+def test_the_answer_is_drawn_and_marked_however_many_attempts_there_are(run, monkeypatch, depth, breadth):
+    """It may be in a lane or a bar that would be left out, and its mark is beside a narrow bar."""
+    monkeypatch.setattr(_lanes, "_MAX_BARS", 50)
+    strategy = RejectionSamplingStrategy(loop_budget=depth, concurrency_budget=breadth)
+    last = depth * breadth
+
+    def reply(request):
+        return After(2 if request.iteration == last else 1, "yes" if request.iteration == last else "no")
+
+    svg = run(sample, strategy, ScriptedBackend(reply), [YES]).to_svg()
+    drawn = bars(svg)
+    assert f"iteration {last} " in svg
+    assert 1 == svg.count("valid, the answer")
+    assert 1 == svg.count("✓</text>")
+    assert all(float(bar.get("x")) + float(bar.get("width")) <= 733 for _, bar, _ in drawn)
+
+
+def test_texts_from_right_to_left_stay_where_they_belong(run):
+    """Each text has its own direction, and does not turn what is beside it. Persian and emoji keep their joiners."""
+    persian, family = "می\u200cخواهم.", "\N{MAN}\u200d\N{GIRL}"
+    reqs = [Requirement(persian, check=lambda text: (False, f"{family}\u202e"))]
+    page = run(sample, RejectionSamplingStrategy(), ScriptedBackend([persian]), reqs).explain(html=True)
+    assert f'<pre dir="auto">{persian}</pre>' in page
+    assert f"<bdi>{persian}</bdi>: <bdi>{family}\\u202e</bdi>" in page
 
 
 def test_a_result_without_attempts_can_be_drawn():

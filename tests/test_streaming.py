@@ -37,9 +37,14 @@ from sampling import (
 from sampling.backends.layers import Cached
 from sampling.errors import UnexpectedCancellation
 from sampling.strategies import BudgetForcingStrategy, Thinking
-from sampling.testing import After, CapturedEvents, ScriptedBackend, cancel_at_every_step, explore
+from sampling.testing import After, CapturedEvents, ScriptedBackend, cancel_at_every_step, explore, run_virtual
 from sampling.testing.servers import OpenAIServer, Reply
 from tests.faults.scenarios import is_yes, strategies, table
+
+
+class BrokenBlock(BaseException):
+    """What only a `BaseException` handler would catch."""
+
 
 ANSWERS = ["no", "yes", "no", "yes", "no"]
 
@@ -116,7 +121,7 @@ def texts_are_inside_of_attempts(events):
 
 
 def story(event):
-    """What an event says, without ids and times."""
+    """Describe an event without ids and times."""
     fields = ("iteration", "subsample", "attempt", "strategy", "piece", "text", "success", "stop_reason", "attempts")
     return type(event).__name__, *[getattr(event, name, None) for name in fields]
 
@@ -553,7 +558,7 @@ def test_the_exception_of_the_call_is_raised_as_it_is(run, reads):
 
 
 def test_an_exception_that_was_caught_is_not_raised_again(run):
-    """But `events.result` has nothing else to say."""
+    """After an exception was caught, only `events.result` raises it again."""
 
     async def stream():
         async with RejectionSamplingStrategy().stream("q", None, ScriptedBackend([FatalError("no")])) as events:
@@ -567,19 +572,145 @@ def test_an_exception_that_was_caught_is_not_raised_again(run):
     run(stream)
 
 
-def test_an_exception_of_the_block_is_raised_as_it_is(run):
-    """And the call is cancelled."""
+@pytest.mark.parametrize(
+    "kind", [LookupError, KeyboardInterrupt, SystemExit, GeneratorExit, StopAsyncIteration, BrokenBlock]
+)
+def test_an_exception_of_the_block_is_raised_as_it_is(run, kind):
+    """An exception of the block is raised unchanged, and the call is cancelled."""
     backend = always("a", "b")
+    own = kind("the block's own")
 
     async def stream():
         async with RejectionSamplingStrategy(concurrency_budget=3).stream("q", None, backend) as events:
             async for event in events:
                 if isinstance(event, TextGrown):
-                    raise LookupError("the block's own")  # noqa: TRY004
+                    raise own
 
-    with pytest.raises(LookupError, match="the block's own"):
-        run(stream)
-    assert 0 == backend.running
+    async def guarded():
+        # Here, because event loops treat some of these in ways of their own.
+        with pytest.raises(kind) as caught:
+            await stream()
+        assert own is caught.value
+        assert 0 == backend.running
+
+    run(guarded)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_streams_inside_of_streams(run, leaves):
+    """In the block of another, and in a check of another. Leaving the outer one ends them all."""
+    outer, inner = always("a", "b", "c"), always("y", "e", "s")
+    strategy = RejectionSamplingStrategy(concurrency_budget=2)
+    ended = []
+
+    async def ask_another(text):
+        seen, result = await read(strategy, inner)
+        ended.append(len(seen))
+        return result.success
+
+    async def stream():
+        async with strategy.stream("q", None, outer, [Requirement("another agrees", check=ask_another)]) as events:
+            async for event in events:
+                if not isinstance(event, TextGrown):
+                    continue
+                async with strategy.stream("q", None, inner) as nested:
+                    async for below in nested:
+                        if leaves and isinstance(below, TextGrown):
+                            break
+                if leaves and event.text == "abc":
+                    # The check of this answer streams now.
+                    await anyio.sleep(0.3)
+                    assert inner.running
+                    break
+        assert 0 == outer.running == inner.running
+        return None if leaves else events.result.success
+
+    assert run(stream) in {None, True}
+    assert bool(ended) is not leaves
+
+
+def test_a_check_may_stream_inside_of_a_fan_out(run):
+    """Every item has its own streams, and nothing is left of them."""
+    outer, inner = always("a", "b"), always("y", "e", "s")
+    seen = []
+
+    async def ask_another(text):
+        events, result = await read(RejectionSamplingStrategy(), inner)
+        seen.append([type(event).__name__ for event in events])
+        return result.success
+
+    async def items():
+        reqs = [Requirement("another agrees", check=ask_another)]
+        return await fan_out(RejectionSamplingStrategy(), list("abcde"), None, outer, reqs, max_concurrency=3)
+
+    assert "completed" == run(items).status
+    assert 5 == len(seen)
+    assert all(names[0] == "LoopStarted" and names[-1] == "LoopFinished" for names in seen)
+    assert 0 == outer.running == inner.running
+
+
+def test_a_timeout_around_one_event_loses_none(run):
+    """A reader may wait for a moment, do something else, and come back."""
+
+    async def stream():
+        text, waits = "", 0
+        async with RejectionSamplingStrategy().stream("q", None, always(*"abcdef")) as events:
+            while True:
+                with anyio.move_on_after(0.1) as moment:
+                    try:
+                        event = await anext(events)
+                    except StopAsyncIteration:
+                        return text, waits
+                if moment.cancelled_caught:
+                    waits += 1
+                elif isinstance(event, TextGrown):
+                    text += event.piece
+
+    text, waits = run(stream)
+    assert "abcdef" == text
+    assert waits > 6
+
+
+def test_timeouts_and_task_groups_of_asyncio_work_around_a_stream():
+    """They cancel in a way of their own: the task, and not a scope."""
+    import asyncio  # noqa: TID251 - what a program on asyncio uses
+
+    backend = always(*"abc" * 100)
+
+    async def stream():
+        async with RejectionSamplingStrategy(concurrency_budget=2).stream("q", None, backend) as events:
+            async for _ in events:
+                await asyncio.sleep(0.1)
+
+    async def fail():
+        await asyncio.sleep(1)
+        raise LookupError("a neighbour's")
+
+    async def beside_a_failure():
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stream())
+            group.create_task(fail())
+
+    async def main():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stream(), 1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await stream()
+        assert (0, 0) == (asyncio.current_task().cancelling(), backend.running)
+        with pytest.raises(ExceptionGroup) as caught:
+            await beside_a_failure()
+        assert [LookupError] == list(map(type, caught.value.exceptions))
+        assert 0 == backend.running
+        task = asyncio.create_task(stream())
+        await asyncio.sleep(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+        assert 0 == backend.running
+
+    run_virtual(main)
 
 
 def test_there_is_no_result_before_the_end_or_after_leaving(run):
@@ -615,7 +746,7 @@ def test_leaving_at_the_last_event_keeps_the_result(run):
 
 
 def test_bad_arguments_are_refused_as_by_sample(run):
-    """Before anything runs."""
+    """Invalid arguments raise before anything runs."""
 
     async def stream(**arguments):
         async with RejectionSamplingStrategy().stream("q", None, always("yes"), **arguments):

@@ -1,4 +1,4 @@
-"""What the library does not know is carried: fields of subclasses, and `Generation.raw`."""
+"""Fields of subclasses, and `Generation.raw`, are passed through."""
 
 import attrs
 import pytest

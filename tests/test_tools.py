@@ -96,7 +96,7 @@ def greedy(*words: str) -> None:
     ],
 )
 def test_what_no_model_could_use_is_refused(make, error, says):
-    """At construction, before anything is paid."""
+    """Invalid tools are refused at construction."""
     with pytest.raises(error, match=says):
         make()
 
@@ -201,7 +201,7 @@ class Forecast:
 
 
 def test_a_partial_is_a_tool_without_what_it_sets():
-    """What the application has set is not the model's to choose."""
+    """Arguments that a partial has set are not in the schema."""
     made = tool(partial(google_style, days=5))
     assert ("google_style", "Forecast the weather.") == (made.name, made.description)
     assert ["city"] == list(made.schema["properties"])

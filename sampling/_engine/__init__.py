@@ -1,1 +1,1 @@
-"""The engine below every strategy: one call, its attempts, and the records they leave."""
+"""The engine of every strategy: calls, attempts and their records."""

@@ -11,6 +11,7 @@ from sampling._completeness import incomplete
 from sampling._engine.call import Call
 from sampling._engine.scope import Scope, enter_part, iteration_id, leave_part
 from sampling._engine.validation import Checking, CutShort, PartialText, check, first_error, parse
+from sampling._frozen import unchecked
 from sampling._observers.growing_text import GrowingText
 from sampling._observers.requests import is_observed_inside, observers, send
 from sampling.budgets import Budget, Reservation
@@ -25,6 +26,9 @@ __all__ = ["RunningAttempt", "prepare"]
 
 T = TypeVar("T")
 
+_new_request = unchecked(Request)
+_new_slice = unchecked(Slice)
+
 
 def prepare(call: Call[T], plan: Attempt[T], subsample: int, attempt: int) -> "RunningAttempt[T]":
     """Build the request of an attempt. If the call has a budget, `reserve` must follow."""
@@ -37,7 +41,7 @@ def prepare(call: Call[T], plan: Attempt[T], subsample: int, attempt: int) -> "R
         options = attrs.evolve(options, seed=call.options.seed + iteration - 1)
     sampling_id = call.sampling_id
     # All of it was checked when the call was made, or by `Attempt`.
-    request = Request.unchecked(
+    request = _new_request(
         messages=plan.messages,
         options=options,
         sampling_id=sampling_id,
@@ -53,7 +57,7 @@ def prepare(call: Call[T], plan: Attempt[T], subsample: int, attempt: int) -> "R
 
 @attrs.define
 class RunningAttempt(Generic[T]):
-    """The state of one attempt while it runs. It knows nothing of siblings, repairs or events but `TextGrown`."""
+    """The state of one running attempt. It knows nothing about siblings, repairs or events but `TextGrown`."""
 
     call: Call[T]
     plan: Attempt[T]
@@ -62,22 +66,22 @@ class RunningAttempt(Generic[T]):
     """The ids that code inside of the attempt reads, and the attempt's account."""
 
     started_at: float
-    """By the clock of the call."""
+    """The start time on the clock of the call."""
 
     reservation: Reservation | None = None
-    """What is held of the budget until the request is sent."""
+    """The budget that is reserved until the request is sent."""
 
     generation: Generation | None = None
 
     async def reserve(self, budget: Budget) -> None:
-        """Reserve the budget, and wait for what is only reserved, or raise `BudgetExceeded`."""
+        """Reserve the budget, waiting for other reservations if necessary, or raise `BudgetExceeded`."""
         call, scope = self.call, self.scope
         self.reservation = await budget.acquire(
             attempts=1, prompt_chars=self.plan.chars, max_tokens=self.request.options.max_tokens, holding=call.holding
         )
         scope.budget = budget
         scope.holding = (*call.holding, self.reservation)
-        # The attempt starts now: waiting for the budget is no part of it.
+        # The attempt starts now: waiting for the budget is not part of it.
         self.started_at = call.clock()
 
     async def run(self) -> Slice[T]:
@@ -110,7 +114,7 @@ class RunningAttempt(Generic[T]):
             if unparsable is not None:
                 return self.record("invalid", context, validations=(unparsable,))
         view = (
-            View(value, call.validation_ctx or context, generation, partial(self._ask_for_check))
+            View(value, call.validation_ctx or context, generation, partial(self._ask_for_check), in_turn=call.in_turn)
             if call.needs_view
             else None
         )
@@ -123,7 +127,7 @@ class RunningAttempt(Generic[T]):
         return self.record("invalid", context, value, validations, first_error(failed))
 
     def _incomplete(self, generation: Generation) -> Validation | None:
-        """Return why an answer counts as incomplete, if it does."""
+        """Return the reason why an answer counts as incomplete, or None."""
         return None if self.call.strategy.accept_incomplete else incomplete(generation, self.request.options)
 
     def _unparsed(self, text: str) -> Any:
@@ -150,7 +154,7 @@ class RunningAttempt(Generic[T]):
         return answer
 
     def _account(self, scope: Scope, reservation: Reservation | None, used: Usage | None) -> None:
-        """Tell the item and the budget of a request that has ended, with its usage if that is known."""
+        """Account for a request that has ended, on the item and on the budget, with its usage if known."""
         call = self.call
         if call.item is not None:
             call.item.add_requests(scope.requests, used)
@@ -198,7 +202,7 @@ class RunningAttempt(Generic[T]):
     async def _ask_for_check(
         self, messages: Sequence[Message], *, backend: object = None, options: Options | None = None
     ) -> Generation:
-        """Send a request for a check, with the ids of this attempt but a reservation of its own."""
+        """Send a request for a check, with the ids of this attempt but its own reservation."""
         call, scope = self.call, self.scope
         generate = call.ask if backend is None else generate_of(backend)
         if options is None:
@@ -238,7 +242,7 @@ class RunningAttempt(Generic[T]):
         if self.reservation is not None and call.budget is not None:
             # The attempt ended before its request was sent.
             call.budget.release(self.reservation)
-        return Slice(
+        return _new_slice(
             request.iteration,
             request.iteration_id,
             request.subsample,

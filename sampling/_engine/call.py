@@ -1,4 +1,4 @@
-"""The call: everything that is fixed when `sample()` starts."""
+"""The call: the arguments and ids that are fixed when `sample()` starts."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from sampling._engine.scope import Scope
+from sampling._frozen import quick
 from sampling.budgets import Budget, Reservation
 from sampling.hooks import Emitter
 from sampling.messages import Attempt, Context, Generation, Options, Request
@@ -18,8 +19,8 @@ __all__ = ["Call"]
 T = TypeVar("T")
 
 
-# Not slotted: a frozen class with slots takes twice as long to make, and every call makes one.
-@attrs.frozen(kw_only=True, slots=False)
+@quick
+@attrs.frozen(kw_only=True)
 class Call(Generic[T]):
     """The arguments of one `sample()`, its ids, and the decisions that its strategy makes."""
 
@@ -38,7 +39,7 @@ class Call(Generic[T]):
     """The exception that the event loop raises in a cancelled task."""
 
     started_at: float
-    """The start of the call, by its clock."""
+    """The start of the call, on its clock."""
 
     strategy: Decisions[T]
     first: Attempt[T]
@@ -54,7 +55,7 @@ class Call(Generic[T]):
     """The requirements that check a text while it streams in. Empty if the backend cannot stream."""
 
     streamed: bool
-    """Whether the text is looked at while it grows, by a requirement or by a hook."""
+    """Whether a requirement or a hook reads the text while it grows."""
 
     needs_view: bool
     """Whether a requirement looks at more than the text of the answer."""
@@ -65,7 +66,7 @@ class Call(Generic[T]):
     deterministic: bool
     budget: Budget | None
     holding: tuple[Reservation, ...]
-    """What the attempts around this call hold of budgets."""
+    """The reservations of the attempts around this call."""
 
     validation_ctx: Context | None
     emitter: Emitter
@@ -89,6 +90,11 @@ class Call(Generic[T]):
             "subsample": source.subsample,
             "attempt": source.attempt,
         }
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether requests are made one after the other: what is left of a budget must not depend on timing."""
+        return self.deterministic and self.budget is not None and self.budget.limits_spending
 
     def elapsed_s(self) -> float:
         """Return the seconds since the start of the call."""

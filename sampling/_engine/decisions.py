@@ -33,7 +33,7 @@ TRACKED = frozenset({"settled", "next_subsample_in_s"})
 
 
 class Ends(IntEnum):
-    """What an error ends, from the least to the most."""
+    """The scope that an error ends, from the smallest to the largest."""
 
     ATTEMPT = 0
     SUBSAMPLE = 1
@@ -45,7 +45,7 @@ class Ends(IntEnum):
 
 
 def ended_by(error: BaseException) -> Ends:
-    """Return what an error ends. A group ends as much as the worst of its leaves."""
+    """Return what an error ends. A group counts as the worst of its leaves."""
     return max(map(_ended_by_leaf, _leaves(error)))
 
 
@@ -70,7 +70,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 def repair(
     decide: Callable[[Sequence[Slice[T]]], Attempt[T]], history: Sequence[Slice[T]], max_context_chars: int
 ) -> Attempt[T]:
-    """Return the next attempt of a subsample, or raise if it is none or its conversation is too long."""
+    """Return the next attempt of a subsample, or raise if it is invalid or its conversation is too long."""
     plan: object = decide(history)
     if not isinstance(plan, Attempt):
         raise wrong_type(f"what {_name_of(decide)} returns", plan, "an Attempt(action, context)")
@@ -168,7 +168,7 @@ def _yes_or_no(decide: Callable[..., Any], answer: object, slices: Sequence[Slic
 
 
 def _decision(decide: Callable[..., Any], slices: Sequence[Slice[Any]], *seen: object) -> object:
-    """Call a decision, and turn what it raises into a `SelectionFailed` with the slices so far."""
+    """Call a decision, and turn its exceptions into a `SelectionFailed` with the slices so far."""
     try:
         return decide(*seen)
     except (MemoryError, RecursionError):

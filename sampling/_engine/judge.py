@@ -113,7 +113,7 @@ class Scored:
         return f"a number from 0 to {self.out_of:g}"
 
     def read(self, reply: str) -> Validation | None:
-        """Read the number that the reply begins with. A number off the scale is no verdict."""
+        """Read the number that the reply begins with. A number off the scale is not a verdict."""
         found = self._SCORE.match(reply)
         if found is None or (found["of"] is not None and float(found["of"]) != self.out_of):
             return None

@@ -17,7 +17,7 @@ _ANSWERED = frozenset({"valid", "invalid"})
 
 
 class Prefix(Sequence[S]):
-    """A read-only view of the first items of a growing list. It costs nothing to make, and does not grow."""
+    """A read-only view of the first items of a growing list. It is cheap to create, and does not grow."""
 
     __slots__ = ("_items", "_length")
 
@@ -64,7 +64,7 @@ class ResultQueue(Generic[T]):
         self._thread = get_ident()
 
     def put(self, record: Slice[T], *, counts: bool = True) -> None:
-        """Add one record. If it does not count, it is no slice to decide on or to choose from."""
+        """Add one record. If it does not count, the strategy never sees it."""
         if get_ident() != self._thread:
             raise WrongThread("a record can only be added in the thread that the call runs in")
         self.records.append(record)
@@ -146,7 +146,7 @@ def order_key(record: Slice[T] | Request) -> tuple[int, int]:
 
 
 class _InOrder(Generic[T]):
-    """Holds records back until all that rank before them are there, or never will be."""
+    """Holds records back until all that rank before them have arrived, or never will."""
 
     def __init__(self, subsamples: int) -> None:
         self._waiting: dict[tuple[int, int], Slice[T]] = {}

@@ -59,57 +59,15 @@ _TURN_S = 0.1
 
 
 class Run(Generic[T]):
-    """One call while it runs. All state of the call that changes is here."""
-
-    _scope: "anyio.CancelScope | None" = None
-    """Cancels all subsamples. A single subsample without a deadline has none."""
-
-    _tracker: Tracker[T] | None = None
-    """The state of every subsample, if the strategy or a deterministic call needs it."""
-
-    _stopped = False
-    """Whether no new attempt may start."""
-
-    _done = False
-    """Whether the strategy decided that the call is done."""
-
-    _exhausted = False
-    """Whether a subsample used its whole loop budget."""
-
-    _deadline = math.inf
-    """The end of the call, by its clock."""
-
-    _timed_out = False
-    """Whether an attempt was not started because the deadline had passed."""
-
-    _abort: BaseException | None = None
-    """Ends the call with an exception, whatever answers there are: from a critical hook, or a crash."""
-
-    fatal: Exception | None = None
-    """Ends the call, but does not undo an answer that is there already."""
-
-    _defects: tuple[Exception, ...] = ()
-    """Defects of checks, which are raised even if there are invalid answers."""
-
-    failure: Exception | None = None
-    """The exception that the call raises because no attempt came to an answer."""
-
-    budget_detail: str | None = None
-    """The message of the budget when it had no room."""
-
-    stop_reason: StopReason | None = None
-    """The stop reason of the last stage, if the call has stages."""
-
-    votes: tuple[float | None, float | None] = (None, None)
-    """The agreement and the margin of the answer, if the strategy counts votes."""
-
-    nested_hook_failures: tuple[HookFailure, ...] = ()
-    """The failures of hooks in stages."""
+    """One running call, with all of its mutable state."""
 
     def __init__(self, call: Call[T], stages: "Stages[T] | None" = None) -> None:
         self.call: Call[T] = call
         self._stages = stages
         self._emitter = call.emitter
+        self._tracker: Tracker[T] | None = None
+        """The state of every subsample, if the strategy or a deterministic call needs it."""
+
         self.queue: ResultQueue[T] = self._new_queue()
         self.errors: list[tuple[str, Exception]] = []
         """The errors of attempts and repairs, with their iteration ids."""
@@ -122,14 +80,55 @@ class Run(Generic[T]):
         self._latest: dict[int, RunningAttempt[T]] = {}
         """The latest attempt of every subsample."""
 
+        self._scope: anyio.CancelScope | None = None
+        """Cancels all subsamples. A single subsample without a deadline has none."""
+
+        self._stopped = False
+        """Whether no new attempt may start."""
+
+        self._done = False
+        """Whether the strategy decided that the call is done."""
+
+        self._exhausted = False
+        """Whether a subsample used its whole loop budget."""
+
+        self._deadline = math.inf
+        """The end of the call, on its clock."""
+
+        self._timed_out = False
+        """Whether an attempt was not started because the deadline had passed."""
+
+        self._abort: BaseException | None = None
+        """Ends the call with an exception, whatever answers there are: from a critical hook, or a crash."""
+
+        self.fatal: Exception | None = None
+        """Ends the call, but does not undo an answer that was already found."""
+
+        self._defects: tuple[Exception, ...] = ()
+        """Defects of checks, which are raised even if there are invalid answers."""
+
+        self.failure: Exception | None = None
+        """The exception that the call raises because no attempt got an answer."""
+
+        self.budget_detail: str | None = None
+        """The message of the budget when it had no room."""
+
+        self.stop_reason: StopReason | None = None
+        """The stop reason of the last stage, if the call has stages."""
+
+        self.votes: tuple[float | None, float | None] = (None, None)
+        """The agreement and the margin of the answer, if the strategy counts votes."""
+
+        self.nested_hook_failures: tuple[HookFailure, ...] = ()
+        """The failures of hooks in stages."""
+
     def _new_queue(self) -> ResultQueue[T]:
-        """Return an empty queue of the kind that the call needs, and have it tracked if need be."""
+        """Return an empty queue of the kind that the call needs, and track it if necessary."""
         call = self.call
         if self._stages is not None or not (call.deterministic or call.overridden & decisions.TRACKED):
             return ResultQueue()
         queue = OrderedQueue[T](call.concurrency_budget) if call.deterministic else ResultQueue[T]()
-        in_turn = call.deterministic and call.budget is not None and call.budget.limits_spending
-        self._tracker = Tracker(call, queue, in_turn=in_turn)
+        self._tracker = Tracker(call, queue, in_turn=call.in_turn)
         return queue
 
     # The call: LoopStarted, the subsamples, the choice, LoopFinished.
@@ -138,6 +137,9 @@ class Run(Generic[T]):
         """Run the call to its end."""
         call = self.call
         scope = Scope(call.sampling_id, call.parent_id)
+        if call.holding:
+            # For the calls of stages and hooks.
+            scope.holding = call.holding
         silent = self._emitter.silent
         entered = enter_call(scope)
         try:
@@ -284,7 +286,7 @@ class Run(Generic[T]):
         group.create_task(self._subsample_in_task(subsample), name=f"subsample {subsample}")
 
     async def _subsample_in_task(self, subsample: int) -> None:
-        """Run a subsample in a task of its own, and end quietly if it is cancelled."""
+        """Run a subsample in its own task, and end quietly if it is cancelled."""
         try:
             await self._subsample(subsample)
         except self.call.cancelled:  # noqa: ASYNC103 - see `_make_attempts`
@@ -460,7 +462,7 @@ class Run(Generic[T]):
         )
 
     def _record_exception(self, attempt: RunningAttempt[T], error: BaseException) -> Slice[T]:
-        """Make a record of an exception, and end the call if that is due to it."""
+        """Make a record of an exception, and end the call if the exception requires it."""
         if isinstance(error, CutShort):
             return attempt.record_cut(error, self.queue.longest_answer())
         if isinstance(error, CriticalHookError):
@@ -538,7 +540,7 @@ class Run(Generic[T]):
             self._finish()
 
     def _note_budget(self, record: Slice[T]) -> None:
-        """Note that the budget had no room for a layer or a judge that wanted to send one more request."""
+        """Record that the budget had no room for a further request of a layer or a judge."""
         for error in (record.error, *[validation.error for validation in record.validations]):
             if isinstance(error, BudgetExceeded):
                 self.budget_detail = str(error)
@@ -602,7 +604,7 @@ class Run(Generic[T]):
             return False
 
     def _choose(self) -> SamplingResult[T]:
-        """Choose the answer, or raise the failure if no attempt came to one."""
+        """Choose the answer, or raise the failure if no attempt got one."""
         candidates = self.queue.candidates(decided=self._done or self.fatal is not None)
         valid = [candidate for candidate in candidates if candidate.outcome == "valid"]
         best: Slice[T] | None = None
@@ -689,7 +691,7 @@ class Run(Generic[T]):
 
 
 def log_errors(errors: Iterable[tuple[str, Exception]]) -> None:
-    """Log the errors of a call that has a result all the same."""
+    """Log the errors of a call that still has a result."""
     for iteration_id, error in errors:
         # Only the type: a message may quote the prompt, or a key.
         log.warning("attempt_failed", iteration_id=iteration_id, error_type=type(error).__name__)
@@ -710,7 +712,7 @@ def _without_cancellations(error: BaseException) -> BaseException | None:
 
 
 def _equal(one: Request, other: Request) -> bool:
-    """Return whether two requests ask the same. Seeds differ between samples of one question."""
+    """Return whether two requests are equal except for their seeds."""
     if one.messages != other.messages:
         return False
     return attrs.evolve(one.options, seed=None) == attrs.evolve(other.options, seed=None)

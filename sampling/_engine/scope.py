@@ -10,6 +10,7 @@ import time
 from contextvars import ContextVar, Token, copy_context
 from typing import Any, TypeAlias
 
+import attrs
 from structlog.contextvars import bind_contextvars
 
 from sampling._arguments import wrong_type
@@ -22,7 +23,7 @@ from sampling.usage import NO_USAGE, Usage
 __all__ = ["Scope", "count_request", "current", "report_cache_hit", "report_usage", "reserve_request"]
 
 
-# A plain class: attributes with a default are set only where they change, and every attempt makes a scope.
+@attrs.define(eq=False)
 class Scope:
     """
     An item, a call, an attempt, or a part of an attempt, with the requests and tokens that it used.
@@ -30,14 +31,21 @@ class Scope:
     A part of an attempt is what a layer or a judge accounts for by itself.
     """
 
+    sampling_id: str
+    """The id of the call, or the id of the item, which its calls have as their parent."""
+
+    parent_id: str | None
+    request: Request | None = None
+    """The request of the attempt, with its ids. None outside of attempts."""
+
     budget: Budget | None = None
     """The budget that `count_request` counts against."""
 
     holding: tuple[Reservation, ...] = ()
-    """What the attempts around this code hold of budgets, in this call and in those that it is nested in."""
+    """The reservations of the attempts around this code, in this call and in those around it."""
 
     further: tuple[Reservation, ...] = ()
-    """What is held for further requests of the attempt, beside its own reservation."""
+    """The reservation for further requests of the attempt, in addition to its own."""
 
     outer: "Scope | None" = None
     """The scope that the requests of a layer's part are counted in."""
@@ -52,7 +60,7 @@ class Scope:
     """The number of requests, with those of judges and of layers that send several."""
 
     estimated_tokens: int = 0
-    """The tokens that a budget was charged for requests of an item whose usage nobody reported."""
+    """The tokens charged to a budget for requests of an item without a reported usage."""
 
     from_cache: bool = False
     """Whether the answer came from a cache."""
@@ -64,14 +72,6 @@ class Scope:
     calls: int = 0
     """The number of calls made for an item. A strategy that works in stages makes several."""
 
-    def __init__(self, sampling_id: str, parent_id: str | None, request: Request | None = None) -> None:
-        self.sampling_id: str = sampling_id
-        """The id of the call, or the id of the item, which its calls have as their parent."""
-
-        self.parent_id: str | None = parent_id
-        self.request: Request | None = request
-        """The request of the attempt, with its ids. None outside of attempts."""
-
     def count_request(self) -> None:
         """Count one more request, or raise `BudgetExceeded`."""
         if self.budget is not None:
@@ -79,7 +79,7 @@ class Scope:
         self.requests += 1
 
     async def reserve_request(self, *, prompt_chars: int, max_tokens: int | None, used: Usage) -> None:
-        """Count one more request, and hold what it may use beyond what is held, or raise `BudgetExceeded`."""
+        """Count one more request, and reserve what it may use in addition, or raise `BudgetExceeded`."""
         if self.budget is not None and self.holding:
             own = (self.holding[-1], *self.further)
             held = Reservation(0, len(own), sum([one.tokens for one in own]), sum([one.cost for one in own]))
@@ -94,7 +94,7 @@ class Scope:
         self.requests += 1
 
     def settle_further(self) -> None:
-        """Return what was held for further requests, now that the usage of all of them is known."""
+        """Release the reservation for further requests, now that the usage of all of them is known."""
         for reservation in self.further:
             if self.budget is not None:
                 self.budget.settle_requests(reservation)
@@ -137,7 +137,7 @@ _nesting: ContextVar[int] = ContextVar("sampling_nesting", default=0)
 """The number of calls around this code."""
 
 _MAX_NESTING = 32
-"""Calls inside of calls. Far below what overflows the stack, which would leave the event loop in disorder."""
+"""The maximum nesting of calls, far below what would overflow the stack and break the event loop."""
 
 CallTokens: TypeAlias = tuple[Token[Scope | None], Token[Any], Any, Token[int] | None]
 """What `leave_call` and `leave_attempts` restore: the scope, the logged call and iteration, and the nesting."""
@@ -166,7 +166,7 @@ def report_usage(usage: Usage) -> None:
     Report the usage of the running attempt so far. A later report replaces an earlier one.
 
     For backends: a generation that is cancelled or fails never returns its usage,
-    but what it had used by then is paid for all the same. Outside of an attempt this does nothing.
+    but what it had used by then is still paid for. Outside of an attempt this does nothing.
     """
     if not isinstance(usage, Usage):
         raise wrong_type("usage", usage, "a Usage")
@@ -178,7 +178,7 @@ def report_usage(usage: Usage) -> None:
 
 def count_request() -> None:
     """
-    Count a request that the engine does not know of, before it is sent.
+    Count a request that the engine does not know about, before it is sent.
 
     For layers that send more than one request for an attempt.
     Raises `BudgetExceeded` if the budget has no room. Outside of an attempt this does nothing.
@@ -221,7 +221,7 @@ def report_cache_hit() -> None:
 
 
 def reservations_around() -> tuple[Reservation, ...]:
-    """Return what the attempts around this code hold of budgets."""
+    """Return the reservations of the attempts around this code."""
     scope = _root(_scope.get())
     return () if scope is None else (*scope.holding, *scope.further)
 

@@ -1,4 +1,4 @@
-"""Stages: calls inside a call, one after the other, whose attempts and answers are on the result of the outer one."""
+"""Stages: consecutive calls inside a call, whose attempts are on the result of the outer one."""
 
 from typing import Any, Generic, TypeVar
 
@@ -29,13 +29,13 @@ class Stages(Generic[T]):
 
     _results: list[SamplingResult[T]] = attrs.field(factory=list[SamplingResult[T]])
     _failures: list[Exception] = attrs.field(factory=list[Exception])
-    """The exceptions of stages in which no attempt came to an answer."""
+    """The exceptions of stages in which no attempt got an answer."""
 
     _not_logged: list[tuple[str, Exception]] = attrs.field(factory=list[tuple[str, Exception]])
     _adopted: dict[str, Slice[T]] = attrs.field(factory=dict[str, Slice[T]])
 
     async def run(self, outer: Run[T]) -> None:
-        """Run one stage after the other until the strategy has no more, or one ends for good."""
+        """Run one stage after the other until the strategy has no more, or one ends the call."""
         call = outer.call
         outer.max_attempts = 0
         while True:
@@ -80,7 +80,7 @@ class Stages(Generic[T]):
             outer.queue.put(adopted, counts=record.iteration_id in counted)
 
     def choose(self, outer: Run[T]) -> SamplingResult[T]:
-        """Choose among the winners of the stages, or raise the failure if no attempt came to an answer."""
+        """Choose among the winners of the stages, or raise the failure if no attempt got an answer."""
         strategy, slices = outer.call.strategy, outer.queue.slices
         winners = [
             self._adopted[result.best.iteration_id]

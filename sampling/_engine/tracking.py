@@ -41,7 +41,7 @@ class Tracker(Generic[T]):
     """Set when the next start has to be decided again, if subsamples start late."""
 
     starting: bool = False
-    """The next start is being decided. Until then nobody knows which attempt comes next."""
+    """True while the next start is being decided, so that the next attempt is unknown."""
 
     in_turn: bool = False
     """In a deterministic call with a limited budget: attempts are made one after the other."""
@@ -62,12 +62,12 @@ class Tracker(Generic[T]):
         return self.scopes.setdefault(subsample, anyio.CancelScope())
 
     def start_subsample(self, subsample: int) -> None:
-        """Note that a subsample starts late, before its task has its first turn."""
+        """Record that a subsample starts late, before its task first runs."""
         self.running[subsample] = Running(subsample, 0, self.call.elapsed_s())
         self.started = subsample + 1
 
     def start_attempt(self, subsample: int, attempt: int) -> bool:
-        """Note that an attempt starts, unless it could not win any more."""
+        """Record that an attempt starts, unless it can no longer win."""
         if (attempt, subsample) > self._bound:
             return False
         self.running[subsample] = Running(subsample, attempt, self.call.elapsed_s())
@@ -98,7 +98,7 @@ class Tracker(Generic[T]):
             self._turns.pop(min(self._turns)).set()
 
     def end_subsample(self, subsample: int) -> None:
-        """Note that a subsample adds no more records."""
+        """Record that a subsample adds no more records."""
         self.running.pop(subsample, None)
         self.ended.add(subsample)
         if self.ordered is not None:
@@ -108,19 +108,19 @@ class Tracker(Generic[T]):
         self._next_turn()
 
     def close_from(self, first: int) -> None:
-        """Note that no subsample from this one on will ever start."""
+        """Record that neither this subsample nor any later one will start."""
         if self.ordered is not None:
             for subsample in range(first, self.call.concurrency_budget):
                 self.ordered.close(subsample)
 
     def wake(self) -> None:
-        """Have the next start decided again."""
+        """Wake the task that decides when the next subsample starts."""
         if self.changed is not None:
             self.starting = True
             self.changed.set()
 
     def start_none(self) -> None:
-        """Note that no subsample starts now, so that those that wait may take their turns."""
+        """Record that no subsample starts now, so that waiting ones may take their turns."""
         self.starting = False
         self._next_turn()
 

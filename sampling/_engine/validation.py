@@ -86,7 +86,7 @@ class CheckDefect(Picklable, Exception):
 
 
 class PartialText:
-    """The text of an answer while it streams in. Adding a piece raises `CutShort` if the text can no longer pass."""
+    """The streamed text so far. Adding a piece raises `CutShort` if the text can no longer pass."""
 
     restartable = True
     """Layers may send the text once more: `restart` takes back what they sent."""
@@ -150,7 +150,7 @@ def check(requirements: Sequence[Requirement], text: str, view: View | None) -> 
     Check an answer, as far as possible without awaiting.
 
     Returns the validations in order, or a `Checking` if a check has to be awaited or a judge asked.
-    Raises only `BadVerdict` and `CheckDefect`, which another attempt cannot mend.
+    Raises only `BadVerdict` and `CheckDefect`, which another attempt cannot fix.
     """
     said: list[Any] = []
     finished = True
@@ -170,7 +170,7 @@ class Checking:
     """
     The checks of one answer that have to be awaited: all at once, and judges only if everything else passed.
 
-    Raises only `BadVerdict`, `CheckDefect` and `FatalError` from a judge, which another attempt cannot mend,
+    Raises only `BadVerdict`, `CheckDefect` and `FatalError` from a judge, which another attempt cannot fix,
     and `UnexpectedCancellation`.
     """
 
@@ -202,15 +202,15 @@ class Checking:
         return [one for one in self._said if isinstance(one, Validation)]
 
     async def _wait(self, timeout_s: float | None) -> None:
-        """Await all checks that have begun, at once."""
-        unbearable: list[Exception] = []
+        """Await all checks that have begun: at once, or one after the other if the call needs that."""
+        unbearable: dict[int, Exception] = {}
 
         async def finish(index: int, requirement: Requirement, rest: Awaitable[object]) -> None:
             try:
                 self._said[index] = await _finish_check(requirement, rest, timeout_s)
             except BaseException as error:  # noqa: BLE001, ASYNC103 - collected, so that one does not hide another
                 # A task group would swallow a cancellation that nobody requested, and the check with it.
-                unbearable.append(as_exception(error))
+                unbearable[index] = as_exception(error)
 
         begun = zip(self._requirements, self._said, strict=True)
         waiting = [
@@ -218,14 +218,16 @@ class Checking:
             for index, (requirement, one) in enumerate(begun)
             if one is not None and not isinstance(one, Validation)
         ]
-        if len(waiting) == 1:
-            await finish(*waiting[0])
+        if len(waiting) == 1 or (self._view is not None and self._view.in_turn):
+            for one in waiting:
+                await finish(*one)
         elif waiting:
             async with anyio.create_task_group() as group:
                 for one in waiting:
                     group.start_soon(finish, *one)
         if unbearable:
-            raise unbearable[0]
+            # The first by the order of the requirements, whichever of them was faster.
+            raise unbearable[min(unbearable)]
 
     def close(self) -> None:
         """Close the checks that will never be awaited."""
@@ -255,7 +257,7 @@ def _begin(requirement: Requirement, text: str, view: View | None) -> Validation
 
 
 def _close(said: Iterable[_Said]) -> None:
-    """Close coroutines that never started, for Python warns of them."""
+    """Close coroutines that never started, because Python warns about them."""
     for one in said:
         close = getattr(one, "close", None)
         if close is not None:
@@ -322,7 +324,7 @@ async def _finish_check(
 
 
 def _broken(requirement: Requirement, error: Exception) -> Validation:
-    """Return the failure of a check that raised, or raise if the check itself has to be mended."""
+    """Return the failure of a check that raised, or raise if the check itself is broken."""
     if isinstance(error, BadVerdict):
         raise requirement.bad_verdict(str(error)) from error
     _raise_defect(error)

@@ -51,7 +51,7 @@ def running_loop_name() -> str:
 
 def cancellations() -> tuple[type[BaseException], ...]:
     """Return the exceptions of cancelled tasks, also of asyncio on trio: code in a thread may run another loop."""
-    # Not imported here: the library never imports asyncio, and nobody can raise what was not imported.
+    # Not imported here: the library never imports asyncio, and its exceptions can't be raised if it was not imported.
     asyncio: Any = sys.modules.get("asyncio")
     foreign = () if asyncio is None else (asyncio.CancelledError,)
     return (anyio.get_cancelled_exc_class(), *foreign)

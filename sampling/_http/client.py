@@ -16,7 +16,7 @@ from sampling._http.connection import Connection, Payload, Skim, new_connection,
 from sampling._http.dialling import Dialler, shake_hands
 from sampling._http.pool import Pool
 from sampling._http.tls import TlsSettings
-from sampling._http.wire import WireRequest
+from sampling._http.wire import SharedHeaders, WireRequest
 from sampling.errors import BackendError, BadRequest, CertificateInvalid, ConnectFailed
 
 __all__ = ["Client", "NativeTransport", "Origin", "Response"]
@@ -37,10 +37,10 @@ class Origin(NamedTuple):
 
 
 class _Target(NamedTuple):
-    """Where a request goes."""
+    """The target of a request."""
 
     origin: Origin
-    start: str
+    start: bytes
     """The request line and the Host header."""
 
 
@@ -73,7 +73,7 @@ class Response:
         self.close()
 
     def close(self) -> None:
-        """Do the same as `aclose`, which has nothing to wait for."""
+        """Close synchronously: `aclose` has nothing to wait for."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
@@ -81,7 +81,7 @@ class Response:
 
 
 class Client:
-    """Sends requests, given as bytes, over connections that it keeps for the next ones."""
+    """Sends requests, given as bytes, over connections that it reuses."""
 
     def __init__(self, *, ssl_context: ssl.SSLContext, max_connections: int, connect_timeout_s: float) -> None:
         self._connect_timeout_s = connect_timeout_s
@@ -200,12 +200,25 @@ def _target(method: str, url: str) -> _Target | None:
         return None
     tls = parts.scheme == "https"
     origin = Origin(tls, parts.hostname, parts.port or (443 if tls else 80))
-    return _Target(origin, f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc}\r\n")
+    return _Target(origin, f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc}\r\n".encode())
 
 
-def _payload(start: str, request: WireRequest) -> Payload | None:
+def _payload(start: bytes, request: WireRequest) -> Payload | None:
     """Return the bytes of a request, or None if a header is not valid."""
-    headers = request.headers
+    headers, body = request.headers, request.body
+    lines = headers.lines if isinstance(headers, SharedHeaders) else None
+    if lines is None:
+        lines = _header_lines(headers)
+        if lines is None:
+            return None
+        if isinstance(headers, SharedHeaders):
+            headers.lines = lines
+    data = b"%b%bContent-Length: %d\r\n\r\n%b" % (start, lines, len(body), body)
+    return Payload(data, is_last="close" in headers.get("connection", "").lower())
+
+
+def _header_lines(headers: Mapping[str, str]) -> bytes | None:
+    """Return the bytes of headers, or None if one is not valid."""
     text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     # With as many lines as headers, no value can hold the end of its line.
     if (
@@ -214,9 +227,7 @@ def _payload(start: str, request: WireRequest) -> Payload | None:
         or not _OURS.isdisjoint(map(str.lower, headers))
     ):
         return None
-    body = request.body
-    data = f"{start}{text}Content-Length: {len(body)}\r\n\r\n".encode("latin-1") + body
-    return Payload(data, is_last="close" in headers.get("connection", "").lower())
+    return text.encode("latin-1")
 
 
 def _translated(error: OSError) -> BackendError:

@@ -23,15 +23,15 @@ __all__ = ["Connection", "Payload", "new_connection", "system_error"]
 
 READ_BYTES = 16_384
 MAX_BUFFERED_BYTES = 65_536
-"""More than that is left to the socket, until the response is read."""
+"""The maximum number of buffered bytes. The rest stays in the socket until the response is read."""
 
 
 Skim: TypeAlias = Callable[[bytes], bytes]
-"""A function that reads the beginning of what has arrived, and returns the rest."""
+"""A function that reads the beginning of the received bytes, and returns the rest."""
 
 
 class Payload:
-    """The bytes of a request. They hold the key, so they are in no repr and no local variable of a traceback."""
+    """The bytes of a request, which are kept out of reprs and tracebacks, because they hold the key."""
 
     __slots__ = ("data", "is_last")
 
@@ -43,7 +43,7 @@ class Payload:
 
 class Connection(ABC):
     """
-    A connection that is open.
+    An open connection.
 
     While it carries a request it has a `parser`. Its `failure` is what the request ends with, after all that arrived
     before.
@@ -90,7 +90,7 @@ class Connection(ABC):
     # One request.
 
     async def send(self, payload: Payload, on_sent: Callable[[], None]) -> None:
-        """Send a request. If the connection breaks meanwhile, the response tells."""
+        """Send a request. If the connection breaks meanwhile, reading the response raises."""
         self.received = False
         self.parser = ResponseParser()
         self._is_last = payload.is_last
@@ -163,7 +163,7 @@ class Connection(ABC):
     # Idle and closing.
 
     def is_usable(self) -> bool:
-        """Return whether an idle connection can take a request: the server neither closed it nor sent anything."""
+        """Return whether an idle connection can be reused: the server neither closed it nor sent anything."""
         if self._socket is None:
             return False
         try:
@@ -200,7 +200,7 @@ class Connection(ABC):
     # What arrives.
 
     def _receive(self) -> None:
-        """Read from the socket what is there, and parse it."""
+        """Read the available bytes from the socket, and parse them."""
         try:
             data = self._read_socket()
         except OSError as error:
@@ -216,7 +216,10 @@ class Connection(ABC):
         if data:
             self.received = True
             self._unread += len(data)
-            self._parse(parser, data)
+            try:
+                parser.feed(data)
+            except FramingError as error:
+                self._fail(MalformedResponse(f"the server does not speak HTTP ({error})"))
         if not data or (self._tls is not None and self._tls.ended):
             self._end(parser)
 
@@ -236,12 +239,6 @@ class Connection(ABC):
             # Only new keys are agreed on like this, rarely and in a few bytes. Without room for them it is stuck.
             raw.send(answer)
         return data if data or tls.ended else None
-
-    def _parse(self, parser: ResponseParser, data: bytes) -> None:
-        try:
-            parser.feed(data)
-        except FramingError as error:
-            self._fail(MalformedResponse(f"the server does not speak HTTP ({error})"))
 
     def _end(self, parser: ResponseParser) -> None:
         self._stop_receiving()
@@ -292,7 +289,7 @@ class _WaitingConnection(Connection):
 
 
 class _Future(Protocol):
-    """What is used of a future of asyncio."""
+    """The methods of an asyncio future that are used here."""
 
     def done(self) -> bool: ...
     def set_exception(self, exception: BaseException) -> None: ...
@@ -301,7 +298,7 @@ class _Future(Protocol):
 
 
 class _SelectorLoop(Protocol):
-    """What is used of an event loop of asyncio."""
+    """The methods of an asyncio event loop that are used here."""
 
     def add_reader(self, fd: int, callback: Callable[[], None], /) -> object: ...
     def remove_reader(self, fd: int, /) -> bool: ...
@@ -347,7 +344,7 @@ class _CalledConnection(Connection):
                 waiter.set_exception(error)
 
     def _is_skimmed(self, parser: ResponseParser) -> bool:
-        """Return whether all that has arrived was read here, so that the task need not wake."""
+        """Return whether everything received was read here, so that the task need not wake."""
         if self._skim is None or parser.ended or self.failure is not None or not parser.skim(self._skim):
             return False
         self._unread = 0
@@ -379,7 +376,7 @@ class _CalledConnection(Connection):
 def new_connection(
     key: Hashable, raw: socket.socket, tls: Tls | None, on_lost: Callable[[Connection], None]
 ) -> Connection:
-    """Return the connection over a socket, in the way that suits the running event loop."""
+    """Return a connection over a socket, of the class for the running event loop."""
     native = current_token().native_token
     if hasattr(native, "add_reader"):
         # Some loops have the method and can't do it, such as the one for Windows.
@@ -389,5 +386,5 @@ def new_connection(
 
 
 def system_error(error: Exception) -> str:
-    """Return what the system says about an error, or only its type: other messages may quote the server."""
+    """Return the system's message for an error, or only its type, because other messages may quote the server."""
     return f"{type(error).__name__}: {error}" if isinstance(error, OSError) else type(error).__name__

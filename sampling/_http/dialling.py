@@ -22,7 +22,7 @@ MAX_AT_ONCE = 128
 """The TCP handshakes at once. Many servers queue no more than that, and drop the rest for a second."""
 
 HOLD_S = 0.25
-"""The longest time that a slow handshake holds up others."""
+"""The longest time that a slow handshake delays others."""
 
 NEXT_ADDRESS_S = 0.25
 """The head start of an address over the next one, as in RFC 8305."""
@@ -53,10 +53,10 @@ def _numeric_address(host: str, port: int) -> Address | None:
 
 class Turns:
     """
-    Lets not too many connections be opened at once.
+    Limits how many connections are opened at once.
 
-    Whoever waits goes on when another one is done, and at the latest when all before it have had `HOLD_S`. So a server
-    that does not answer holds nobody up for long.
+    A waiter continues when another one is done, or when all before it have had `HOLD_S`. So a server that does not
+    answer delays nobody for long.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Turns:
         self._waiting: OrderedDict[anyio.Event, None] = OrderedDict()
 
     async def take(self) -> None:
-        """Wait for a turn. The caller calls `give_back` afterwards."""
+        """Wait for a turn. Call `give_back` afterwards."""
         if self._taken >= MAX_AT_ONCE:
             turn = anyio.Event()
             rounds = 1 + len(self._waiting) // MAX_AT_ONCE
@@ -77,7 +77,7 @@ class Turns:
         self._taken += 1
 
     def give_back(self) -> None:
-        """Let the next one go on."""
+        """Let the next waiter continue."""
         self._taken -= 1
         if self._waiting:
             turn, _ = self._waiting.popitem(last=False)

@@ -1,12 +1,14 @@
 """
 Parse HTTP/1.1 responses from bytes, without any input or output.
 
-The server may be hostile: all that has no single meaning is an error, and all that is kept has a limit.
+The server may be hostile: ambiguous input is an error, and everything that is buffered has a limit.
 """
 
 import re
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 __all__ = ["FramingError", "ResponseParser"]
 
@@ -18,19 +20,38 @@ MAX_CHUNK_LINE_BYTES: Final = 4_096
 MAX_EXTENSION_BYTES: Final = 65_536
 """The limit of all chunk extensions of a response together."""
 
+MANY_CHUNKS_BYTES: Final = 1_024
+"""Where so much is there to parse, it is probably many chunks."""
+
+CACHED_HEAD_BYTES: Final = 1_024
+"""The longest head that is remembered."""
+
 _STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .*)?", re.DOTALL)
 _DIGITS = re.compile(r"[0-9]{1,18}")
 # What `bytes.translate` deletes, which is faster than a regular expression.
 _TEXT = b"\t\n" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
 _TOKEN = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(;[^\x00-\x08\x0a-\x1f\x7f]*)?\r\n")
+_PLAIN_CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})\r\n")
+_HEX_DIGITS = b"0123456789abcdefABCDEF"
+_MAX_HEX_DIGITS = 15
 _CRLF = b"\r\n"
 _START = b"HTTP/1."
 _WITHOUT_BODY = (204, 304)
 
 
 class FramingError(Exception):
-    """The bytes are no HTTP response. The message never quotes them."""
+    """The bytes are not an HTTP response. The message never quotes them."""
+
+
+class _Head(NamedTuple):
+    """What the bytes of a head mean."""
+
+    status: int
+    headers: Mapping[str, str]
+    reusable: bool
+    is_chunked: bool
+    length: int | None
 
 
 class ResponseParser:
@@ -56,7 +77,7 @@ class ResponseParser:
 
     def __init__(self) -> None:
         self.status = 0
-        self.headers: dict[str, str] = {}
+        self.headers: Mapping[str, str] = {}
         self.ended = False
         """True once the body is complete."""
 
@@ -100,7 +121,7 @@ class ResponseParser:
         return not rest
 
     def end_of_stream(self) -> bool:
-        """Take note that the server closed the connection, and return whether the response is complete."""
+        """Record that the server closed the connection, and return whether the response is complete."""
         self.reusable = False
         if self._parse is ResponseParser._parse_until_close:
             self.ended = True
@@ -115,10 +136,10 @@ class ResponseParser:
         if not end:
             self._rest = data
             return
-        status = self._read_head(data[:end])
-        if status >= 200:
-            self.status = status
-        elif status == 101:
+        head = (_known_head if end <= CACHED_HEAD_BYTES else _read_head)(data[:end])
+        if head.status >= 200:
+            self._choose_body(head)
+        elif head.status == 101:
             raise FramingError("it switches protocols")
         if end < len(data):
             self._parse(self, data[end:])
@@ -137,37 +158,16 @@ class ResponseParser:
         self._head_bytes += end
         return end
 
-    def _read_head(self, head: bytes) -> int:
-        """Read the status and the headers, and choose how to read the body."""
-        first, *lines = _lines(head)
-        line = _STATUS_LINE.fullmatch(first)
-        if line is None:
-            raise FramingError("the status line is not valid")
-        status = int(line[2])
-        fields = _read_fields(lines)
-        if status < 200:
-            return status
-        headers = self.headers = dict(fields)
-        self.reusable = line[1] == "1" and "close" not in headers.get("connection", "").lower()
-        self._choose_body(status, fields)
-        return status
-
-    def _choose_body(self, status: int, fields: list[tuple[str, str]]) -> None:
-        codings = [value for name, value in fields if name == "transfer-encoding"]
-        lengths = {part.strip(" \t") for name, value in fields if name == "content-length" for part in value.split(",")}
-        if len(lengths) > 1 or any(not _DIGITS.fullmatch(length) for length in lengths):
-            raise FramingError("the content length is not valid")
-        if codings and (lengths or codings[0].lower() != "chunked" or len(codings) > 1):
-            raise FramingError("the transfer encoding is not valid")
-        if status in _WITHOUT_BODY:
+    def _choose_body(self, head: _Head) -> None:
+        """Take the head, and choose how to read the body."""
+        self.status, self.headers, self.reusable, is_chunked, length = head
+        if self.status in _WITHOUT_BODY or length == 0:
             self._end()
-        elif codings:
+        elif is_chunked:
             self._parse = ResponseParser._parse_chunks
-        elif lengths:
-            self._left = int(lengths.pop())
+        elif length is not None:
+            self._left = length
             self._parse = ResponseParser._parse_length
-            if not self._left:
-                self._end()
         else:
             self.reusable = False
             self._parse = ResponseParser._parse_until_close
@@ -190,6 +190,24 @@ class ResponseParser:
 
     def _parse_chunks(self, data: bytes) -> None:
         position = self._parse_open_chunk(data) if self._left else 0
+        if len(data) - position >= MANY_CHUNKS_BYTES:
+            position = self._parse_many_chunks(data, position)
+        elif position == 0 and self._parse_one_chunk(data):
+            return
+        self._parse_each_chunk(data, position)
+
+    def _parse_one_chunk(self, data: bytes) -> bool:
+        """Take bytes that are one whole chunk, as most reads return, or else do nothing and return False."""
+        line = _PLAIN_CHUNK_LINE.match(data)
+        if line is None:
+            return False
+        start = line.end()
+        if start < start + int(line[1], 16) == len(data) - 2 and data.endswith(_CRLF):
+            self._pieces.append(data[start:-2])
+            return True
+        return False
+
+    def _parse_each_chunk(self, data: bytes, position: int) -> None:
         size, pieces = len(data), self._pieces
         while position < size:
             line = _CHUNK_LINE.match(data, position)
@@ -213,6 +231,29 @@ class ResponseParser:
             else:
                 raise FramingError("a chunk is longer than it says")
             return
+
+    def _parse_many_chunks(self, data: bytes, position: int) -> int:
+        """
+        Take chunks all at once, and return where they end, which may be where they begin.
+
+        It reads only what is certain: whole chunks without extensions and without a line end inside.
+        """
+        parts = data[position:].split(_CRLF)
+        # Sizes and chunks alternate. What follows the last line end is neither, and an empty chunk ends the body.
+        count = (len(parts) - 1) // 2
+        if count and not parts[2 * count - 1]:
+            count -= 1
+        sizes, chunks = parts[: 2 * count : 2], parts[1 : 2 * count : 2]
+        if not all(sizes) or b"".join(sizes).translate(None, _HEX_DIGITS):
+            return position
+        lengths = list(map(len, chunks))
+        if lengths != [int(size, 16) for size in sizes] or not all(lengths):
+            return position
+        digits = list(map(len, sizes))
+        if max(digits, default=0) > _MAX_HEX_DIGITS:
+            return position
+        self._pieces += chunks
+        return position + sum(lengths) + sum(digits) + 4 * count
 
     def _open_chunk(self, data: bytes, start: int, stop: int) -> None:
         """Take the beginning of a chunk whose end has not arrived."""
@@ -270,6 +311,30 @@ class ResponseParser:
         self._parse = ResponseParser._parse_trailing
 
 
+def _read_head(head: bytes) -> _Head:
+    """Read a status line and headers."""
+    first, *lines = _lines(head)
+    line = _STATUS_LINE.fullmatch(first)
+    if line is None:
+        raise FramingError("the status line is not valid")
+    status, fields = int(line[2]), _read_fields(lines)
+    headers = dict(fields)
+    if status < 200:
+        return _Head(status, headers, reusable=True, is_chunked=False, length=None)
+    reusable = line[1] == "1" and "close" not in headers.get("connection", "").lower()
+    codings = [value for name, value in fields if name == "transfer-encoding"]
+    lengths = {part.strip(" \t") for name, value in fields if name == "content-length" for part in value.split(",")}
+    if len(lengths) > 1 or any(not _DIGITS.fullmatch(length) for length in lengths):
+        raise FramingError("the content length is not valid")
+    if codings and (lengths or codings[0].lower() != "chunked" or len(codings) > 1):
+        raise FramingError("the transfer encoding is not valid")
+    return _Head(status, MappingProxyType(headers), reusable, bool(codings), int(lengths.pop()) if lengths else None)
+
+
+# A server sends the same head many times in a second, where it has no id for each of them.
+_known_head = lru_cache(maxsize=64)(_read_head)
+
+
 def _lines(head: bytes) -> list[str]:
     """Return the lines of headers or trailers, without the empty one at their end."""
     text = head.replace(_CRLF, b"\n")
@@ -296,5 +361,5 @@ _CHUNK_LINE_START = re.compile(rb"[0-9A-Fa-f]{1,15}(?:[ \t]*(?:;[^\x00-\x08\x0a-
 
 
 def _may_become_chunk_line(line: bytes) -> bool:
-    """Return whether more bytes can make this a valid line. Else a server that says no more would be waited for."""
+    """Return whether more bytes can complete a valid line, so that it is worth waiting for them."""
     return _CHUNK_LINE_START.fullmatch(line) is not None

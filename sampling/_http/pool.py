@@ -16,7 +16,7 @@ class Pooled(Protocol):
     """A connection that a pool can keep."""
 
     def is_usable(self) -> bool:
-        """Return whether an idle connection can take a request: the server neither closed it nor sent anything."""
+        """Return whether an idle connection can be reused: the server neither closed it nor sent anything."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""TLS over memory buffers, so that the same code encrypts for every way to send and receive."""
+"""TLS over memory buffers, so that the same code works for every kind of socket I/O."""
 
 import ssl
 from collections.abc import Hashable
@@ -7,7 +7,7 @@ __all__ = ["Tls", "TlsSettings"]
 
 
 class TlsSettings:
-    """How to verify servers, and the sessions that shorten the next handshake with one of them."""
+    """The verification of servers, and the sessions that shorten the next handshake."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self.context = context
@@ -49,7 +49,7 @@ class Tls:
 
     def handshake(self, received: bytes | None) -> bool:
         """
-        Go on with the handshake, and return whether it is done.
+        Continue the handshake, and return whether it is done.
 
         Raise `ssl.SSLError` if it failed. In any case there may be bytes to send.
         """
@@ -75,7 +75,7 @@ class Tls:
         return self._outgoing.read()
 
     def decrypt(self, data: bytes) -> bytes:
-        """Return what received bytes complete, which may be nothing. Raise `ssl.SSLError` if they are not valid."""
+        """Decrypt received bytes, which may complete nothing yet. Raise `ssl.SSLError` if they are invalid."""
         self._incoming.write(data)
         pieces: list[bytes] = []
         try:

@@ -5,14 +5,42 @@ A transport does not follow redirects, keep cookies, decompress or retry. The ba
 """
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import attrs
 
-__all__ = ["CLOSE_GRACE_S", "Transport", "WireRequest", "WireResponse"]
+__all__ = ["CLOSE_GRACE_S", "SharedHeaders", "Transport", "WireRequest", "WireResponse"]
 
 CLOSE_GRACE_S = 1.0
 """The time limit for closing a connection, which is shielded from cancellation."""
+
+
+class SharedHeaders(dict[str, str]):
+    """
+    Headers that are made once for many requests.
+
+    They hold the key, so they are never printed or pickled.
+    """
+
+    __slots__ = ("lines",)
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        super().__init__(headers)
+        self.lines: bytes | None = None
+        """Their bytes, once a transport has checked them."""
+
+    def plus(self, name: str, value: str) -> "SharedHeaders":
+        """Return these headers and one more, which must be valid."""
+        more = SharedHeaders({**self, name: value})
+        if self.lines is not None:
+            more.lines = self.lines + f"{name}: {value}\r\n".encode()
+        return more
+
+    def __repr__(self) -> str:
+        return f"SharedHeaders({', '.join(self)})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("headers can't be pickled or copied: they hold a key")
 
 
 @attrs.frozen

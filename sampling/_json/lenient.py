@@ -1,4 +1,4 @@
-"""Find the JSON in an answer that has more than JSON."""
+"""Find the JSON in an answer that contains other text."""
 
 import re
 
@@ -6,7 +6,7 @@ from sampling._json.bounded import MAX_DEPTH, loads
 from sampling._json.extraction import MAX_CHARS
 from sampling._text import unfenced
 
-__all__ = ["answer_without_thoughts", "find_json", "mend"]
+__all__ = ["answer_without_thoughts", "find_json", "fix_json"]
 
 # Each attempt may read the whole text, so their number bounds the time.
 _MAX_VALUES = 8
@@ -14,7 +14,7 @@ _MAX_VALUES = 8
 _THOUGHTS = re.compile(r"</(?:think|thinking|thought)>")
 # Possessive: no input can cause backtracking.
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
-_MENDABLE = re.compile(r'"(?:[^"\\]|\\.)*+"?|,\s*+(?=[\]}])|\b(?:True|False|None)\b', re.DOTALL)
+_FIXABLE = re.compile(r'"(?:[^"\\]|\\.)*+"?|,\s*+(?=[\]}])|\b(?:True|False|None)\b', re.DOTALL)
 _FOREIGN = re.compile(
     r"""
     "(?:[^"\\]|\\.)*+"?                            # a string, which stays as it is
@@ -35,7 +35,7 @@ def find_json(text: str, openings: str = "{[") -> str:
     Return the JSON value in a text, as JSON.
 
     What may be around it: `<think>` blocks, code fences, and prose. Trailing commas, line breaks inside of strings,
-    and Python's True, False and None are mended. If nothing else is JSON, so are comments, single quotes, and keys
+    and Python's True, False and None are fixed. If nothing else is JSON, so are comments, single quotes, and keys
     without quotes. Where prose holds several different values, none is chosen.
     The text itself is returned if there is no value. It takes linear time.
     """
@@ -44,12 +44,12 @@ def find_json(text: str, openings: str = "{[") -> str:
         return text
     answer = answer_without_thoughts(text)
     body = unfenced(answer)
-    mended = mend(body)
-    for candidate in (body, mended):
+    fixed = fix_json(body)
+    for candidate in (body, fixed):
         if _is_json(candidate):
             return candidate
     # The first fence may hold something else, such as code.
-    for candidate in (mended, mend(answer), _as_json(body, openings)):
+    for candidate in (fixed, fix_json(answer), _as_json(body, openings)):
         if _is_cut_off(candidate, openings):
             continue
         for opening in openings:
@@ -64,16 +64,16 @@ def answer_without_thoughts(text: str) -> str:
     return _THOUGHTS.split(text)[-1]
 
 
-def mend(text: str) -> str:
+def fix_json(text: str) -> str:
     """Return JSON without trailing commas, line breaks in strings, and Python's constants."""
-    return _MENDABLE.sub(_mend, text)
+    return _FIXABLE.sub(_fix_match, text)
 
 
 def _as_json(text: str, openings: str) -> str:
-    """Return the text from the first bracket on, with what JavaScript and Python allow made JSON."""
+    """Convert the syntax of JavaScript and Python after the first bracket to JSON."""
     start = _first_place(text, openings)
-    # Not what is before it, where an apostrophe would begin a string.
-    return mend(_FOREIGN.sub(_from_foreign, text[start:]))
+    # Skip the text before the bracket, where an apostrophe would begin a string.
+    return fix_json(_FOREIGN.sub(_from_foreign, text[start:]))
 
 
 def _from_foreign(match: re.Match[str]) -> str:
@@ -98,7 +98,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _mend(match: re.Match[str]) -> str:
+def _fix_match(match: re.Match[str]) -> str:
     found = match[0]
     if found.startswith(","):
         return ""

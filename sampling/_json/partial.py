@@ -1,10 +1,10 @@
-"""Read JSON that is still growing."""
+"""Read incomplete JSON."""
 
 import re
 from typing import Any
 
 from sampling._json.extraction import MAX_CHARS
-from sampling._json.lenient import answer_without_thoughts, mend
+from sampling._json.lenient import answer_without_thoughts, fix_json
 
 __all__ = ["read_partial_json"]
 
@@ -15,7 +15,7 @@ _THINKING = re.compile(r"\s*<(?:think|thinking|thought)>")
 
 def read_partial_json(text: str, openings: str) -> Any:
     """
-    Return the first value of a text that begins with one of these brackets, as far as it has come, or None.
+    Return the first, possibly incomplete value of a text that begins with one of these brackets, or None.
 
     What may be before it: a `<think>` block, a code fence, and prose. A string at the end is as long as it is so far.
     """
@@ -26,7 +26,7 @@ def read_partial_json(text: str, openings: str) -> Any:
     if not starts or len(text) > MAX_CHARS or _THINKING.match(text) or _HUGE_NUMBER.search(text):
         return None
     body = text[min(starts) :]
-    for candidate in (body, mend(body)):
+    for candidate in (body, fix_json(body)):
         try:
             # It stops where the value ends, whatever follows.
             return from_json(candidate, allow_partial="trailing-strings")

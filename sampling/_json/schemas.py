@@ -1,4 +1,4 @@
-"""Adapt JSON schemas to what constrained decoding accepts."""
+"""Adapt JSON schemas to constrained decoding."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -43,7 +43,7 @@ _KEYWORDS = frozenset(
     }
 )
 _FORMATS = frozenset({"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uuid"})
-# What only narrows the values may be left out, because the answer is validated. The model is told of it in words.
+# Keywords that only narrow the values may be left out, because the answer is validated. They move to descriptions.
 _TOLD = ("minLength", "maxLength", "uniqueItems", "minProperties", "maxProperties", "contains", "format")
 _SILENT = frozenset(
     {"$comment", "$id", "$schema", "default", "deprecated", "discriminator", "examples", "readOnly", "writeOnly"}
@@ -95,7 +95,7 @@ def close_objects(schema: Any) -> Any:
 
 def strict_schema(schema: Mapping[str, Any]) -> Json | None:
     """
-    Return a schema for strict mode that every answer to the given one fits, or None if there is none.
+    Return an equivalent schema for strict mode, or None if there is none.
 
     Fields with a default become required and may be null. Tuples become arrays. Constraints that strict mode does not
     know move to the description.
@@ -105,13 +105,13 @@ def strict_schema(schema: Mapping[str, Any]) -> Json | None:
 
 
 def inline_root(schema: Mapping[str, Any]) -> Json:
-    """Return a schema whose root is no reference, as that of a recursive type is."""
+    """Return a schema without a reference at the root, as recursive types have it."""
     root = dict(schema)
     if "$ref" in root:
         found = root.get("$defs", {}).get(str(root["$ref"]).rpartition("/")[2])
         if isinstance(found, dict):
             del root["$ref"]
-            # A copy: what is rewritten in one place must not be rewritten in the other, too.
+            # A copy, because a rewrite in one place must not change the other.
             root = {**deepcopy(cast("Json", found)), **root}
     return root
 
@@ -192,7 +192,7 @@ def reduced_schema(schema: Mapping[str, Any], keywords: Collection[str]) -> Json
 
 
 def recursive_references(schema: Mapping[str, Any]) -> dict[str, set[str]]:
-    """Return the definitions that lead back to themselves, each with its references that do."""
+    """Return the recursive definitions, each with the references that lead back to it."""
     root = {name: node for name, node in schema.items() if name != "$defs"}
     nodes: Json = {"#": root, **{f"#/$defs/{name}": node for name, node in schema.get("$defs", {}).items()}}
     refers = {name: set(_references(node)) for name, node in nodes.items()}
@@ -355,7 +355,7 @@ def _names_and_values(schema: Json) -> tuple[list[str], list[object]]:
 
 
 def has_finite_value(schema: Json) -> bool:
-    """Return whether a value can match. None can if objects must contain themselves without end."""
+    """Return whether any finite value matches. None does if objects must contain themselves."""
     definitions: Json = schema.get("$defs", {})
     finite: set[str] = set()
     while more := {name for name, node in definitions.items() if name not in finite and _is_finite(node, finite)}:

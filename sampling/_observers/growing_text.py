@@ -1,4 +1,4 @@
-"""The text of one attempt while it grows, announced to the hooks on `TextGrown`."""
+"""Report the streamed text of an attempt to the hooks on `TextGrown`."""
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class TextChecks(Protocol):
-    """Checks of a text that grows. They raise to stop it."""
+    """Checks of the text so far, which raise to stop it."""
 
     def __call__(self, piece: str) -> None: ...
 
@@ -22,7 +22,7 @@ class TextChecks(Protocol):
 
 class GrowingText:
     """
-    A receiver of a streamed text that tells the hooks on `TextGrown`.
+    A receiver of streamed text that calls the hooks on `TextGrown`.
 
     Sync hooks are called at once, by the backend that streams. What grows while async hooks are awaited is joined to
     one piece, so that slow ones hold up nothing and cost no memory.
@@ -43,7 +43,7 @@ class GrowingText:
         self._text = ""
         self._announced = ""
         self._waiting: TextGrown | None = None
-        """What async hooks have not been told yet."""
+        """The text that async hooks have not received yet."""
 
         self._begun: list[tuple[Hook, Event, Awaitable[object]]] = []
         """What hooks returned that were not declared as async, at most one for each."""

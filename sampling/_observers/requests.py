@@ -1,9 +1,9 @@
 """
-Let telemetry see every request that is sent to a model, wherever it is sent from, and every tool that is run.
+Let telemetry observe every request to a model, and every tool that is run.
 
 An attempt may send several: retries, rounds of tools, and those of judges. So requests are observed where they leave
-the library: in the backends for HTTP, and where any other backend is called. Without an observer, it costs one look at
-a context variable.
+the library: in the backends for HTTP, and where any other backend is called. Without an observer, it costs one lookup
+of a context variable.
 """
 
 import time
@@ -45,10 +45,10 @@ class SentRequest:
     backend: object
     request: Request
     started_s: float
-    """By the clock of the event loop."""
+    """The start time on the clock of the event loop."""
 
     started_ns: int
-    """By the clock of the machine, since 1970."""
+    """The start time in nanoseconds since 1970."""
 
     elapsed_s: float = 0.0
     first_chunk_s: float | None = None
@@ -83,7 +83,7 @@ class ToolRun:
 
     result: ToolResult | None = None
     error_type: str | None = None
-    """What kind of error it was. None if there was none, or if the call was cancelled."""
+    """The type of the error. None if there was none, or if the call was cancelled."""
 
     marks: dict[object, Any] = attrs.field(factory=dict[object, Any])
     """What each observer remembers."""

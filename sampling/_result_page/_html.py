@@ -76,12 +76,12 @@ def _attempt(attempt: Slice[Any], result: SamplingResult[Any]) -> Iterator[str]:
     for one in attempt.validations:
         verdict = "passed" if one.passed else "failed" if one.error is None else "broke"
         name = "a requirement" if one.requirement is None else one.requirement.description
-        reason = f": {escaped_lines(one.reason, 400)}" if one.reason and not one.passed else ""
+        reason = f": {_isolated(one.reason)}" if one.reason and not one.passed else ""
         score = f" (score {one.score:g})" if one.score is not None else ""
         colour = "passed" if one.passed else "failed"
-        yield f'<dt>{verdict}</dt><dd class="{colour}">{escaped_lines(name, 400)}{reason}{score}</dd>'
+        yield f'<dt>{verdict}</dt><dd class="{colour}">{_isolated(name)}{reason}{score}</dd>'
     if attempt.outcome == "errored" and attempt.error is not None:
-        yield f'<dt>error</dt><dd class="failed">{escaped_lines(_error(attempt.error), 400)}</dd>'
+        yield f'<dt>error</dt><dd class="failed">{_isolated(_error(attempt.error))}</dd>'
     yield "</dl></details>"
 
 
@@ -90,7 +90,12 @@ def _is_best(attempt: Slice[Any], result: SamplingResult[Any]) -> bool:
 
 
 def _text(name: str, text: str) -> str:
-    return f"<dt>{name}</dt><dd><pre>{escaped_lines(text, _MAX_CHARS)}</pre></dd>"
+    return f'<dt>{name}</dt><dd><pre dir="auto">{escaped_lines(text, _MAX_CHARS)}</pre></dd>'
+
+
+def _isolated(text: str) -> str:
+    """Return a text whose direction, from right to left or not, does not change the order of what is around it."""
+    return f"<bdi>{escaped_lines(text, 400)}</bdi>"
 
 
 def _error(error: BaseException) -> str:

@@ -21,8 +21,7 @@ _PLOT: Final = _WIDTH - _LEFT - _RIGHT
 _MAX_LANES: Final = 100
 _MAX_TALL_LANES: Final = 16
 _MAX_BARS: Final = 5_000
-"""A picture of more bars shows nothing more, and takes seconds to load."""
-
+"""A picture with more bars would be unreadable, and take seconds to load."""
 _OUTCOMES: Final = ("valid", "invalid", "errored", "cancelled")
 _COLOURS: Final = {  # fill, border and text, light then dark
     "valid": ("#d3f5dc", "#1a7f37", "#0b5a23", "#12361f", "#3fb950", "#aff5b4"),
@@ -45,7 +44,7 @@ class _Bar:
 
 @attrs.frozen
 class _Scale:
-    """The places of things in the picture."""
+    """The coordinates of the picture."""
 
     lanes: tuple[int, ...]
     span_s: float
@@ -83,7 +82,9 @@ class _Scale:
             # Nothing took any time, as with a scripted backend: draw the order instead.
             width = _PLOT / self.longest
             start, end = _LEFT + place * width, _LEFT + (place + 1) * width
-        return _Bar(attempt, lane, round(start + 1, 2), round(max(end - start - 2, 2), 2))
+        # Many short bars beside each other have no room for gaps.
+        gap = 1 if end - start > 8 else 0
+        return _Bar(attempt, lane, round(start + gap, 2), round(max(end - start - 2 * gap, 1), 2))
 
 
 def draw_lanes(result: SamplingResult[Any]) -> str:
@@ -94,7 +95,9 @@ def draw_lanes(result: SamplingResult[Any]) -> str:
     """
     scale, hidden = _scale_of(result)
     places = {subsample: lane for lane, subsample in enumerate(scale.lanes)}
-    shown = [one for one in result.attempts if one.subsample in places][:_MAX_BARS]
+    shown = [one for one in result.attempts if one.subsample in places]
+    if len(shown) > _MAX_BARS:
+        shown = [one for place, one in enumerate(shown) if place < _MAX_BARS or one is result.best]
     in_order = [[one for one in shown if one.subsample == subsample] for subsample in scale.lanes]
     bars = [
         scale.bar(one, lane, place)
@@ -126,7 +129,10 @@ def _scale_of(result: SamplingResult[Any]) -> tuple[_Scale, str]:
     lanes = sorted({one.subsample for one in result.attempts})
     span_s = max([result.elapsed_s, *[one.finished_s for one in result.attempts]])
     longest = max(Counter(one.subsample for one in result.attempts).values(), default=1)
-    scale = _Scale(tuple(lanes[:_MAX_LANES]), max(span_s, 0.0), longest)
+    drawn = lanes[:_MAX_LANES]
+    if result.best is not None and result.best.subsample not in drawn:
+        drawn[-1:] = [result.best.subsample]
+    scale = _Scale(tuple(drawn), max(span_s, 0.0), longest)
     left_out = len(lanes) - len(scale.lanes)
     if left_out:
         return scale, f"{left_out:,} more subsamples are not drawn."
@@ -143,7 +149,7 @@ def _headline(result: SamplingResult[Any]) -> str:
 
 
 def _describe(result: SamplingResult[Any]) -> str:
-    """Describe the picture for those who do not see it."""
+    """Describe the picture for screen readers."""
     counts = Counter(one.outcome for one in result.attempts)
     outcomes = ", ".join(f"{counts[name]} {name}" for name in _OUTCOMES if counts[name]) or "none"
     lanes = len({one.subsample for one in result.attempts})
@@ -243,28 +249,36 @@ def _end_line(result: SamplingResult[Any], scale: _Scale) -> str:
 
 def _drawn(bar: _Bar, scale: _Scale, key: str, *, best: bool, success: bool) -> str:
     attempt, y, height = bar.attempt, scale.y(bar.lane), scale.bar_height
-    thick = 3 if best else 1.5
-    radius = 5 if scale.tall else 2
-    box = f'x="{bar.x:g}" y="{y}" width="{bar.width:g}" height="{height}" rx="{radius}"'
+    thick = 3 if best else round(min(max(bar.width / 10, 0.4), 1.5), 2)
+    radius = min(5 if scale.tall else 2, bar.width / 2)
+    box = f'x="{bar.x:g}" y="{y}" width="{bar.width:g}" height="{height}" rx="{radius:g}"'
     parts = [f'<g class="{attempt.outcome}"><title>{escaped(_tooltip(attempt, best=best, success=success))}</title>']
     parts.append(f'<rect {box} stroke-width="{thick}"/>')
     if attempt.outcome == "cancelled":
         parts.append(f'<rect {box} style="fill:url(#{key}-cut);stroke:none"/>')
     label = _label(bar, best=best, success=success) if scale.tall else ""
+    mark = _mark(best=best, success=success)
     if label:
         parts.append(f'<text x="{bar.x + bar.width / 2:.1f}" y="{y + 21}" text-anchor="middle">{label}</text>')
+    if mark not in label:
+        # Beside it, to the right of which there is always room.
+        parts.append(f'<text x="{bar.x + bar.width + 5:.1f}" y="{y + height / 2 + 5:g}">{mark}</text>')
     return "".join([*parts, "</g>"])
 
 
 def _label(bar: _Bar, *, best: bool, success: bool) -> str:
     """Return the longest label that fits into a bar."""
-    mark = (" ✓" if success else " ●") if best else ""
+    mark = f" {_mark(best=best, success=success)}".rstrip()
     name = ("the answer" if success else "the best failure") if best else ""
     number = bar.attempt.iteration
     candidates = [f"{number} {bar.attempt.outcome}{mark}", f"{number}{mark}", f"{number}"]
     if name:
         candidates.insert(0, f"{number} {bar.attempt.outcome}{mark} {name}")
     return next((text for text in candidates if len(text) * 7.6 + 8 <= bar.width), "")
+
+
+def _mark(*, best: bool, success: bool) -> str:
+    return ("✓" if success else "●") if best else ""
 
 
 def _tooltip(attempt: Slice[Any], *, best: bool, success: bool) -> str:

@@ -4,10 +4,15 @@ from html import escape
 
 __all__ = ["escaped", "escaped_lines"]
 
+_JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
+"""Persian words and emoji are written with them. They can't change what is around them."""
+
+_KEPT = frozenset(f"\n{_JOINERS}")
+
 
 def escaped(text: str) -> str:
     """Return a text for XML or HTML. Control characters become visible, because XML allows none of them."""
-    return escape("".join(c if c.isprintable() or c == "\n" else _code(c) for c in text))
+    return escape("".join(c if c.isprintable() or c in _KEPT else _code(c) for c in text))
 
 
 def escaped_lines(text: str, limit: int) -> str:

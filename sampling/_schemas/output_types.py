@@ -85,8 +85,8 @@ class TypedReader(Generic[T]):
             raise ValueError(str(error)) from None
 
     def read_partial(self, text: str) -> Any:
-        """Return the JSON of an answer that is still growing, or None if none of it is there. It is not validated."""
-        # A union of classes is no object to its schema, either.
+        """Return the JSON of an incomplete answer, or None if there is none yet. It is not validated."""
+        # The schema of a union of classes is not that of an object, either.
         data: Any = read_partial_json(text, "{" if self._root == "object" else "[{")
         if self._root != "object" and isinstance(data, dict) and data.keys() <= {VALUE}:
             return cast("dict[str, Any]", data).get(VALUE)
@@ -98,7 +98,7 @@ class TypedReader(Generic[T]):
         return _name(self._shape)
 
     def strictly(self) -> "TypedReader[T]":
-        """Return a reader that takes nothing but JSON, which may be in a code fence."""
+        """Return a reader that accepts only JSON, which may be in a code fence."""
         return TypedReader(self._shape, self._adapter, self.schema, self._root, lenient=False)
 
     def read(self, text: str) -> T:
@@ -174,7 +174,7 @@ def _problem(problem: Any) -> str:
 
 
 _READ_AS_JSON = frozenset({dict, frozenset, list, set, tuple, date, datetime, time, timedelta})
-"""Types that can't be called with the text of an answer, or make nonsense of it."""
+"""Types that can't be called with the text of an answer, or would misread it."""
 
 _NEVER_PARSERS = frozenset({Any, bytearray, bytes, memoryview, object, type, type(None)})
 
@@ -198,14 +198,14 @@ def is_output_type(parser: object) -> bool:
 
 def plain_parser(parser: Any) -> Any:
     """
-    Return the function to parse with for a parser that is no type to read from JSON.
+    Return the parsing function of a parser that is not a type to read from JSON.
 
     Raise a TypeError if it can't be called with a text, so that no answer is paid for in vain.
     """
     if isinstance(parser, type) and parser in _READERS:
         return _READERS[parser]
     if type(parser) is FunctionType and not hasattr(parser, "__wrapped__"):
-        # inspect.signature is slow, and lambdas are often made anew for each call.
+        # inspect.signature is slow, and lambdas are often created for each call.
         if not _takes_one(parser):
             raise _uncallable(parser)
     elif isinstance(parser, type):
@@ -241,7 +241,7 @@ def _check_callable(parser: Any) -> None:
 
 
 def _check_class(parser: type) -> None:
-    """Raise for a class that no text makes a value of, whatever its signature says."""
+    """Raise for a class that can't be constructed from a text, whatever its signature."""
     if parser in _NEVER_PARSERS or isabstract(parser) or getattr(parser, "_is_protocol", False):
         raise TypeError(f"parser must be a type that can be read from an answer, got {parser.__name__}")
     if hasattr(parser, "__struct_fields__"):
@@ -261,7 +261,7 @@ def _uncallable(parser: Any) -> TypeError:
 
 
 def finite(value: T) -> T:
-    """Return a value, or raise if it is a number that JSON does not have: "nan" and "inf" are no answers."""
+    """Return a value, or raise if it is a number that JSON does not have, such as NaN."""
     # math.isfinite would refuse a decimal that is too large for a float.
     if value.is_finite() if isinstance(value, Decimal) else not isinstance(value, float) or math.isfinite(value):
         return value
@@ -358,7 +358,7 @@ def _new_reader(shape: Any) -> TypedReader[Any]:
 
 
 VALUE = "value"
-"""The only field of the object around a value that is no object."""
+"""The only field of the object around a value that is not an object."""
 
 
 def _root_of(schema: dict[str, Any]) -> str:
@@ -496,7 +496,7 @@ def _substituted(hint: Any, parameters: dict[Any, Any]) -> Any:
 
 def _with_fields(shape: Any, inside: dict[Any, type]) -> Any:
     """
-    Return a class that stands for another one with pydantic.
+    Return a pydantic class that stands for another class.
 
     It validates a dict of the fields, and constructs the other class from it.
     """

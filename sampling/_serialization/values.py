@@ -64,7 +64,7 @@ def readable(text: str) -> bool:
 
 
 def storable(value: Any, name: str, notes: list[str], depth: int = 0) -> Any:
-    """Return a value as JSON values, with a note about each part that is stored as something else."""
+    """Convert a value to JSON values, with a note about each part that is not stored exactly."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -81,8 +81,11 @@ def storable(value: Any, name: str, notes: list[str], depth: int = 0) -> Any:
 def _nested(value: Any, name: str, notes: list[str], depth: int) -> Any:
     """Return a container or an array as JSON values, and anything else as it is."""
     if isinstance(value, Mapping):
-        pairs = cast("Iterable[tuple[Any, Any]]", value.items())
-        return {str(key): storable(item, f"{name}.{key}", notes, depth) for key, item in pairs}
+        pairs = list(cast("Iterable[tuple[Any, Any]]", value.items()))
+        stored = {str(key): storable(item, f"{name}.{key}", notes, depth) for key, item in pairs}
+        if len(stored) < len(pairs):
+            notes.append(f"{name} has several keys with the same text, and only the last of them is stored")
+        return stored
     if isinstance(value, list | tuple):
         items = cast("Iterable[Any]", value)
         return [storable(item, f"{name}[{place}]", notes, depth) for place, item in enumerate(items)]
@@ -135,7 +138,7 @@ def _number(value: float, name: str, notes: list[str]) -> float | None:
 
 
 def _from_array(value: Any) -> Any:
-    """Return a number or an array of NumPy, PyTorch and the like as plain numbers, and anything else as it is."""
+    """Convert numbers and arrays of NumPy, PyTorch and the like to plain numbers."""
     to_list: Callable[[], Any] | None = getattr(value, "tolist", None)
     if not callable(to_list):
         return value

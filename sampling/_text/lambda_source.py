@@ -1,4 +1,4 @@
-"""The source of a lambda, wherever it was typed."""
+"""Find the source of a lambda."""
 
 import ast
 import linecache

@@ -10,7 +10,7 @@ from functools import lru_cache
 __all__ = ["stem"]
 
 _LONGEST = 50
-"""Longer words are none, and could take long."""
+"""Longer texts are not words, and could take long."""
 
 _CONSONANT = "(?:[^aeiouy]|(?<![^aeiou])y|^y)"
 _VOWEL = "(?:[aeiou]|(?<=[^aeiou])y)"

@@ -13,7 +13,7 @@ class DeferredReply:
     """The response to a deferred request."""
 
     status: int
-    """The HTTP status. 0 if only the error in the body tells it."""
+    """The HTTP status. 0 if it has to be derived from the error in the body."""
 
     body: bytes
 
@@ -23,12 +23,12 @@ class Ticket(Protocol):
 
     @property
     def is_sent(self) -> bool:
-        """Whether the provider has the request, and may charge for it."""
+        """True once the provider has the request, and may charge for it."""
         ...
 
     @property
     def reply(self) -> DeferredReply | None:
-        """The response, once it is there."""
+        """The response, once it has arrived."""
         ...
 
     async def wait(self) -> DeferredReply:
@@ -41,7 +41,7 @@ class Deferral(Protocol):
 
     @property
     def price_factor(self) -> float:
-        """The price of a deferred request, as a part of that of a request which is sent at once."""
+        """The price of a deferred request, as a fraction of the usual price."""
         ...
 
     def takes(self, backend: object) -> bool:
@@ -57,13 +57,13 @@ _deferral: ContextVar[Deferral | None] = ContextVar("sampling_deferral", default
 
 
 def current_deferral(backend: object) -> Deferral | None:
-    """Return what takes the requests of a backend, or None if they are sent at once."""
+    """Return the deferral of the requests of a backend, or None if they are sent at once."""
     deferral = _deferral.get()
     return deferral if deferral is not None and deferral.takes(backend) else None
 
 
 def price_factor(backend: object) -> float:
-    """Return the price of a request of a backend, as a part of the usual price."""
+    """Return the price of a request of a backend, as a fraction of the usual price."""
     deferral = current_deferral(backend)
     return 1.0 if deferral is None else deferral.price_factor
 

@@ -43,10 +43,10 @@ class LoopBinding:
 
 class SharedClock:
     """
-    One clock for several event loops, in whatever threads they run.
+    One clock for several event loops, which may run in different threads.
 
-    It is the clock of the first loop. Others are shifted to it by the time that has passed, since their clocks have
-    other zeros. A loop in virtual time may have run ahead of that. Then a later loop starts the clock anew.
+    It is the clock of the first loop. The others are converted to it, because each event loop has its own zero.
+    If a loop in virtual time has run ahead, a later loop restarts the clock.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class SharedClock:
         return time
 
     def has_run_ahead(self) -> bool:
-        """Return whether a loop that is new here must start the clock anew."""
+        """Return whether a new event loop has to restart the clock."""
         is_new = self._shift.get(None) is None
         return is_new and (self._zero is None or self._latest > monotonic() - self._zero + _TOLERATED_LEAD_S)
 

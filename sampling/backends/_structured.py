@@ -1,4 +1,4 @@
-"""Ask for an answer that matches a schema: by the server, by a tool, or in words."""
+"""Ask for an answer that matches a schema: natively, with a tool, or in the prompt."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ def answer_schema(schema: object) -> AnswerSchema:
     """
     Return the schema to send for a JSON schema (a dict) or a pydantic model class.
 
-    The schema of a type is rewritten for strict mode if it can be. A schema of the caller's own goes as it is.
+    The schema of a type is rewritten for strict mode if it can be. A schema that the caller wrote is sent unchanged.
     """
     if isinstance(schema, type) and hasattr(schema, "model_json_schema"):
         return _of_model(schema)
@@ -106,14 +106,14 @@ def _as_text(schema: AnswerSchema) -> str:
 
 
 def feasible(structured: Structured, options: Options) -> Structured:
-    """Return how to ask for a schema. The arguments of a tool are an object, so anything else is asked for in words."""
+    """Return how to ask for a schema. Anything but an object goes into the prompt, because tools take objects."""
     if structured != "tool" or options.schema is None:
         return structured
     return "tool" if answer_schema(options.schema).schema.get("type") == "object" else "prompt"
 
 
 def answer_tool_name(options: Options) -> str:
-    """Return the name of the tool that takes the answer, which is that of no other tool of the request."""
+    """Return a name for the tool that takes the answer, different from all tools of the request."""
     name = answer_schema(options.schema).name
     taken = {one.name for one in options.tools}
     # Providers take names of up to 64 characters.
@@ -122,7 +122,7 @@ def answer_tool_name(options: Options) -> str:
 
 
 def without_schema(request: Request, structured: Structured) -> Request:
-    """Return a request that asks for its schema by a tool or in words, for a library that has no schemas."""
+    """Return a request that asks for its schema with a tool or in the prompt, for libraries without schemas."""
     options = request.options
     if options.schema is None or structured == "native":
         return request
@@ -136,7 +136,7 @@ def without_schema(request: Request, structured: Structured) -> Request:
 
 
 def answer_from_tool(generation: Generation, options: Options) -> Generation:
-    """Return a generation whose text is the arguments of the call of the answer's tool, if there is one."""
+    """Return a generation whose text is the arguments of the answer's tool, if it was called."""
     name = answer_tool_name(options)
     answers = [call for call in generation.tool_calls if call.name == name]
     if not answers:

@@ -1,4 +1,4 @@
-"""What a backend can send: the parts of messages, and the options."""
+"""Check whether a backend supports the parts and options of a request."""
 
 from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
@@ -26,8 +26,8 @@ class Support:
     """
     The parts and options that a backend can send.
 
-    What it can't send is an error before anything is sent. Options can be dropped instead, with a warning.
-    Parts never are: the answer would be one to another question.
+    Anything else is an error before anything is sent. Options can be dropped instead, with a warning.
+    Parts never are, because the answer would be to a different question.
     """
 
     backend: str
@@ -35,7 +35,7 @@ class Support:
 
     parts: tuple[type, ...] = TEXT_PARTS
     without: Collection[str] = ()
-    """The names of options that the backend does not have."""
+    """The names of options that the backend does not support."""
 
     drop_unsupported: bool = False
     _warned: set[str] = attrs.field(factory=set[str], init=False)
@@ -44,7 +44,7 @@ class Support:
         """
         Return the request as the backend can send it, or raise `Unsupported`.
 
-        `wrong_values` has the options that the backend has, but not with these values, and words about them.
+        `wrong_values` maps options with unsupported values to an explanation.
         """
         for message in request.messages:
             if type(message.content) is not str:
@@ -55,7 +55,7 @@ class Support:
             return request
         if not self.drop_unsupported:
             names = ", ".join(f"Options.{name} {wrong_values.get(name, '')}".rstrip() for name in given)
-            raise Unsupported(f"{self.backend} has no {names}", hint=_DROP_HINT)
+            raise Unsupported(f"{self.backend} does not support {names}", hint=_DROP_HINT)
         self._warn(given)
         defaults = {name: _FIELDS[name].default for name in given}
         return attrs.evolve(request, options=attrs.evolve(request.options, **defaults))
@@ -77,7 +77,7 @@ _DROP_HINT = "Leave the option out, or pass drop_unsupported=True to the backend
 
 
 def _all_parts(content: Content) -> Iterator[object]:
-    """Yield all parts of a content, those of tool results too."""
+    """Yield all parts of a content, including those in tool results."""
     for part in () if isinstance(content, str) else content:
         yield part
         if isinstance(part, ToolResult):

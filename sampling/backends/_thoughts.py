@@ -1,8 +1,8 @@
 """
-Carry reasoning in the shape that its server wants back.
+Store reasoning in the form that its server expects back.
 
-A `Reasoning` has a text and a signature. What else a server sent with a thought, or how it named it, goes in front of
-the signature, with a colon behind it. The signatures of providers are base64, which has no colon, so a provider can
+A `Reasoning` has a text and a signature. Anything else that a server sent with a thought is put in front of the
+signature, followed by a colon. The signatures of providers are base64, which has no colon, so a provider can
 tell its own thoughts from those of another one. Only Anthropic's have nothing in front.
 """
 
@@ -49,11 +49,11 @@ _TEXTS = {"reasoning.text": "text", "reasoning.summary": "summary"}
 """The field with the text, by the types of `reasoning_details` that arrive in pieces."""
 
 _FIELDS = ("reasoning_content", "reasoning")
-"""The fields of a chat message for reasoning that nobody signed."""
+"""The fields of a chat message for unsigned reasoning."""
 
 
 def is_bare(signature: str) -> bool:
-    """Return whether a signature is as a provider gave it, with nothing in front of it."""
+    """Return whether a signature has no prefix."""
     return ":" not in signature
 
 
@@ -68,7 +68,7 @@ def thought_of_block(block: Mapping[str, Any]) -> Reasoning:
 
 
 def thinking_block(part: Reasoning) -> Json | None:
-    """Return a part as Anthropic's block, or None if Anthropic did not sign it, because the API would refuse it."""
+    """Return a part as Anthropic's block, or None if Anthropic did not sign it and would refuse it."""
     signature = part.signature
     if signature is not None and signature.startswith(REDACTED):
         return {"type": "redacted_thinking", "data": signature.removeprefix(REDACTED)}
@@ -87,7 +87,7 @@ def _reasoning_field(delta: Mapping[str, Any]) -> str | None:
 
 @attrs.define
 class ThoughtAssembler:
-    """Puts reasoning together that a chat server wants back: blocks, details, chunks, or the text of a field."""
+    """Assembles the reasoning that a chat server expects back: blocks, details, chunks, or the text of a field."""
 
     _blocks: list[Json] = attrs.field(factory=list[Json])
     _details: list[Json] = attrs.field(factory=list[Json])
@@ -95,7 +95,7 @@ class ThoughtAssembler:
     _field: str | None = None
 
     def add(self, delta: Mapping[str, Any]) -> None:
-        """Add what a delta has."""
+        """Add the reasoning of a delta."""
         self._field = self._field or _reasoning_field(delta)
         for block in _objects(delta.get("thinking_blocks")):
             self._add_block(block)
@@ -135,7 +135,7 @@ class ThoughtAssembler:
         last[text] = joined
 
     def thoughts(self, reasoning: str, *, has_calls: bool) -> tuple[Reasoning, ...]:
-        """Return the parts of an answer with this reasoning, or none if the server wants nothing back."""
+        """Return the parts of an answer with this reasoning, or none if the server expects nothing back."""
         if self._details:
             return tuple([_thought_of_detail(detail) for detail in self._details])
         if self._chunks:

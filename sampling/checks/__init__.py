@@ -5,7 +5,7 @@ Ready-made requirements.
     await strategy.sample("…", ctx, backend, [checks.length(max_words=50), checks.judge("is polite")])
 
 Each function returns a `Requirement`. The reason of a failure names the place, the problem and the fix,
-in words for the model. Some have a partial check too: it cuts a stream off as soon as the text can't pass any more.
+in words for the model. Some have a partial check too: it stops a stream as soon as the text can no longer pass.
 """
 
 from sampling._text import unfenced

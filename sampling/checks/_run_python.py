@@ -74,7 +74,7 @@ def run_files(channel: socket.socket, *, with_tests: bool) -> None:
     module = ModuleType("answer" if with_tests else "__main__")
     sys.modules["__main__"] = ModuleType("__main__")
     sys.modules[module.__name__] = module
-    # Bound here, because the answer may replace what the modules offer.
+    # Bound here, because the answer may replace functions of these modules.
     send, receive, flush = channel.sendall, channel.recv, sys.stdout.flush
     run("answer.py", Path("answer.py").read_text("utf-8"), module)
     send(b".")

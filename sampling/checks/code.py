@@ -61,7 +61,7 @@ def python_imports(*allowed: str) -> Requirement:
 
     It checks the first ``` block, or the whole answer if there is none. Nothing is run.
     A name allows its submodules, too. Imports by other means, such as `__import__` and `importlib`, are refused.
-    This is a check of what code says that it uses. It does not make code safe to run.
+    This checks only the imports that the code declares. It does not make the code safe to run.
     """
     names = [check_str("a name of python_imports()", name, empty=False) for name in allowed]
     listed = ", ".join(names) or "nothing"

@@ -36,7 +36,7 @@ def all_of(*requirements: RequirementLike, description: str | None = None) -> Re
         hopeless = [one for one in (may_still_pass(part, text) for part in parts) if one is not None and not one.passed]
         return (False, "; ".join(one.complaint for one in hopeless)) if hopeless else True
 
-    # One part that can't pass any more is enough to fail.
+    # One part that can no longer pass is enough to fail.
     watched = any(part.partial is not None for part in parts)
     return _combined(parts, decide, _named(description, _joined("; and ", parts)), may_pass if watched else None)
 

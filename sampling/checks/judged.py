@@ -57,7 +57,7 @@ def grounded(
     *, backend: BackendLike | None = None, options: Options | None = None, timeout_s: float | None = None
 ) -> Requirement:
     """
-    Require an answer whose every claim is supported by the conversation, as a model judges.
+    Require that the conversation supports every claim of the answer, as judged by a model.
 
     Put the documents into the conversation, or pass them as `validation_ctx` of the call.
     The arguments are those of `judge`.

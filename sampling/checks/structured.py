@@ -30,7 +30,7 @@ def json(*, fenced: bool = False) -> Requirement:
 
 def model(shape: Any, *, fenced: bool = False) -> Requirement:
     """
-    Require JSON that fits a class.
+    Require JSON that matches a class.
 
     The class is a pydantic model, an attrs class, a dataclass, or a container of these.
     To get the object as the value of the result, give the class to the action instead: `Action("…", Flight)`.
@@ -44,7 +44,7 @@ def model(shape: Any, *, fenced: bool = False) -> Requirement:
 
 def json_schema(schema: Mapping[str, Any], description: str | None = None, *, fenced: bool = False) -> Requirement:
     """
-    Require JSON that fits a JSON schema.
+    Require JSON that matches a JSON schema.
 
     A `$ref` may point only into the schema itself. Nothing is ever fetched.
     It needs the extra `jsonschema`, which includes `regex`, so that a pattern can't stall the process.
@@ -100,8 +100,8 @@ def _json_requirement(description: str, read: Callable[[str], object], *, fenced
 _INLINE_S = 0.05
 _THREAD_S = 1.0
 """
-The processor time of a check: first on the event loop, then in a thread, which the steps of the validator let others
-interrupt. A hostile answer could take years.
+The limit on the processor time of a check, which first runs on the event loop and then in a thread. A hostile answer
+could take years.
 """
 
 
@@ -116,9 +116,9 @@ _UNFINISHED_NUMBER = re.compile(r"\.?\d{0,300}(?:[eE][+-]?\d{0,300})?")
 
 def may_become_json(text: str) -> Verdict:
     """
-    Return True if a growing text may become JSON.
+    Return True if a text can become JSON by continuing it.
 
-    That is so if its first error is the missing rest.
+    That is so if its only error is that it ends too early.
     """
     # Leave deep nesting to the full check, because the decoder recurses for each bracket.
     if len(text) > _MAX_PREFIX_CHARS or text.count("[") + text.count("{") > _MAX_PREFIX_CHARS // 8:

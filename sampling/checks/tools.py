@@ -67,4 +67,4 @@ def _problem(call: Any, allowed: Sequence[str], validators: Mapping[str, Schema]
             problems = validators[call.name].problems(cast("object", arguments))
     except TooComplex as error:
         problems = [str(error)]
-    return f"the arguments of {call.name} do not fit: {'; '.join(problems)}" if problems else None
+    return f"the arguments of {call.name} do not match its schema: {'; '.join(problems)}" if problems else None

@@ -36,7 +36,7 @@ class AnswerFormat:
 
 
 def parse_format(type_spec: str | None, specs: Sequence[str], *, constrain: bool) -> AnswerFormat:
-    """Return the format that `--type` and `--require` ask for."""
+    """Return the answer format for `--type` and `--require`."""
     schemas = [spec for spec in specs if spec.startswith("schema:")]
     if len(schemas) + (type_spec is not None) > 1:
         given = ["--type"] * (type_spec is not None) + [f"--require {spec}" for spec in schemas]

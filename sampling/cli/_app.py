@@ -72,7 +72,7 @@ class _Group(TyperGroup):
 
 app = typer.Typer(
     cls=_Group,
-    help="Ask a language model deep and wide, check every answer, and stop at the first valid one.",
+    help="Ask a language model several times, check every answer, and return the first valid one.",
     epilog=f"Start with:  sampling demo\n{EXIT_CODES}",
     add_completion=False,
     rich_markup_mode=None,
@@ -87,7 +87,7 @@ _ELSEWHERE = {
     "--prompts": "The file is the argument of `sampling map`, and --questions of load and capacity",
     "--url": "The address is part of --backend openai:MODEL@URL",
 }
-"""Flags of other tools, and what to use here."""
+"""Flags of other tools, and what to use instead."""
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - the callback of a flag
@@ -131,7 +131,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _advice(error: TyperException) -> str:
-    """Return where to set what other tools have a flag for, or how to give a question of several words."""
+    """Return advice about a flag of another tool, or about a question without quotes."""
     if "unexpected extra argument" in error.format_message() and _command_of(error) == "sample":
         return ': put the question in quotes, as in sampling sample "Is it?"'
     option = getattr(error, "option_name", None)

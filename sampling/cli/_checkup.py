@@ -45,7 +45,7 @@ class Finding:
 
 
 class _Unhealthy(Picklable, Exception):
-    """A check failed, or is worth a warning."""
+    """A check failed, or found something to warn about."""
 
     def __init__(self, status: Status, found: str, fix: str) -> None:
         super().__init__(found)
@@ -148,7 +148,7 @@ class Checkup:
         elapsed_s = anyio.current_time() - started
         if not generation.text.strip():
             if generation.reasoning:
-                raise _Unhealthy("warn", "it only reasoned within 64 tokens", "Leave --max-tokens out, or high.")
+                raise _Unhealthy("warn", "it used all 64 tokens for reasoning", "Omit --max-tokens, or raise it.")
             raise _Unhealthy("fail", "its answer is empty", "Check the model and its chat template.")
         model = f" as {generation.model}" if generation.model else ""
         return f"in {elapsed_s:.2f} s{model}"
@@ -161,7 +161,7 @@ class Checkup:
             raise _Unhealthy(
                 "warn",
                 "the server reports no tokens, so they are estimated",
-                "--budget-tokens and --budget-cost are only roughly kept. Let the server report its usage.",
+                "--budget-tokens and --budget-cost are only approximate. Configure the server to report its usage.",
             )
         return f"{usage.input_tokens} input and {usage.output_tokens} output tokens"
 
@@ -173,7 +173,7 @@ class Checkup:
             raise _Unhealthy(
                 "warn",
                 f"the answer came in {len(pieces)} piece",
-                "A proxy may buffer it: turn that off. Else an answer can't be stopped early.",
+                "A proxy may buffer it: turn that off, or answers can't be stopped early.",
             )
         return f"{len(pieces)} pieces, the first {pieces[-1] - pieces[0]:.2f} s before the last"
 
@@ -192,12 +192,12 @@ class Checkup:
             for _ in range(_AT_ONCE):
                 group.start_soon(cancel_at_first_piece)
         if finished:
-            raise _Unhealthy("warn", "answers were over before they could be cancelled", "Try a model that says more.")
-        # A server that goes on generating is busy with answers that nobody reads.
+            raise _Unhealthy("warn", "answers ended before they could be cancelled", "Try a model with longer answers.")
+        # A server that keeps generating is busy with answers that are never read.
         after_s = await self._time_of_short_request()
         found = f"after {_AT_ONCE} cancelled requests, one took {after_s:.2f} s, and {before_s:.2f} s before"
         if after_s > before_s + _SLOW_STOP_S:
-            fix = "The server, or a proxy, goes on generating for clients that have left: upgrade it."
+            fix = "The server, or a proxy, keeps generating after clients have disconnected: upgrade it."
             raise _Unhealthy("warn", found, fix)
         return found
 

@@ -12,7 +12,7 @@ EXIT_CODES = """
 \b
 Exit codes of all commands:
   0    it succeeded: a valid answer, an SLO that held, checks that passed
-  1    it did not: no valid answer, an SLO that did not hold, an error of the server
+  1    it failed: no valid answer, an SLO that did not hold, an error of the server
   2    a flag or a file is wrong, or a package is missing; nothing was sent
   130  interrupted by Ctrl-C; everything gathered until then is written
   143  terminated by SIGTERM; everything gathered until then is written

@@ -30,7 +30,7 @@ def check_output(flag: str, path: Path, *, replace: bool, protected: Mapping[str
 
         replace: Accept a file that exists.
 
-        protected: Files that must never be written, such as the input, by what they are.
+        protected: Files that must never be written, such as the input, by description.
     """
     shown, folder = short_repr(str(path)), short_repr(str(path.parent))
     if not path.parent.is_dir():
@@ -48,7 +48,7 @@ def check_output(flag: str, path: Path, *, replace: bool, protected: Mapping[str
 
 
 def _may_write(path: Path) -> bool:
-    """Return whether a device or a pipe can be written to, and any other file be replaced."""
+    """Return whether a device or a pipe can be written to, or any other file replaced."""
     return os.access(path if is_special(path) else path.resolve().parent, os.W_OK)
 
 

@@ -1,4 +1,4 @@
-"""Say in terms of flags what the library says in terms of Python arguments."""
+"""Replace the names of Python arguments by flags in error messages."""
 
 import re
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ _ANYWHERE: Mapping[str, str] = {
     "to_rate": "--to-rate",
     "warmup_s": "--warmup",
 }
-"""Names that are no English words, so they can be replaced anywhere."""
+"""Names that are not English words, so they can be replaced anywhere."""
 
 _AT_THE_START = frozenset(
     {"arrivals", "axis", "burst", "precision", "rate", "requests", "seed", "slo", "steps", "temperature", "trace"}

@@ -60,10 +60,12 @@ Seed = Annotated[int | None, typer.Option(help="Seed, if the backend supports it
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="The maximum tokens of an answer.")]
 SendEnvKey = Annotated[
     bool,
-    typer.Option("--send-env-key", help="Send the key of the environment, as OPENAI_API_KEY, to the URL of --backend."),
+    typer.Option(
+        "--send-env-key", help="Send the key from the environment, such as OPENAI_API_KEY, to the URL of --backend."
+    ),
 ]
 AllowHttp = Annotated[
-    bool, typer.Option("--allow-http", help="Accept an http:// URL of another machine, which others can read.")
+    bool, typer.Option("--allow-http", help="Accept an http:// URL of another machine. Others can read the traffic.")
 ]
 Header = Annotated[
     list[str] | None,

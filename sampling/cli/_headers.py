@@ -86,7 +86,7 @@ def header_values(arguments: Sequence[str]) -> list[str]:
     """
     Return the values of the headers in the arguments of a command.
 
-    Also those of a header without quotes, whose value the shell made an argument of its own.
+    This includes a header without quotes, whose value the shell passed as a separate argument.
     """
     values: list[str] = []
     for number, argument in enumerate(arguments):

@@ -1,4 +1,4 @@
-"""Import what a flag names as MODULE:NAME."""
+"""Import the MODULE:NAME that a flag names."""
 
 import importlib
 import sys
@@ -53,5 +53,5 @@ def _import_module(flag: str, name: str) -> object:
 
 
 def _similar(found: object, name: str) -> str | None:
-    """Return the public name that is spelled most like this one, as a class or as a function."""
+    """Return the public name with the closest spelling, as a class or as a function."""
     return closest(name, [one for one in dir(found) if one[0] != "_" and one[0].isupper() == name[0].isupper()])

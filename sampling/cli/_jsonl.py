@@ -71,7 +71,7 @@ class _GrowingRows:
             self.failed = True
             saved = ""
             if self._part != self._path.resolve():
-                # No half of a row: what is there can be read.
+                # Remove an incomplete row, so that the file can be read.
                 self._file.truncate(self._size)
                 saved = f" The first {self._rows:,} answers are in {self._part}."
             raise AnswersNotWritten(f"{self._path} could not be written: {reason_of(error)}.{saved}") from error

@@ -1,4 +1,4 @@
-"""Serve the figures of a load run while it goes on, as a page and for Prometheus."""
+"""Serve the metrics of a load run in progress, as a page and for Prometheus."""
 
 import sys
 import threading
@@ -20,7 +20,7 @@ __all__ = ["LivePage", "serving_live_page"]
 
 _REFRESH_S = 2
 _WATCHED_S = 3 * _REFRESH_S
-"""A page that was asked for within this time is open in a browser, which will ask again. A busy one may be late."""
+"""A page that was requested within this time is still open in a browser, which will reload it."""
 
 _IDLE_S = 10
 """Longest time to wait for the bytes of a client."""
@@ -35,7 +35,7 @@ Route = Callable[[], tuple[str, bytes]]
 
 
 class LivePage:
-    """A page with the figures of a run, which reloads itself and needs no scripts. At the end it is the report."""
+    """A page with the metrics of a run, which reloads itself without scripts and ends as the report."""
 
     def __init__(self, run: LoadRun | PopulationsRun, title: str) -> None:
         self._figures = LoadFigures(run, most=_RECENT)
@@ -52,7 +52,7 @@ class LivePage:
         """Where the page is served, if it is."""
 
     def respond(self) -> str:
-        """Return the page for a browser, and remember that somebody looks at it."""
+        """Return the page for a browser, and remember that it is open."""
         self._asked_at = time.monotonic()
         page = self.render()
         if self._report is not None:
@@ -63,7 +63,7 @@ class LivePage:
         """
         Show the report from now on.
 
-        Wait until open browsers have it, for a few seconds at most. Afterwards nobody answers them.
+        Wait until open browsers have loaded it, for a few seconds at most, because the server stops afterwards.
         """
         self._report = render_html(report)
         if time.monotonic() - self._asked_at < _WATCHED_S:
@@ -107,7 +107,7 @@ def _tiles_of(
 
 
 class _Server(ThreadingHTTPServer):
-    """A server that says nothing about clients that go away. stderr is for the progress of the run."""
+    """A server that logs nothing about disconnected clients, because stderr shows the progress of the run."""
 
     def handle_error(self, request: object, client_address: object) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
@@ -126,7 +126,7 @@ def serving_live_page(run: LoadRun | PopulationsRun, port: int, title: str) -> G
         routes: dict[str, Route] = {"/": lambda: ("text/html; charset=utf-8", page.respond().encode())}
         routes["/metrics"] = stack.enter_context(_metrics(run))
         try:
-            # Only this machine can reach it: the figures are nobody else's business.
+            # Only this machine can reach it, because the metrics may be confidential.
             server = _Server(("127.0.0.1", port), _handler(routes))
         except OSError as error:
             raise ValueError(f"--live-port {port} can't be used: {reason_of(error)}") from None

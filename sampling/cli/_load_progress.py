@@ -52,7 +52,7 @@ async def run_with_progress(
     Await `run()` and show its progress.
 
     On a terminal the progress is a bar, elsewhere a line every few seconds. The first SIGINT or SIGTERM calls `stop`,
-    and the run returns what it has. After a second one, or an error of the system, the result is that so far.
+    and the run returns what it has. A second one, or an error of the system, ends it with the results so far.
     """
     signals = _Signals(stop)
     result: T | None = None

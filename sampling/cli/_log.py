@@ -52,8 +52,7 @@ class RepeatedLines:
     """
     Drops log lines that repeat an earlier one for a while.
 
-    A server that is overloaded causes thousands of retries. The next line that is printed has the number of those
-    that were dropped.
+    An overloaded server causes thousands of retries. The next line that is printed has the number of dropped ones.
     """
 
     def __init__(self, *, every_s: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:

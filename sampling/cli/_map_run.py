@@ -78,7 +78,7 @@ class MapJob:
 
     engine: FanOutEngine | None
     price_factor: float = 1.0
-    """The price of a request, as a part of that in --price."""
+    """The price of a request, as a fraction of --price."""
 
     @property
     def all_requirements(self) -> list[Requirement]:
@@ -120,7 +120,7 @@ _FORMAT = (
     'A line must be {"prompt": "…"} or a JSON string, and a .csv file must have a column "prompt". Other names are set '
     "with --prompt-field, and plain text is read with --text"
 )
-"""Advice for a file without a single good line, which is most likely of another format."""
+"""Advice for a file without a single good line, which is probably in another format."""
 
 
 def _report_bad_lines(prompts: Prompts, *, skip_bad: bool) -> None:
@@ -199,7 +199,7 @@ class _RunState:
 
 
 def _reasons(outcome: ItemOutcome[Any]) -> Iterator[str]:
-    """Yield the reasons why an outcome is no success."""
+    """Yield the reasons why an outcome is not a success."""
     if outcome.error is not None:
         yield f"{type(outcome.error).__name__}: {outcome.error}"
         return
@@ -298,7 +298,7 @@ def _write(outcome: ItemOutcome[Any], write: OutcomeWriter, job: MapJob, state: 
     try:
         write(outcome)
     except ReaderLeft:
-        # Nobody reads the answers, so no more are bought. A journal keeps those that are in flight.
+        # The answers are no longer read, so no more are requested. A journal keeps those in flight.
         state.reader_left = True
         if state.run is not None:
             (state.run.cancel if job.journal is None else state.run.drain)()
@@ -324,7 +324,7 @@ def _open_writer(job: MapJob) -> Generator[OutcomeWriter]:
 
 
 def _export_answers(job: MapJob, state: _RunState) -> str | None:
-    """Write the answers of the journal to `--out`. Return what is wrong and what is saved, if it fails."""
+    """Write the answers of the journal to `--out`. If that fails, return the problem and what was saved."""
     if isinstance(state.error, AnswersNotWritten):
         return f"{state.error} {_how_to_go_on(job)}"
     if job.out is None or job.journal is None or state.run is None:
@@ -338,7 +338,7 @@ def _export_answers(job: MapJob, state: _RunState) -> str | None:
 
 
 def _write_page(job: MapJob, state: _RunState) -> str | None:
-    """Write the page about the run to `--report`. Return what is wrong, if it fails."""
+    """Write the page about the run to `--report`. If that fails, return the problem."""
     if job.report is None or job.journal is None or state.run is None:
         return None
     try:
@@ -347,15 +347,15 @@ def _write_page(job: MapJob, state: _RunState) -> str | None:
     except (OSError, JournalError) as error:
         problem = reason_of(error) if isinstance(error, OSError) else str(error)
         command = shlex.join(["sampling", "export", str(job.journal.path), "--out", str(job.report)])
-        return f"{job.report} could not be written: {problem}. Mend that, and run: {command}"
+        return f"{job.report} could not be written: {problem}. Fix that, and run: {command}"
     print_status(f"wrote {job.report}")
     return None
 
 
 def _how_to_go_on(job: MapJob) -> str:
     if job.journal is None:
-        return "Mend that, and run it again: without a journal it starts from the beginning."
-    return f"All answers are kept in {job.journal.path}. Mend that, and run: {_resume_command()}"
+        return "Fix that, and run it again: without a journal it starts from the beginning."
+    return f"All answers are kept in {job.journal.path}. Fix that, and run: {_resume_command()}"
 
 
 def _rows_of(journal: Path, halted_by: int | None) -> Iterable[dict[str, Any]]:
@@ -382,7 +382,7 @@ def _print_summary(job: MapJob, state: _RunState) -> None:
             f"{len(run.maybe_billed_twice):,} prompts were in flight when an earlier run died, and were asked again"
         )
     if state.reader_left:
-        print_status("the reader of stdout has left, so the run was stopped")
+        print_status("stdout was closed by its reader, so the run was stopped")
     if state.error is not None and not isinstance(state.error, AnswersNotWritten):
         print_status(f"ended by an error: {_describe_error(state.error)}")
     if state.budget_is_spent:

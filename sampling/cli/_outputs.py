@@ -57,7 +57,7 @@ def publish(
     """
     Write a report to every path, with a comparison on its page, and its text to stdout.
 
-    Return False if one of them failed. Then the report is saved elsewhere, because what it cost is spent.
+    Return False if one of them failed. The report is then saved elsewhere, because its measurements are expensive.
     """
     written = write_outputs(report, paths, samples=samples, comparison=comparison)
     try:
@@ -85,7 +85,7 @@ def write_outputs(
 
 
 def _write(report: Report, path: Path, *, samples: bool, comparison: Comparison | None) -> str | None:
-    """Write a report to a path. Return what went wrong, if anything did."""
+    """Write a report to a path. Return the problem, if there was one."""
     try:
         with replacing(path) as temporary:
             write_report(report, temporary, samples=samples, comparison=comparison)
@@ -96,7 +96,7 @@ def _write(report: Report, path: Path, *, samples: bool, comparison: Comparison 
 
 
 def _rescue(report: Report, problem: str, *arguments: str, samples: bool) -> None:
-    """Save a report in the directory for temporary files, and say how to go on: `sampling report` with arguments."""
+    """Save a report in the directory for temporary files, and print the command that writes it."""
     try:
         saved = Path(tempfile.mkdtemp(prefix="sampling-")) / "report.json"
         write_report(report, saved, samples=samples)
@@ -104,4 +104,4 @@ def _rescue(report: Report, problem: str, *arguments: str, samples: bool) -> Non
         print_status(f"sampling: {problem}, and no other file either: {reason_of(error)}")
         return
     command = shlex.join(["sampling", "report", str(saved), *arguments])
-    print_status(f"sampling: {problem}. The report is saved in {saved}. Mend that, and run: {command}")
+    print_status(f"sampling: {problem}. The report is saved in {saved}. Fix that, and run: {command}")

@@ -142,7 +142,7 @@ def read_scenario(path: Path) -> Scenario:
     except OSError as error:
         raise ValueError(f"can't read the scenario {short_repr(str(path))}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path.name} is no TOML: {error}") from None
+        raise ValueError(f"{path.name} is not TOML: {error}") from None
     try:
         return _scenario(found, path.parent)
     except (TypeError, ValueError) as error:
@@ -175,7 +175,7 @@ def _named_populations(
         if not isinstance(name, str) or not name:
             raise ValueError(f'population {number} needs a name, such as name = "chat"')
         if name in names:
-            raise ValueError(f"two populations are named {name!r}: give each a name of its own")
+            raise ValueError(f"two populations are named {name!r}: give each its own name")
         names.add(name)
         try:
             yield _population(name, own, defaults, folder)
@@ -204,7 +204,7 @@ def _population(name: str, own: Mapping[str, Any], defaults: Mapping[str, Any], 
 
 
 def _without_contradictions(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out the traffic of the top if the population has a traffic of another kind."""
+    """Drop the traffic keys at the top if the population has another kind of traffic."""
     kinds = ("rate", "users", "trace")
     of_its_own = any(kind in own for kind in kinds)
     return {key: value for key, value in defaults.items() if not (of_its_own and key in kinds)}

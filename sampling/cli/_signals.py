@@ -71,7 +71,7 @@ class Interrupted(Picklable, BaseException):
 
 
 def raise_on_sigterm() -> None:
-    """Make SIGTERM raise in the main thread, so that the exit code is that of the table."""
+    """Make SIGTERM raise in the main thread, so that the exit code is the documented one."""
     signal.signal(signal.SIGTERM, _raise)
 
 

@@ -61,7 +61,7 @@ BACKENDS = (
 )
 
 WITH_CONNECTIONS = frozenset({"anthropic", "gemini", "openai"})
-"""The kinds of backends that the flags about connections are for."""
+"""The kinds of backends that take the flags about connections."""
 
 
 def choose_backend(spec: str | None, require: Sequence[str]) -> str:
@@ -138,7 +138,7 @@ def _meant_backend(spec: str) -> str | None:
 
 
 def wrap_backend(backend: Backend, *, retries: int, price: Price | None = None) -> Backend:
-    """Return the backend with retries and a price, as far as they are wanted."""
+    """Add retries and a price to the backend, if given."""
     if retries:
         backend = Retrying(backend, attempts=retries + 1)
     return backend if price is None else Priced(backend, price)

@@ -1,7 +1,7 @@
 """
 Write results to stdout, and keep everything else off it.
 
-Results are made after the work is paid for, so a reader that has left must not end the command.
+Results are written after the work has been paid for, so a closed pipe must not end the command.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import TextIO
 __all__ = ["ReaderLeft", "only_results", "reopen_closed_streams", "terminal_safe", "write_result"]
 
 _KEPT_CONTROLS = frozenset("\n\t")
-# They reorder the text around them, so that a terminal shows something else than what is there.
+# They reorder the text around them, so that a terminal would show something else.
 _DIRECTION_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
@@ -21,7 +21,7 @@ def reopen_closed_streams() -> None:
     """
     Open the null device in place of stdin, stdout or stderr, if the process was started without it.
 
-    Else the next file that is opened would get its number, and with it what is printed.
+    Otherwise the next file that is opened would get its descriptor, and with it everything that is printed.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
@@ -34,7 +34,7 @@ def reopen_closed_streams() -> None:
 
 
 class ReaderLeft(Exception):
-    """The reader of stdout has closed it, as `head` does."""
+    """The reader of stdout has closed the pipe, as `head` does."""
 
 
 def write_result(text: str) -> bool:

@@ -134,7 +134,7 @@ class WorkloadSettings:
         return self.depth * self.breadth
 
     def describe(self) -> dict[str, Any]:
-        """Return what is asked of which backend, for reports."""
+        """Describe the workload, for reports."""
         return {
             "workload": "questions",
             "strategy": self.strategy,
@@ -186,7 +186,7 @@ async def sharing_backends(settings: Iterable[WorkloadSettings]) -> AsyncGenerat
     """
     Open each backend once, for all workloads that are opened inside the block.
 
-    So populations load the same server, also if it is simulated or runs in this process.
+    So populations load the same server, even if it is simulated or runs in this process.
     """
     async with AsyncExitStack() as stack:
         opened: dict[tuple[object, ...], Backend] = {}
@@ -287,7 +287,7 @@ def select_workload(
     if question or questions:
         unused.append("the questions")
     if unused:
-        raise ValueError(f"--workload is your own code, which asks by itself: leave out {', '.join(sorted(unused))}")
+        raise ValueError(f"--workload sends its own requests: leave out {', '.join(sorted(unused))}")
     # Import it now: a typo is found before the run, and not in each worker.
     found = import_target("--workload", workload)
     if not callable(found) and not callable(getattr(found, "draw", None)):
@@ -307,7 +307,7 @@ def sending_headers(header: Sequence[str] | None, *, workload: str | None, backe
     with usage_errors():
         headers = Headers.parse(header)
         if headers.from_flags and workload is not None:
-            raise ValueError("--workload is your own code, which asks by itself: leave out --header")
+            raise ValueError("--workload sends its own requests: leave out --header")
         if headers.from_flags and backend.partition(":")[0] not in WITH_CONNECTIONS:
             refuse_connection_flags(backend, header=True)
     with headers.in_environment():

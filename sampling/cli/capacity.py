@@ -75,7 +75,9 @@ def capacity(  # noqa: PLR0913 - each is a flag
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Run all steps, even after one has tripped.")
     ] = False,
-    confirm: Annotated[bool, typer.Option(help="Repeat a step that tripped, before the trip is believed.")] = True,
+    confirm: Annotated[
+        bool, typer.Option(help="Repeat a step that tripped, and ignore a trip that does not repeat.")
+    ] = True,
     timeout: Annotated[str | None, typer.Option(help="Cancel a request after this time, and count it failed.")] = None,
     max_in_flight: Annotated[int, typer.Option(help="Limit of requests in flight. Further ones are dropped.")] = 1024,
     refine: Annotated[bool, typer.Option("--refine", help="Bisect between the last pass and the first trip.")] = False,

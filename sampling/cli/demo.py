@@ -132,5 +132,5 @@ async def _score_strategies(console: Console, questions: list[Question], backend
 
 
 def _indented(text: str) -> Padding:
-    """Indent all lines, those that a narrow terminal adds too."""
+    """Indent all lines, including those that wrap on a narrow terminal."""
     return Padding(Text(text), (0, 0, 0, 3))

@@ -22,7 +22,7 @@ Check a backend, and say what to fix.
 
 It asks a few short questions: does the server answer, stream, stop when a request is cancelled, report tokens,
 constrain answers to a schema, and answer several requests at once? It also lists the versions of Python and of the
-packages. Each line is ok, warn or fail. A warning costs something, and a failure must be fixed.
+packages. Each line is ok, warn or fail. A warning is worth a look, and a failure must be fixed.
 
 Exit code: 0 if nothing failed, 1 otherwise.
 """

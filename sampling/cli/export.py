@@ -18,7 +18,7 @@ Write the answers in a journal to a file. Reads the journal of `sampling map`, a
 To .html, it writes a page about the run: progress, cost, failures, slowest prompts, and pauses.
 
 There is one row per prompt that has ended. The column `failures` has every failed requirement with its reason, and
-every error. The run may still be going on. Parquet needs the extra `parquet`.
+every error. The run may still be in progress. Parquet needs the extra `parquet`.
 """
 
 EXAMPLES = """

@@ -96,7 +96,7 @@ class _LoadJob:
         return _total_s(self.profile)
 
     def plan(self) -> list[str]:
-        """Return what would be sent, as lines of text."""
+        """Describe what would be sent, as lines of text."""
         described = f"seed {self.seed}, {self.workers} workers, SLO {self.slo or 'none'}"
         return [f"workload: {self.workload}", *_traffic_lines(self.profile, self.workload), described]
 
@@ -130,7 +130,7 @@ class _ScenarioJob:
         return max(_total_s(settings.traffic.profile()) for settings in self.scenario.populations)
 
     def plan(self) -> list[str]:
-        """Return what would be sent, as lines of text."""
+        """Describe what would be sent, as lines of text."""
         lines: list[str] = []
         for settings in self.scenario.populations:
             lines.append(str(settings))
@@ -146,7 +146,7 @@ _Job: TypeAlias = _LoadJob | _ScenarioJob
 _WITH_A_SCENARIO = frozenset(
     {"question", "seed", "out", "force", "samples", "dry_run", "virtual", "header", "live_port"}
 )
-"""The parameters that a scenario leaves to the command line."""
+"""The parameters that are still allowed together with a scenario."""
 
 
 def load(  # noqa: PLR0913 - each is a flag
@@ -212,7 +212,7 @@ def load(  # noqa: PLR0913 - each is a flag
 ) -> int:
     """Send traffic and report on it."""
     if live_port is not None and virtual:
-        raise flags.UsageError("--live-port and --virtual contradict each other: virtual time is over in a moment")
+        raise flags.UsageError("--live-port and --virtual contradict each other: a run in virtual time ends at once")
     if show_schema:
         write_result(json.dumps(scenario_schema(), indent=2) + "\n")
         return SUCCEEDED
@@ -287,7 +287,7 @@ def load(  # noqa: PLR0913 - each is a flag
 
 
 def _refuse_flags(ctx: typer.Context, question: Sequence[str]) -> None:
-    """Raise ValueError for flags whose values belong into the scenario."""
+    """Raise ValueError for flags whose values belong in the scenario."""
     if len(question) > 1:
         raise ValueError("a scenario has its own questions: give the file alone")
     given = [name for name in ctx.params if _is_given(ctx, name)]
@@ -346,7 +346,7 @@ def _run(job: _Job, *, samples: bool, live_port: int | None) -> int:
 
 @contextmanager
 def _keeping(job: _Job, run: LoadRun | PopulationsRun, *, samples: bool) -> Generator[None]:
-    """Write what was measured if the run can't go on, because a workload ends the program or a worker dies."""
+    """Write what was measured even if a workload ends the program or a worker dies."""
     try:
         yield
     except BaseException:
@@ -363,7 +363,7 @@ def _write(job: _Job, ended: EndedRun[LoadReport | PopulationsReport], *, sample
     if ended.received is not None:
         return exit_code_of(ended.received)
     if ended.problem is not None:
-        print_status(f"sampling: the system ended the run: {ended.problem}. The report is of the time until then")
+        print_status(f"sampling: the system ended the run: {ended.problem}. The report covers the time until then")
         return FAILED
     answered = (report.total if isinstance(report, PopulationsReport) else report).succeeded
     held = answered > 0 if report.verdict is None else report.verdict == "PASS"

@@ -118,7 +118,7 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
         int | None, typer.Option(min=1, help="Requests in flight, over all prompts. Default: no limit.")
     ] = None,
     item_timeout: Annotated[
-        float | None, typer.Option(help="Seconds that one prompt has. Then it is errored. Default: no limit.")
+        float | None, typer.Option(help="Seconds before a prompt counts as errored. Default: no limit.")
     ] = None,
     outage_grace: Annotated[
         float,
@@ -138,7 +138,7 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
         OnError,
         typer.Option(
             help="After a prompt whose call raised: 'raise' ends the run, and --resume asks that prompt again. "
-            "'halt' ends the run and records the error. 'continue' records the error and goes on."
+            "'halt' ends the run and records the error. 'continue' records the error and continues."
         ),
     ] = OnError.RAISE,
     budget_tokens: Annotated[int | None, typer.Option(min=0, help="Stop before this many tokens are exceeded.")] = None,
@@ -239,12 +239,12 @@ def _check_dependencies(
 def _check_batch(spec: str, actors: int | None, *, needs_max_tokens: bool) -> None:
     if spec.partition(":")[0] not in {"openai", "anthropic"}:
         raise ValueError(
-            f"--batch needs --backend openai:MODEL or anthropic:MODEL, got {spec!r}: others have no batches"
+            f"--batch needs --backend openai:MODEL or anthropic:MODEL, got {spec!r}: no other backend has batches"
         )
     if actors is not None:
-        raise ValueError("--batch and --actors exclude each other: the provider works on a batch, not this machine")
+        raise ValueError("--batch and --actors exclude each other: a batch runs at the provider, not on a cluster")
     if needs_max_tokens:
-        raise ValueError("--batch with --budget-tokens or --budget-cost needs --max-tokens, because it is sent at once")
+        raise ValueError("--batch with --budget-tokens or --budget-cost needs --max-tokens: a batch is sent as a whole")
 
 
 def _requirements(specs: Sequence[str]) -> list[Requirement]:
@@ -338,7 +338,7 @@ class _Files:
 
     def _check_report(self, report: Path, journal: Path | None, *, replace: bool) -> None:
         if journal is None:
-            raise ValueError("--report needs a journal, which it is made of: add --out FILE or --journal FILE")
+            raise ValueError("--report is made from a journal: add --out FILE or --journal FILE")
         if report.suffix.lower() != ".html":
             raise ValueError(f"--report must end in .html, got {short_repr(str(report))}")
         others = {"the file of prompts": self.prompts, "the file of --out": self.out, **_files_of_journal(journal)}

@@ -124,7 +124,7 @@ def plan(  # noqa: PLR0913 - each is a flag
     slots: Annotated[int | None, typer.Option(min=1, help="Requests that the server runs at once. Default: 8.")] = None,
     like: Annotated[
         list[Path] | None,
-        typer.Option(help="Take the server from a load report with --samples. Best give two, of low and high load."),
+        typer.Option(help="Take the server from a load report with --samples. Best give two: low and high load."),
     ] = None,
     prompt_tokens: Annotated[
         int | None, typer.Option(min=0, help="Tokens per prompt, for its price. Default: 64.")
@@ -178,7 +178,7 @@ def _show_progress(option: Option) -> None:
 
 
 def _clear_progress() -> None:
-    """Clear the line of the progress, so that the result has a line of its own."""
+    """Clear the progress line, so that the result starts on a line of its own."""
     if sys.stderr.isatty():
         sys.stderr.write("\r\033[K")
         sys.stderr.flush()

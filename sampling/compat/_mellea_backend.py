@@ -1,4 +1,4 @@
-"""One call of mellea, seen from our engine: its question, its conversation, its backend and its requirements."""
+"""Adapt one call of mellea to our engine: its question, conversation, backend and requirements."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, cast
@@ -216,7 +216,7 @@ class _ClosingBackend:
     """
     A backend of mellea that closes what it began.
 
-    mellea generates in tasks of its own, which go on when nobody waits for them any more.
+    mellea generates in its own tasks, which continue when nothing waits for them any more.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -225,7 +225,7 @@ class _ClosingBackend:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        # Requirements ask with isinstance what a backend can do.
+        # Requirements use isinstance to find out what a backend can do.
         kind: type[Any] = self._backend.__class__
         return kind
 

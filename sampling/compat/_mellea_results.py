@@ -15,7 +15,7 @@ __all__ = ["translate_result"]
 
 
 def translate_result(result: SamplingResult[Any], call: MelleaCall) -> MelleaResult[Any]:
-    """Return the result as mellea knows it: one entry per slice, by iteration."""
+    """Convert a result to one of mellea's, with one entry per slice, by iteration."""
     records = [_record_of(one, call) for one in result.slices]
     best = next(place for place, one in enumerate(result.slices) if one is result.best)
     translated: MelleaResult[Any] = MelleaResult(

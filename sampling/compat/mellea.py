@@ -1,5 +1,5 @@
 """
-Use our strategies in a session of mellea. It needs the extra `mellea`.
+Use our strategies in a mellea session. It needs the extra `mellea`.
 
     m.instruct("A haiku about rain", strategy=MelleaStrategy(RejectionSamplingStrategy(concurrency_budget=4)))
 """
@@ -26,9 +26,9 @@ __all__ = ["MelleaStrategy"]
 
 class MelleaStrategy(SamplingStrategy):
     """
-    A strategy of ours, as `strategy=` of a session of mellea.
+    Wrap a strategy for use as the `strategy=` of a mellea session.
 
-    Actions, contexts, requirements and results stay those of mellea. Attempts, repairs, votes and selection are ours:
+    Actions, contexts, requirements and results are mellea's. Attempts, repairs, votes and selection are ours:
     when one answer wins, the requests of the others are closed, and the server stops generating.
     """
 
@@ -46,9 +46,9 @@ class MelleaStrategy(SamplingStrategy):
         Args:
             strategy: The strategy, with its own requirements and hooks.
 
-            budget: The limits of each call. A budget is used up, so that all calls of this object share it.
+            budget: A limit that all calls of this object share.
 
-            stream: Stream the answers, because some servers only notice a client that leaves while they stream.
+            stream: Stream the answers, because some servers notice a disconnected client only while they stream.
                 Turn it off for components that can't be streamed, such as intrinsics.
 
             timeout_s: The time limit of one request.

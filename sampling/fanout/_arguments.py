@@ -1,4 +1,4 @@
-"""The arguments of a fan-out, checked before anything is spent."""
+"""Check the arguments of a fan-out before anything is spent."""
 
 import math
 import warnings
@@ -184,7 +184,7 @@ def _checked_retry(retry: object, *, has_journal: bool) -> frozenset[ItemStatus]
     if not statuses <= {"failed", "errored"}:
         raise ValueError(f"retry must be {allowed}, got {short_repr(set(statuses))}")
     if statuses and not has_journal:
-        raise ValueError("retry needs a journal, which has the outcomes that are to be replaced")
+        raise ValueError("retry needs a journal with the outcomes to replace")
     return statuses
 
 

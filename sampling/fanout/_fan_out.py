@@ -74,12 +74,12 @@ async def fan_out(  # noqa: PLR0913 - each is an independent setting
         engine: The engine that runs the calls. None runs them in this process.
 
         max_requests: The number of requests to `backend` in flight at once, over all items and subsamples.
-            Backends that a strategy or a requirement brings along are not limited by it.
+            It does not limit other backends of a strategy or a requirement.
 
         item_timeout_s: The time limit of one item. An item that reaches it is errored with a `Timeout`.
 
-        outage_grace_s: How long to wait for a backend that answered before and now fails every call with a transient
-            error. The failed items are held, and one at a time is called again, at growing intervals.
+        outage_grace_s: The time to wait for a backend that answered before and now fails every call with a transient
+            error. The failed items are put on hold, and one at a time is tried again, at growing intervals.
             0 counts every error at once.
 
         retry: The items of the journal to sample again: "failed", "errored" or both. Their earlier outcomes are

@@ -21,14 +21,14 @@ __all__ = ["EngineNotes", "FanOutEngine", "LocalEngine", "Note", "SampleItem", "
 
 
 class Note(NamedTuple):
-    """What an engine keeps in the journal of a run."""
+    """An entry of an engine in the journal of a run."""
 
     kind: str
     name: str
     """Unique among the notes of its kind."""
 
     item: int | None
-    """The place of the item that it is about. It is deleted when that item has an outcome."""
+    """The place of the item that it belongs to. The note is deleted when that item has an outcome."""
 
     value: str
 
@@ -37,7 +37,7 @@ class EngineNotes(Protocol):
     """
     The notes of an engine in the journal of its run.
 
-    An engine keeps here what a later process has to know in order not to pay twice.
+    An engine records here what a later process needs to know in order not to pay twice.
     When `put` returns, the notes are on disk.
     """
 
@@ -46,7 +46,7 @@ class EngineNotes(Protocol):
         ...
 
     async def begin(self) -> None:
-        """Say that this engine has notes. Call it before anything is sent."""
+        """Declare that this engine keeps notes. Call it before anything is sent."""
         ...
 
     async def put(self, notes: Sequence[Note], dropped: Sequence[tuple[str, str]] = ()) -> None:
@@ -66,7 +66,7 @@ class EngineNotes(Protocol):
         ...
 
     async def account(self, in_doubt: Collection[int]) -> None:
-        """Say which items, by their places, may be billed twice because an earlier process started them."""
+        """Report which items, by their places, may be billed twice because an earlier process started them."""
         ...
 
     def maybe_billed_twice(self, item: int) -> None:
@@ -92,7 +92,7 @@ class Work:
 
     max_concurrency: int
     max_requests: int | None = None
-    """The number of requests to `backend` in flight at once, over all items. An engine has to keep to it."""
+    """The number of requests to `backend` in flight at once, over all items. An engine must respect it."""
 
     notes: EngineNotes | None = None
     """The notes of the engine in the journal. None without a journal."""
@@ -110,8 +110,8 @@ class FanOutEngine(Protocol):
     The run does everything else: it reads and orders items, limits concurrency, halts, writes the journal
     and emits its own events.
 
-    An engine may have an attribute `window`, a number of items. It then replaces `max_concurrency` and is the least
-    `max_buffered`: for engines whose items wait for hours and cost little meanwhile.
+    An engine may have an attribute `window`, a number of items, which replaces `max_concurrency` and is a lower bound
+    of `max_buffered`. It is for engines whose items wait for hours and cost little meanwhile.
     """
 
     def open(self, work: Work) -> AbstractAsyncContextManager[SampleItem]:

@@ -81,7 +81,7 @@ def as_item(given: object, index: int, run_id: str) -> Item[Any]:
         if len(given) != 2:  # pyright: ignore[reportUnknownArgumentType]
             raise wrong_type(f"item {index}", cast("object", given), _ALLOWED_ITEM)
         key, action = cast("tuple[object, object]", given)
-        # Not int: NumPy's integers are no subclasses of it.
+        # Not int: NumPy's integers are not subclasses of it.
         if isinstance(key, bool) or not isinstance(key, str | Integral):
             raise wrong_type(f"the key of item {index}", key, "a str or an int")
     if is_parts(action):
@@ -159,13 +159,13 @@ class ItemOutcome(Generic[T]):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the journal could not store as it is, or could not restore as it was."""
+        """Notes on what the journal could not store or restore exactly."""
         if self._stored is not None:
             self._load(*self._stored)
         return self._notes
 
     def set_notes(self, notes: tuple[str, ...]) -> None:
-        """Set the notes. The journal does, when it stores the outcome."""
+        """Set the notes. The journal calls this when it stores the outcome."""
         self._notes = notes
 
     @property

@@ -143,7 +143,7 @@ class _TokenTimes:
 
 
 def _describe(strategy: BaseSamplingStrategy, actions: object, backend: object) -> dict[str, Any]:
-    """Return what is asked of which backend, in JSON types."""
+    """Describe the calls and the backend, in JSON types."""
     given = cast("Sequence[object]", actions) if isinstance(actions, Sequence) else None
     questions = [actions] if isinstance(actions, str) else given
     return {
@@ -164,7 +164,7 @@ def _backend_name(backend: object) -> str:
 
 
 def _action_source(actions: Actions) -> Callable[[Arrival], Action[Any] | str | None]:
-    """Return a function that gives the next action."""
+    """Return a function that returns the next action."""
     if isinstance(actions, str | Action):
         return _cycle((cast("Action[Any] | str", actions),))
     if callable(actions):

@@ -60,8 +60,8 @@ class PopulationsRun:
         Args:
             populations: The groups of traffic. They start together.
 
-            seed: The same seed generates the same traffic. A population draws from a stream of its own, so that
-                adding or removing another one changes nothing for it.
+            seed: The same seed generates the same traffic. Each population has its own random numbers, so
+                adding or removing another one does not affect it.
 
             workers: Number of sending processes of each population.
         """
@@ -72,7 +72,7 @@ class PopulationsRun:
         for population in check_items("populations", populations, "populations"):
             check_instance("a population", population, Population, "a Population")
             if population.name in self.runs:
-                raise ValueError(f"two populations are named {population.name!r}: give each a name of its own")
+                raise ValueError(f"two populations are named {population.name!r}: give each its own name")
             self.runs[population.name] = LoadRun(
                 population.workload,
                 population.profile,
@@ -121,7 +121,7 @@ class PopulationsRun:
 
 
 class _CommonStart:
-    """The start of all populations: when the last of them has opened its workload."""
+    """The common start of all populations, once the last of them has opened its workload."""
 
     def __init__(self, populations: int) -> None:
         self._closed = populations

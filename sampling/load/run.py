@@ -129,7 +129,7 @@ async def run_load(
     `workload` is any `async def f(arrival)` that sends one request and waits for its answer. Any return value counts
     as a valid answer, except `Answered(valid=False)`. An exception counts as a failed request.
 
-    An open loop sends by the clock, whatever the server does, and measures from the instant a request was due.
-    So the latencies are those that users see. See `LoadRun` for the arguments, and for a run that can be stopped.
+    An open loop sends on schedule, whatever the server does, and measures from the instant a request was due,
+    so the latencies are those that users see. See `LoadRun` for the arguments, and for a run that can be stopped.
     """
     return await LoadRun(workload, profile, seed=seed, slo=slo, workers=workers).run()

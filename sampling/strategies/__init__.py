@@ -1,4 +1,4 @@
-"""Strategies: what to ask, and which answer to keep."""
+"""Strategies, which decide what to ask and which answer to keep."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any

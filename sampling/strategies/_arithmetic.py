@@ -84,7 +84,7 @@ def in_plain_notation(text: str) -> str:
 
 
 def without_text_commands(text: str) -> str:
-    r"""Return a text with what \text{…} and its like enclose."""
+    r"""Replace LaTeX commands such as \text{…} by the text inside."""
     return _TEXT.sub(r" \1", text)
 
 
@@ -160,7 +160,7 @@ class _Parser:
                 return value
 
     def _multiplies_next(self) -> bool:
-        """Return True if a factor follows without a sign, as in 2x. Two numbers in a row are no product."""
+        """Return True if a factor follows without a sign, as in 2x. Two numbers in a row are not a product."""
         following = self._peek()
         return following[:1] in {"(", "\\", "√", "π"} or following.isalpha()
 

@@ -4,7 +4,7 @@ Count votes and decide when a vote is over.
 A rival changes the outcome if the open draws put it ahead of the leader, or level where it would win a tie.
 If it could not do so even with all open draws, the outcome is certain.
 
-Anything less than certain must hold for every true distribution of the answers, which nobody knows. The worst case
+Anything less than certain must hold for every true distribution of the answers, which is unknown. The worst case
 is a rival that is as likely as the leader: if it is less likely, it rarely catches up, and if it is more likely,
 it is rarely behind. So the rule computes the probability that it catches up in a fair coin toss for each open draw.
 A vote that ends when this is below `1 - certainty` has another outcome at most that often, because the coin tosses are
@@ -163,7 +163,7 @@ def chance_of_change(leader: int, rivals: tuple[Rival, ...], still_open: int) ->
     """
     margins = [margin for rival in rivals if (margin := _margin(leader, rival)) <= still_open]
     if margins and leader <= 1:
-        # The first draw leads whatever it is, so it says nothing about the answers that are not seen yet.
+        # The first draw always leads, so it says nothing about answers that have not been seen yet.
         return 1.0
     return min(1.0, sum([_chance_to_gain(margin, still_open) for margin in margins]))
 

@@ -26,7 +26,7 @@ class Thinking:
 
     most_waits: int = 4
     """
-    How often to extend the thoughts at most. A model with nothing to add would repeat itself.
+    The maximum number of extensions. A model with nothing to add would repeat itself.
 
     So an attempt sends at most `most_waits + 2` requests: the thoughts, the extensions and the answer.
     """
@@ -130,7 +130,7 @@ class _ForcedThinking(Layer):
 
 @attrs.define
 class _AfterPrefix:
-    """A receiver of what follows a prefix. A layer that starts over takes back only what it sent itself."""
+    """A receiver of the text after a prefix. If a layer restarts, only its own text is taken back."""
 
     _receive: Receive
     _prefix: str
@@ -189,7 +189,7 @@ class _Thoughts:
         """Append generated thoughts and record their usage."""
         # A backend that ignores stop words has already begun the answer. Drop it: a later request generates it.
         self._text += piece.text.partition(self._end)[0]
-        # At least 1, so that empty pieces of a backend without usage can't go on for ever.
+        # At least 1, so that empty pieces of a backend without usage can't go on forever.
         self._left -= piece.usage.output_tokens or max(1, estimate_tokens(len(piece.text)))
         # At its token limit a model was cut off. With any other reason it ended the thoughts itself.
         self._wants_to_stop = piece.finish_reason != "length"

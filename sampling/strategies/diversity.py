@@ -39,7 +39,7 @@ class Diverse:
     """
     System messages, one for each subsample. An empty one adds nothing.
 
-    Each goes before the conversation, or to the end of the system message that is there.
+    Each goes before the conversation, or is appended to its system message.
     """
 
     def __attrs_post_init__(self) -> None:

@@ -49,7 +49,7 @@ class EscalationStrategy(BaseSamplingStrategy):
     It ends when an answer is valid or its budgets are used up. A subsample of it also ends
     when `patience` attempts in a row did not improve: no more requirements met, and no higher score.
     The next tier gets the question, the best answer so far, and the reasons why that failed.
-    With `carry="conversation"` it gets the whole conversation that led to that answer, and goes on in the same chat.
+    With `carry="conversation"` it gets the whole conversation that led to that answer, and continues the same chat.
 
     All tiers share one budget and one deadline. Every attempt of every tier is on the result.
     The hooks of this strategy and of the call see all of them, with the id of this call as `parent_id`.
@@ -66,7 +66,7 @@ class EscalationStrategy(BaseSamplingStrategy):
     """
     If True, show each tier the best earlier attempt and the reasons why it failed.
 
-    "conversation" shows the turns before it, too, which costs their tokens once more for every attempt of the tier.
+    "conversation" shows the turns before it, too, and pays for their tokens again with every attempt of the tier.
     """
 
     template: str = "This is not acceptable yet, for these reasons:\n{reasons}\nPlease give the whole answer again."
@@ -145,7 +145,7 @@ class EscalationStrategy(BaseSamplingStrategy):
         return Attempt(first.action.with_content(fill(self.template, best)), answered, first.options)
 
     def _makes_progress(self, history: Sequence[Slice[T]]) -> bool:
-        # Take the first of equals: reaching the same merit again is no progress.
+        # Take the first of equals: reaching the same merit again is not progress.
         best = max(range(len(history)), key=lambda place: (history[place].passed, history[place].score, -place))
         return len(history) - 1 - best < self.patience
 

@@ -39,7 +39,7 @@ _PUNCTUATION = ".!?,;:\"'`*"
 
 def exact(value: Any) -> Hashable | None:
     """
-    Compare texts without case, spacing, width and surrounding punctuation.
+    Compare texts regardless of case, spacing, width and surrounding punctuation.
 
     Punctuation that belongs to a number counts: .5 is not 5, and 5' is not 5".
     """
@@ -135,7 +135,7 @@ def _math_key(text: str) -> Hashable | None:
 
 
 def _symbolic_key(text: str) -> Hashable | None:
-    """Return the values of an expression with letters at a few points, or None if it is none."""
+    """Return the values of an expression with letters at a few points, or None for any other text."""
     if len(text) > _MAX_MATH_CHARS or _CHOICE.fullmatch(text):
         return None  # a letter is the answer to a question with choices
     letters = sorted({letter for letter in text if letter.isalpha()})
@@ -313,7 +313,7 @@ def _has_hash(value: object) -> bool:
 
 
 def _unhashable_key(value: object) -> Hashable:
-    """Return a key for an object that can't be hashed: arrays by their items, others by what pickles."""
+    """Return a key for an object that can't be hashed: the items of an array, or the pickled state."""
     if callable(to_list := getattr(value, "tolist", None)):
         return _hashable(to_list())
     if isinstance(value, bytearray | memoryview):

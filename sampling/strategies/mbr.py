@@ -113,7 +113,7 @@ class MBRStrategy(BaseSamplingStrategy):
 
 _ROUGE_L_RELAXATION = 4.0
 """
-ROUGE-L is F = 2 * common / (m + n), and 1 - F is no metric. But d = 2 * (m + n - 2 * common) / (2 * (m + n - common))
+ROUGE-L is F = 2 * common / (m + n), where 1 - F is not a metric. d = 2 * (m + n - 2 * common) / (2 * (m + n - common))
 is one (the Steinhaus transform of the distance by insertions and deletions), and 1 - F = d / (2 - d).
 From the triangle inequality of d follows (1 - F(a, c)) - (1 - F(b, c)) <= 4 * (1 - F(a, b)).
 """

@@ -38,7 +38,7 @@ class MultiTurnStrategy(BaseSamplingStrategy):
             template: Must contain {reasons}.
 
             history: "all", "best", the number of latest turns, or a `History`, which can limit the tokens.
-                The first question always stays.
+                The first question is always kept.
 
             settings: The settings of `BaseSamplingStrategy`.
         """
@@ -75,7 +75,7 @@ class MultiTurnStrategy(BaseSamplingStrategy):
             answer = Message("assistant", "") if turn.generation is None else turn.generation.message
             messages.append(answer)
             if turn is not newest:
-                # A tool call needs a result before the conversation goes on.
+                # A tool call needs a result before the conversation continues.
                 messages.extend([*answer_calls((answer,))[1:], Message("user", fill(self.template, turn))])
         return Attempt(first.action.with_content(feedback), first.context.add(*messages), first.options)
 

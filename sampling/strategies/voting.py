@@ -32,7 +32,7 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
     Valid answers outrank any number of invalid ones. A failed draw does not vote, and the others still count.
     The answer with the lowest iteration wins a tie, so the outcome does not depend on speed.
 
-    The vote ends when its outcome can't change any more. With a `certainty` below 1, it also ends
+    The vote ends when its outcome can no longer change. With a `certainty` below 1, it also ends
     when the probability of a change is below `1 - certainty`, whatever the model's true distribution of answers is.
     A draw starts only when it is certain to be needed: of 9, 5 start at once, because fewer can't decide.
     More start only if those disagree. So it takes as few tokens as drawing one by one, in two or three rounds.

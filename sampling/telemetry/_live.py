@@ -38,9 +38,9 @@ def live_display(
     """
     Draw the result of `render` while the block runs.
 
-    It is drawn repeatedly, and a last time at the end, which a transient display does not leave on a terminal.
+    It is drawn repeatedly, and a last time at the end, unless the display is transient.
     Yields whether anything is drawn. `show=None` draws only on a terminal or in a notebook. The default console is
-    standard error. Where nothing is drawn, `line` can be printed every few seconds.
+    standard error. Where nothing is drawn, `line` can be printed every few seconds, if it has changed.
     """
     in_notebook = console is None and _in_notebook()
     if console is None:
@@ -61,7 +61,7 @@ def live_display(
         with live, _repeating(live.refresh, _REDRAW_EVERY_S):
             yield True
     elif line is not None and line_every_s is not None and show is None:
-        with _repeating(lambda: _print_line(console, line()), line_every_s):
+        with _repeating(_Log(console, line).print_news, line_every_s):
             yield True
     else:
         yield False
@@ -86,12 +86,24 @@ def _repeating(draw: Callable[[], object], every_s: float) -> Generator[None]:
         thread.join()
 
 
-def _print_line(console: Console, line: str) -> None:
-    # A log that can't be written must not end a run that is paid for.
-    with suppress(OSError, ValueError):
-        # One write, because a display of others prints each write above itself.
-        console.file.write(f"{line}\n")
-        console.file.flush()
+class _Log:
+    """A line that is printed again only when it has changed."""
+
+    def __init__(self, console: Console, line: Callable[[], str]) -> None:
+        self._file = console.file
+        self._line = line
+        self._printed = ""
+
+    def print_news(self) -> None:
+        line = self._line()
+        if line == self._printed:
+            return
+        self._printed = line
+        # A log that can't be written must not end a run that is paid for.
+        with suppress(OSError, ValueError):
+            # One write, because a display of others prints each write above itself.
+            self._file.write(f"{line}\n")
+            self._file.flush()
 
 
 # Notebooks.
@@ -108,7 +120,7 @@ def _in_notebook() -> bool:
 @contextmanager
 def _notebook_display(render: Callable[[], RenderableType]) -> Generator[None]:
     """Show an output of the cell that is replaced each time."""
-    # It is no dependency: in a notebook, it is there.
+    # It is not a dependency, because every notebook has it.
     handle: Any = import_module("IPython.display").display(_as_bundle(render()), raw=True, display_id=True)
 
     def update() -> None:

@@ -1,4 +1,4 @@
-"""Read the figures of a load run while it goes on."""
+"""Read the metrics of a load run in progress."""
 
 from array import array
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ _ANSWERED_CODES = frozenset(OUTCOMES.index(outcome) for outcome in ANSWERED)
 
 @attrs.frozen(eq=False)
 class PopulationFigures:
-    """The figures of one population at one moment."""
+    """The metrics of one population at one moment."""
 
     population: str
     """The name of the population, empty in a run without populations."""
@@ -49,21 +49,21 @@ class PopulationFigures:
 
 class LoadFigures:
     """
-    The figures of a load run so far.
+    The metrics of a load run so far.
 
     A reading costs the load generator nothing: it looks at what the generator records anyway. With several workers the
     counts are live, and the latencies come at the end.
     """
 
     def __init__(self, run: LoadRun | PopulationsRun, *, most: int | None = None) -> None:
-        """Read all requests, or at most this many of the last ones at each reading."""
+        """Read all new requests, or at most this many of the latest, at each reading."""
         check_instance("run", run, (LoadRun, PopulationsRun), "a LoadRun or a PopulationsRun")
         self._most = most
         self._runs = watched(run)
         self._read = dict.fromkeys(self._runs, 0)
 
     def read(self) -> Iterator[PopulationFigures]:
-        """Yield the figures of each population. May be called from another thread, but from one at a time."""
+        """Yield the metrics of each population. May be called from any thread, but only one at a time."""
         for name, run in self._runs.items():
             columns = run.recording.columns
             # The last column is written last, so up to its length all columns are complete.

@@ -1,4 +1,4 @@
-"""Messages as the JSON that OpenTelemetry's conventions define."""
+"""Convert messages to the JSON of OpenTelemetry's conventions."""
 
 import json
 from collections.abc import Iterable

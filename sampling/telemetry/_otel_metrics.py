@@ -51,7 +51,7 @@ def histogram(
 
 
 class OtelMetrics:
-    """The instruments, and what is recorded with them."""
+    """Records metrics with OpenTelemetry instruments."""
 
     def __init__(self, provider: MeterProvider | None) -> None:
         meter = meter_named("sampling", provider)
@@ -64,21 +64,19 @@ class OtelMetrics:
         self._tokens = histogram(
             meter, "gen_ai.client.token.usage", "Number of input and output tokens used.", "{token}", TOKEN_BUCKETS
         )
-        self._attempts = meter.create_counter("sampling.attempts", "{attempt}", "Attempts that ended, by how.")
-        self._attempt_duration = histogram(
-            meter, "sampling.attempt.duration", "Duration of attempts, by how they ended."
-        )
+        self._attempts = meter.create_counter("sampling.attempts", "{attempt}", "Attempts by outcome.")
+        self._attempt_duration = histogram(meter, "sampling.attempt.duration", "Duration of attempts by outcome.")
         self._running = meter.create_up_down_counter("sampling.calls.running", "{call}", "Calls under way.")
-        self._calls = meter.create_counter("sampling.calls", "{call}", "Calls that ended, by why.")
+        self._calls = meter.create_counter("sampling.calls", "{call}", "Calls by stop reason.")
         self._call_duration = histogram(meter, "sampling.call.duration", "Duration of calls.")
-        self._cost = meter.create_counter("sampling.cost", "1", "Money spent, as the backends say.")
+        self._cost = meter.create_counter("sampling.cost", "1", "Money spent, as reported by the backends.")
         self._time_to_valid = histogram(
             meter, "sampling.time_to_valid", "Time from the start of a call to its valid answer."
         )
         self._wasted = meter.create_counter(
             "sampling.wasted_tokens", "{token}", "Tokens of attempts other than the valid answer."
         )
-        self._items = meter.create_counter("sampling.fan_out.items", "{item}", "Items of fan-outs that ended, by how.")
+        self._items = meter.create_counter("sampling.fan_out.items", "{item}", "Items of fan-outs by status.")
 
     def request_ended(self, sent: SentRequest) -> None:
         """Record a request."""
@@ -100,7 +98,7 @@ class OtelMetrics:
         self._attempt_duration.record(event.slice.elapsed_s, attributes)
 
     def call_started(self, event: LoopStarted) -> None:
-        """Count a call that is under way."""
+        """Count a running call."""
         self._running.add(1, {"sampling.strategy": event.strategy})
 
     def call_finished(self, event: LoopFinished) -> None:
@@ -117,6 +115,6 @@ class OtelMetrics:
             self._wasted.add(tokens, {**strategy, "gen_ai.token.type": kind})
 
     def item_finished(self, event: ItemFinished) -> None:
-        """Count an item. One from the journal of an earlier run was counted then."""
+        """Count an item, unless it comes from the journal of an earlier run."""
         if not event.recorded:
             self._items.add(1, {"sampling.strategy": event.strategy, "sampling.status": event.outcome.status})

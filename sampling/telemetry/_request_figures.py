@@ -20,8 +20,8 @@ __all__ = [
     "describe_request",
     "describe_tool",
     "error_of",
-    "how_it_ended",
     "request_options",
+    "request_outcome",
     "response_id",
     "spent_tokens",
     "tokens_by_type",
@@ -33,7 +33,7 @@ Attributes: TypeAlias = dict[str, Any]
 
 DURATION_BUCKETS_S: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 TOKEN_BUCKETS: Final = tuple(4.0**power for power in range(14))
-"""The bounds of histograms, as the conventions want them."""
+"""The histogram bounds that the conventions recommend."""
 
 _OPERATION: Final = "chat"
 _UNKNOWN_PROVIDER: Final = "custom"
@@ -51,7 +51,7 @@ _DEFAULT_PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443}
 
 
 def without_none(attributes: Attributes) -> Attributes:
-    """Return the attributes that are known."""
+    """Return the attributes that are not None."""
     return {name: value for name, value in attributes.items() if value is not None}
 
 
@@ -124,7 +124,7 @@ def response_id(generation: Generation | None) -> str | None:
 
 
 def spent_tokens(sent: SentRequest) -> Attributes:
-    """Return the attributes of the usage. What is not known is left out, not 0."""
+    """Return the attributes of the usage. Unknown values are left out, not 0."""
     usage = sent.usage
     if usage is None:
         return {}
@@ -151,7 +151,7 @@ def wasted_tokens(event: LoopFinished) -> tuple[tuple[str, int], ...]:
     return tokens_by_type(event.usage if best is None else event.usage.minus(best.usage))
 
 
-def how_it_ended(sent: SentRequest) -> str:
+def request_outcome(sent: SentRequest) -> str:
     """Return "answered", "cancelled" for a loser, "cut" by a partial check, or "failed"."""
     if sent.error is None:
         return "answered"
@@ -162,4 +162,4 @@ def how_it_ended(sent: SentRequest) -> str:
 
 def error_of(sent: SentRequest) -> str | None:
     """Return the type of the error of a request that failed. Losers did not fail."""
-    return type(sent.error).__name__ if how_it_ended(sent) == "failed" else None
+    return type(sent.error).__name__ if request_outcome(sent) == "failed" else None

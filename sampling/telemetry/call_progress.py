@@ -1,5 +1,5 @@
 """
-Show the progress of calls, in a terminal or a notebook: a bar for each, and the text of their attempts as it grows.
+Show the progress of calls in a terminal or a notebook, with the text of their attempts.
 
     with progress(lanes=True) as hooks:
         result = await strategy.sample("…", None, backend, reqs, hooks=hooks)
@@ -29,9 +29,10 @@ from sampling.results import Outcome, Slice
 from sampling.telemetry._live import live_display
 
 try:
+    from rich.cells import cell_len
     from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
     from rich.progress_bar import ProgressBar
-    from rich.table import Column, Table
+    from rich.table import Table
     from rich.text import Text
 except ImportError as _error:
     raise MissingExtra("a progress bar", "rich", "cli") from _error
@@ -41,7 +42,7 @@ __all__ = ["progress"]
 _MAX_BARS = 20
 """The number of separate bars. Beyond it, the oldest finished calls and those without room share one more bar."""
 
-_MAX_BAR_WIDTH = 24
+_MIN_BAR_WIDTH, _MAX_BAR_WIDTH = 6, 24
 _STYLES: dict[Outcome, str] = {"valid": "green", "invalid": "yellow", "errored": "red", "cancelled": "dim"}
 
 _MAX_LANES = 16
@@ -92,19 +93,22 @@ class _Lane:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         style = "" if self.outcome is None else _STYLES[self.outcome]
         start, end = f"  {self.subsample + 1} {_MARKS[self.outcome]} ", f"   {self.remark}" if self.remark else ""
-        shown = _on_one_line(self.text, options.max_width - len(start) - len(end), at_end=self.outcome is None)
+        shown = _on_one_line(self.text, options.max_width - len(start) - cell_len(end), at_end=self.outcome is None)
         line = Text.assemble((start, style), (shown, style), (end, "dim"), no_wrap=True, overflow="ellipsis")
         yield line
 
 
 def _on_one_line(text: str, width: int, *, at_end: bool) -> str:
-    """Return what fits of a text: its end while it grows, else its start. A terminal would obey control characters."""
+    """Fit a text on one line: its end while it grows, else its start. Control characters are removed."""
     width = max(width, 8)
     part = text[-2 * width :] if at_end else text[: 2 * width]
     part = " ".join("".join([char if char.isprintable() else " " for char in part]).split())
-    if len(part) <= width:
+    if cell_len(part) <= width:
         return part
-    return f"…{part[1 - width :]}" if at_end else f"{part[: width - 1]}…"
+    # Letters of Chinese and emoji take two columns, so letters are taken off until the rest fits.
+    while cell_len(part) > width - 1:
+        part = part[1:] if at_end else part[:-1]
+    return f"…{part}" if at_end else f"{part}…"
 
 
 def _remark(ended: Slice[Any]) -> str:
@@ -157,21 +161,48 @@ class _Bar:
         self.outcomes += other.outcomes
         self.tokens += other.tokens
 
-    def cells(self) -> tuple[Text, ProgressBar, Text]:
-        done = self.outcomes.total()
-        return Text(self.label), ProgressBar(total=self.allowed, completed=done), Text(", ").join(self._facts(done))
+    def facts(self, width: int) -> Text:
+        """Return what is known of the call, without the facts that matter least if the width is not enough."""
+        facts = list(self._facts())
+        while len(facts) > 1:
+            line = Text(", ").join(text for _, text in facts)
+            if line.cell_len <= width:
+                return line
+            facts.remove(min(facts, key=itemgetter(0)))
+        return facts[0][1]
 
-    def _facts(self, done: int) -> Iterator[Text]:
-        yield Text(f"{done:,} of {self.allowed:,}")
-        for outcome, style in _STYLES.items():
+    def _facts(self) -> Iterator[tuple[int, Text]]:
+        """Yield each fact with how much it matters."""
+        yield 9, Text(f"{self.outcomes.total():,} of {self.allowed:,}")
+        for matters, (outcome, style) in zip((7, 6, 5, 4), _STYLES.items(), strict=True):
             if self.outcomes[outcome]:
-                yield Text(f"{self.outcomes[outcome]:,} {outcome}", style)
+                yield matters, Text(f"{self.outcomes[outcome]:,} {outcome}", style)
         if self.tokens:
-            yield Text(f"{self.tokens:,} tokens")
+            yield 2, Text(f"{self.tokens:,} tokens")
         elapsed_s = time.monotonic() - self.started_at_s if self.elapsed_s is None else self.elapsed_s
-        yield Text(f"{elapsed_s:.1f} s")
+        yield 3, Text(f"{elapsed_s:.1f} s")
         if self.ending:
-            yield Text(self.ending)
+            yield 8, Text(self.ending)
+
+
+@attrs.frozen
+class _Rows:
+    """Bars below each other. Where there is no room, the bars go first, and then whole facts."""
+
+    bars: list[_Bar]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        labels = max((len(bar.label) for bar in self.bars), default=0)
+        facts = [bar.facts(options.max_width - labels - 1) for bar in self.bars]
+        room = options.max_width - labels - 2 - max((line.cell_len for line in facts), default=0)
+        has_bars = room >= _MIN_BAR_WIDTH
+        table = Table.grid(padding=(0, 1))
+        for _ in range(3 if has_bars else 2):
+            table.add_column(no_wrap=True)
+        for bar, line in zip(self.bars, facts, strict=True):
+            drawn = [ProgressBar(bar.allowed, bar.outcomes.total(), min(room, _MAX_BAR_WIDTH))] if has_bars else []
+            table.add_row(Text(bar.label), *drawn, line)
+        yield table
 
 
 def _ending(event: LoopFinished) -> str:
@@ -255,19 +286,14 @@ class _Bars:
             bar.finish(event)
 
     def render(self) -> RenderableType:
-        """Return all bars, oldest first, then the shared one, then the lanes of the calls that run, or of the only."""
-        # On a narrow terminal, the bar column shrinks.
-        table = Table.grid(Column(no_wrap=True), Column(max_width=_MAX_BAR_WIDTH), Column(no_wrap=True), padding=(0, 1))
+        """Return all bars, oldest first, then the shared one, then the lanes of running calls, or of the only call."""
         # This runs in the drawing thread. Copy, because the hooks may add a call meanwhile.
         bars = list(self._bars.values())
-        for bar in bars:
-            table.add_row(*bar.cells())
-        if self._other_calls:
-            table.add_row(*self._others.cells())
+        rows = _Rows([*bars, self._others] if self._other_calls else bars)
         lanes = [
             lane
             for bar in bars
             if not bar.finished or len(bars) == 1
             for _, lane in sorted(dict(bar.lanes).items(), key=itemgetter(0))
         ]
-        return Group(table, *lanes) if lanes else table
+        return Group(rows, *lanes)

@@ -27,8 +27,8 @@ from sampling.telemetry._request_figures import (
     describe_request,
     describe_tool,
     error_of,
-    how_it_ended,
     request_options,
+    request_outcome,
     response_id,
     spent_tokens,
     without_none,
@@ -80,7 +80,7 @@ def otel_hooks(
 
 @attrs.define
 class _OpenSpan:
-    """A span that has not ended, and what its end restores."""
+    """An open span, and the context to restore at its end."""
 
     span: Span
     attached: "Token[context.Context] | None" = None
@@ -169,7 +169,7 @@ class _Spans:
         opened = sent.marks.pop(self, None) or _OpenSpan(self._request_span(sent))
         attributes = {
             **spent_tokens(sent),
-            "sampling.request.ended": how_it_ended(sent),
+            "sampling.request.ended": request_outcome(sent),
             "sampling.cost": None if sent.usage is None else sent.usage.cost or None,
             "gen_ai.request.stream": True if sent.first_chunk_s is not None else None,
             "gen_ai.response.time_to_first_chunk": sent.first_chunk_s,

@@ -1,5 +1,5 @@
 """
-Record the figures of a load run with OpenTelemetry while it goes on.
+Record the metrics of a load run in progress with OpenTelemetry.
 
     async with otel_load(run):
         report = await run.run()
@@ -30,17 +30,17 @@ async def otel_load(
     run: LoadRun | PopulationsRun, meter_provider: MeterProvider | None = None, *, every_s: float = 1.0
 ) -> AsyncGenerator[None]:
     """
-    Record the figures of a load run, inside the block.
+    Record the metrics of a load run while the block runs.
 
     The metrics are `sampling.load.scheduled`, `.admitted`, `.dropped`, `.succeeded`, `.failed`, `.cancelled`,
     `.in_flight`, `.latency` and `.schedule_lag`, with the attributes `population` and `model`.
 
     Args:
-        run: The run, which may have begun.
+        run: The run, which may already have started.
 
         meter_provider: The provider of the meter. None means the global one of the application.
 
-        every_s: How often they are recorded. A last time is at the end of the block.
+        every_s: The interval in seconds. They are recorded once more at the end of the block.
     """
     check_number("every_s", every_s, above=0)
     recorder = _Recorder(LoadFigures(run), meter_provider)
@@ -64,14 +64,14 @@ class _Recorder:
             name: meter.create_counter(f"sampling.load.{name}", "1", description)
             for name, description in COUNTS.items()
         }
-        self._in_flight = meter.create_up_down_counter(
-            "sampling.load.in_flight", "1", "Requests that wait for an answer."
+        self._in_flight = meter.create_up_down_counter("sampling.load.in_flight", "1", "Requests in flight.")
+        self._latency = histogram(
+            meter, "sampling.load.latency", "Time from when a request was due to its answer.", buckets=BUCKETS_S
         )
-        self._latency = histogram(meter, "sampling.load.latency", "Time from due to the answer.", buckets=BUCKETS_S)
         self._lag = histogram(
             meter,
             "sampling.load.schedule_lag",
-            "Time from due to sent, which the generator causes.",
+            "Delay of requests that the load generator caused.",
             buckets=BUCKETS_S,
         )
 

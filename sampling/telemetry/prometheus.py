@@ -3,7 +3,7 @@ Count calls, attempts, requests, tokens, cost and durations for Prometheus.
 
     strategy = MultiTurnStrategy(loop_budget=3, hooks=prometheus_hooks())
 
-Show the figures of a load run while it goes on:
+Show the metrics of a load run in progress:
 
     with prometheus_load(run):
         report = await run.run()
@@ -73,25 +73,27 @@ def prometheus_hooks(registry: CollectorRegistry = REGISTRY, *, prefix: str = "s
 class _Metrics:
     def __init__(self, registry: CollectorRegistry, prefix: str) -> None:
         self._observed: dict[str, Token[Observers] | None] = {}
-        """What the end of each running call restores, by the id of the call."""
+        """The observer to restore at the end of each running call, by the id of the call."""
 
         self._running = Gauge(f"{prefix}_calls_running", "Calls under way.", ["strategy"], registry=registry)
         self._calls = Counter(
-            f"{prefix}_calls", "Calls that ended, by why.", ["strategy", "stop_reason"], registry=registry
+            f"{prefix}_calls", "Calls by stop reason.", ["strategy", "stop_reason"], registry=registry
         )
         self._attempts = Counter(
-            f"{prefix}_attempts", "Attempts that ended, by how.", ["strategy", "outcome"], registry=registry
+            f"{prefix}_attempts", "Attempts by outcome.", ["strategy", "outcome"], registry=registry
         )
         self._tokens = Counter(
             f"{prefix}_tokens", "Tokens spent, losers and judges included.", ["strategy", "kind"], registry=registry
         )
-        self._cost = Counter(f"{prefix}_cost", "Money spent, as the backends say.", ["strategy"], registry=registry)
+        self._cost = Counter(
+            f"{prefix}_cost", "Money spent, as reported by the backends.", ["strategy"], registry=registry
+        )
         self._call_seconds = Histogram(
-            f"{prefix}_call_seconds", "How long calls took.", ["strategy"], registry=registry, buckets=_SECONDS
+            f"{prefix}_call_seconds", "Duration of calls.", ["strategy"], registry=registry, buckets=_SECONDS
         )
         self._attempt_seconds = Histogram(
             f"{prefix}_attempt_seconds",
-            "How long attempts took, by how they ended.",
+            "Duration of attempts by outcome.",
             ["strategy", "outcome"],
             registry=registry,
             buckets=_SECONDS,
@@ -111,13 +113,13 @@ class _Metrics:
         )
         self._items = Counter(
             f"{prefix}_fan_out_items",
-            "Items of fan-outs that ended, by how.",
+            "Items of fan-outs by status.",
             ["strategy", "status"],
             registry=registry,
         )
         self._request_seconds = Histogram(
             f"{prefix}_request_seconds",
-            "How long requests took. The type of the error is empty if there was none.",
+            "Duration of requests. The type of the error is empty if there was none.",
             [*_REQUEST, "error_type"],
             registry=registry,
             buckets=DURATION_BUCKETS_S,
@@ -194,13 +196,13 @@ def prometheus_load(
     run: LoadRun | PopulationsRun, registry: CollectorRegistry = REGISTRY, *, prefix: str = "sampling_load"
 ) -> Generator[None]:
     """
-    Show the figures of a load run in a registry, inside the block.
+    Add the metrics of a load run to a registry while the block runs.
 
     They are read at each scrape: counts of arrivals and requests, requests in flight, latency and schedule lag. Labels
     are the population and the arrival model. Latencies count from when a request was due, without the warm-up.
 
     Args:
-        run: The run, which may have begun.
+        run: The run, which may already have started.
 
         registry: The registry to add them to.
 
@@ -230,7 +232,7 @@ class _Buckets:
             self.sum += value
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Return each bound with the number of values up to it, as Prometheus wants them."""
+        """Return each bound with the number of values up to it, in the format of Prometheus."""
         found: list[tuple[str, float]] = []
         total = 0
         for bound, count in zip((*BUCKETS_S, math.inf), self._counts, strict=True):
@@ -259,8 +261,8 @@ class _LoadCollector(Collector):
             yield from self._counts(found)
             latencies = {each: self._filled("latency", each, each.latencies) for each in found}
             lags = {each: self._filled("lag", each, each.lags) for each in found}
-        yield self._histogram("latency_seconds", "Time from due to the answer.", latencies)
-        yield self._histogram("schedule_lag_seconds", "Time from due to sent, which the generator causes.", lags)
+        yield self._histogram("latency_seconds", "Time from when a request was due to its answer.", latencies)
+        yield self._histogram("schedule_lag_seconds", "Delay of requests that the load generator caused.", lags)
 
     def _counts(self, found: list[PopulationFigures]) -> Iterator[Metric]:
         for name, description in COUNTS.items():
@@ -268,7 +270,7 @@ class _LoadCollector(Collector):
             for each in found:
                 counter.add_metric([each.population, each.model], getattr(each.tally, name))
             yield counter
-        gauge = GaugeMetricFamily(f"{self._prefix}_in_flight", "Requests that wait for an answer.", labels=_LABELS)
+        gauge = GaugeMetricFamily(f"{self._prefix}_in_flight", "Requests in flight.", labels=_LABELS)
         for each in found:
             gauge.add_metric([each.population, each.model], each.tally.in_flight)
         yield gauge

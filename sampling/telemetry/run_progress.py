@@ -7,7 +7,7 @@ Show the progress of a run on one line, in a terminal, a notebook or a log.
     with load_progress(run, total_s=60):
         report = await run.run()
 
-Runs of other kinds say themselves how far they are:
+For any other run, report the progress yourself:
 
     with run_progress() as update:
         update("30 of 60 s", 0.5)
@@ -70,7 +70,7 @@ def fan_out_progress(
         show: Whether to draw. None draws only on a terminal or in a notebook. Elsewhere, True writes the line once, at
             the end.
 
-        print_every_s: Where nothing is drawn, print the line every so many seconds, for logs.
+        print_every_s: If nothing is drawn, print the line at this interval, for logs.
     """
     line = _RunLine(None if total is None else check_int("total", total, least=0))
     if print_every_s is not None:
@@ -84,7 +84,7 @@ def run_progress(
     *, console: Console | None = None, show: bool | None = None, print_every_s: float | None = None
 ) -> Generator[Callable[[str, float | None], None]]:
     """
-    Yield a function that shows a text and the share that is done, from 0 to 1 or None if unknown.
+    Yield a function that shows a text and the fraction done, from 0 to 1, or None if unknown.
 
     The arguments are those of `fan_out_progress`. After the block, the line is gone from a terminal.
     """

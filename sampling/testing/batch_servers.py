@@ -1,7 +1,7 @@
 """
 A loopback server with the batch APIs of OpenAI and Anthropic: `BatchServer`.
 
-It keeps an account of every request that it has worked on, so a test can show that nothing was paid for twice.
+It counts how often each request was billed, so a test can show that nothing was paid for twice.
 """
 
 import json
@@ -52,7 +52,7 @@ class BatchRequest:
 
 @attrs.frozen
 class Verdict:
-    """What becomes of a request other than an answer: it expires, or fails with a status and an error."""
+    """The outcome of a request without an answer: it expires, or fails with a status and an error."""
 
     kind: Literal["expired", "errored"] = "errored"
     status: int = 500
@@ -71,10 +71,10 @@ class ServerBatch:
     ready: float
     fields: Json = attrs.field(factory=dict[str, Any])
     status: str = "in_progress"
-    """In the words of OpenAI: in_progress, cancelling, completed, cancelled, expired or failed."""
+    """The status in OpenAI's terms: in_progress, cancelling, completed, cancelled, expired or failed."""
 
     finished: int = 0
-    """The number of requests that were worked on when it was cancelled."""
+    """The number of requests that were finished when it was cancelled."""
 
     lines: dict[str, list[bytes]] = attrs.field(factory=dict[str, list[bytes]])
     """The lines of its result files, once it has ended."""
@@ -84,7 +84,7 @@ class ServerBatch:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more happens to it."""
+        """True if the batch has ended."""
         return self.status in {"completed", "cancelled", "expired", "failed"}
 
 
@@ -96,8 +96,8 @@ class BatchServer:
             backend = OpenAIBackend(server.url, "key", "some-model")
 
     `answer` gets each request when its batch ends, and returns the text of the answer or a `Verdict`.
-    A batch ends `latency_s` after its creation, by `clock`. A batch that is cancelled has answers to as many of its
-    requests as that part of the time allows.
+    A batch ends `latency_s` after its creation, on the given `clock`. A batch that is cancelled has answers to as many
+    of its requests as the elapsed part of that time allows.
     Without `with`, use `transport` to connect without a socket, such as in virtual time.
     """
 
@@ -136,10 +136,10 @@ class BatchServer:
         """Called with the lines of each result file, which it may change."""
 
         self.cancel_s: float = 0.0
-        """How long it takes to cancel a batch."""
+        """The time that it takes to cancel a batch, in seconds."""
 
         self.max_enqueued: int | None = None
-        """The number of requests in progress from which on OpenAI's API refuses a batch."""
+        """The number of requests in progress at which OpenAI's API refuses further batches."""
 
         self._lock = threading.RLock()
         self._http: ThreadingHTTPServer | None = None
@@ -359,7 +359,7 @@ class BatchServer:
                 )
 
     def _end(self, batch: ServerBatch, finished: int, status: str) -> None:
-        """Work on the first requests of a batch, and end it."""
+        """Answer the first requests of a batch, and end it."""
         good: list[bytes] = []
         bad: list[bytes] = []
         openai = batch.api == "openai"
@@ -407,7 +407,7 @@ def _multipart(content_type: str, body: bytes) -> dict[str, bytes]:
 
 
 def _openai_errors(lines: list[bytes], endpoint: str) -> list[Json]:
-    """Return what OpenAI's validation finds wrong with a file."""
+    """Return the errors that OpenAI's validation finds in a file."""
     seen: set[str] = set()
     models: set[str] = set()
     problems = [(number, _problem(line, endpoint, seen, models)) for number, line in enumerate(lines, 1)]

@@ -6,7 +6,7 @@ Call `check_backend` in a test of your backend, on asyncio and on trio:
     async def test_my_backend_keeps_its_promises():
         await check_backend(lambda: MyBackend(base_url))
 
-For each rule, a backend is opened, tried and closed. Then no task, thread or socket may be left.
+For each rule, a backend is opened, tested and closed. No task, thread or socket may be left afterwards.
 A broken rule raises `RuleBroken`, an AssertionError. Its message has the rule and what happened.
 """
 
@@ -89,12 +89,12 @@ async def check_backend(
         bad_request: A request that the backend must refuse. By default an empty conversation is sent. The backend may
             answer that one, but if it refuses, it must raise a `BackendError`.
 
-        endings: Requests by the finish_reason that their answers must have, such as "length" or "content_filter".
+        endings: Maps a finish_reason, such as "length" or "content_filter", to a request whose answer must have it.
 
         claims: Optional abilities of this backend. "usage" reports tokens, also of cancelled answers. "max_tokens" and
             "stop" obey these options. "seed" gives the same answer to the same request with the same seed, and
-            "distinct_seeds" another one with another seed. "tools" calls a tool that it must call, and takes its
-            result. "parts" takes images beside text.
+            "distinct_seeds" another one with another seed. "tools" calls a tool when required, and accepts its
+            result. "parts" accepts images along with text.
 
         grace_s: The time to stop after a cancellation, and for tasks, threads and sockets to end.
     """
@@ -217,7 +217,7 @@ def _with(request: Request, **options: Any) -> Request:
 
 
 async def _answers(backend: Backend, case: _Case) -> None:
-    # The first request may start what the backend keeps, such as a pool.
+    # The first request may start something that the backend keeps, such as a pool.
     await _generate(backend, case.request)
     before = Leftovers.now()
     answer = await _generate(backend, case.request)
@@ -464,14 +464,14 @@ _RULES = (
     _Rule("obeys max_tokens", _obeys_max_tokens, "max_tokens"),
     _Rule("obeys stop words", _obeys_stop, "stop"),
     _Rule("gives the same answer for the same seed", _obeys_seed, "seed"),
-    _Rule("gives other answers for other seeds", _tells_seeds_apart, "distinct_seeds"),
-    _Rule("calls tools, and takes their results", _calls_tools, "tools"),
-    _Rule("takes images beside text", _takes_parts, "parts"),
+    _Rule("gives different answers for different seeds", _tells_seeds_apart, "distinct_seeds"),
+    _Rule("calls tools, and accepts their results", _calls_tools, "tools"),
+    _Rule("accepts images along with text", _takes_parts, "parts"),
     _Rule("streams pieces that add up to the text", _streams),
     _Rule("stops when the receiver of its stream raises, and lets that through", _stops_when_the_receiver_raises),
-    _Rule("keeps requests apart that run at the same time", _keeps_requests_apart),
-    _Rule("refuses what it can't answer with a BackendError", _refuses_with_typed_errors),
+    _Rule("does not mix up requests that run at the same time", _keeps_requests_apart),
+    _Rule("rejects a bad request with a BackendError", _refuses_with_typed_errors),
     _Rule("stops at once when it is cancelled, and lets the cancellation through", _stops_when_cancelled),
 )
 
-_ENDINGS = _Rule("says how its answers ended", _says_how_it_ended)
+_ENDINGS = _Rule("reports how its answers ended", _says_how_it_ended)

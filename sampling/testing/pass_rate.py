@@ -162,7 +162,7 @@ def assert_samples_sync(
 
 @attrs.frozen(kw_only=True)
 class _Plan:
-    """What is measured, and which counts decide."""
+    """The settings of a measurement, and the counts that decide it."""
 
     pass_rate: float = attrs.field(default=0.9)
     samples: int = attrs.field(default=30)

@@ -1,7 +1,7 @@
 """
 A pytest plugin: cassettes as a fixture, and pass rates in the summary.
 
-pytest loads it by itself where this library is installed. `-p no:sampling` turns it off.
+pytest loads it automatically if this library is installed. `-p no:sampling` turns it off.
 """
 
 import re
@@ -37,13 +37,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         const="missing",
         choices=["missing", "all"],
         help="ask the real backend where a test has no cassette yet, and record its answers."
-        " With --record-cassettes=all, record anew what there is. Requests may cost money.",
+        " --record-cassettes=all records existing ones again. Requests may cost money.",
     )
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Remember if a test passed, because only then its cassettes are kept."""
+    """Remember whether a test passed, because cassettes are kept only then."""
     report = yield
     if report.when == "call":
         item.stash[_passed] = report.passed
@@ -81,7 +81,7 @@ def cassette(request: pytest.FixtureRequest) -> Generator[OpenCassette]:
         return Replayed(path)
 
     yield open_cassette
-    # A failed test would be replayed as a failure for ever, so the old cassette stays.
+    # A failed test would always be replayed as a failure, so the old cassette stays.
     for path, recording in recorded.items():
         if request.node.stash.get(_passed, False):
             recording.replace(path)

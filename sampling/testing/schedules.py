@@ -1,8 +1,8 @@
 """Run a scenario under many schedules, and cancel it at every step.
 
 A scenario is an `async def scenario(world)` that builds the code under test, makes its assertions, and returns plain
-data. It takes its latencies from the world, never from a clock or the global random numbers. Then its seed replays it
-exactly.
+data. It takes its latencies from the world, never from a clock or the global random numbers, so that a seed replays
+it exactly.
 
     explore(scenario, seeds=range(2_000), must_reach=["two winners in one tick"])
     cancel_at_every_step(scenario, check=lambda world, outcome: ...)

@@ -336,7 +336,7 @@ class Reply:
     """The text, one piece for each streamed chunk."""
 
     finish_reason: str | None = "stop"
-    """It is "tool_calls" where there are any, unless another one than "stop" is given."""
+    """The finish_reason. "stop" is sent as "tool_calls" if there are any."""
 
     interval_s: float = 0.0
     """The delay before each chunk."""
@@ -585,7 +585,7 @@ def _finish_reason(reply: Reply) -> str | None:
 
 
 def _wants_stream(request: ReceivedRequest) -> bool:
-    """Return whether the client asked for a stream. One whose body is no JSON gets one, too."""
+    """Return whether the client asked for a stream. A body that is not JSON counts as yes."""
     try:
         body = json.loads(request.body)
     except ValueError:

@@ -29,7 +29,7 @@ WINNER = 17
 
 
 class Ledger:
-    """The server's side: who asked how often, and what it was charged."""
+    """The server's record of requests and of what they cost."""
 
     def __init__(self) -> None:
         self.requests: Counter[int] = Counter()

@@ -42,7 +42,7 @@ def test_a_tool_with_the_name_of_the_schema_is_not_sent_twice(provider):
 
 
 def test_a_call_of_the_other_tool_is_not_taken_for_the_answer():
-    """Only the call of the answer's own tool becomes the text."""
+    """Only a call of the answer's tool becomes the text."""
     options = Options(schema=OBJECT, tools=[SEARCH])
     search, answer = ToolCall("1", "search", '{"q": "a"}'), ToolCall("2", "answer_search", '{"b": 1}')
     searching = Generation("", finish_reason="tool_calls", tool_calls=(search,))
@@ -69,7 +69,7 @@ def test_a_schema_of_no_object_is_asked_for_in_words(provider):
 
 @pytest.mark.parametrize("provider", ["chat", "responses", "anthropic"])
 def test_extra_tools_do_not_replace_those_of_the_request(provider):
-    """Such as a search that the server runs by itself."""
+    """Tools that the server runs, such as a search, are added to those of the request."""
     of_the_server = {"type": "web_search", "name": "web_search"}
     body = body_of(provider, Options(tools=[SEARCH], extra={"tools": [of_the_server]}))
     assert ["search", "web_search"] == tool_names(body)

@@ -346,7 +346,7 @@ class TestConnections:
         assert generation.text == "all"
 
     async def test_a_connection_that_the_server_closed_between_requests_is_replaced(self):
-        """Row 24: nobody notices."""
+        """Row 24: the request is sent over a new connection."""
         async with HostileServer([whole(ANSWER)]) as server, OpenAIBackend(server.url, model="m") as backend:
             for number in range(3):
                 assert (await backend.generate(HI)).text == "Hello world"

@@ -63,7 +63,7 @@ def gemini_chunk(text=None, finish=None):
 
 @attrs.frozen
 class Provider:
-    """How to reach a server as one provider, and how that provider would answer."""
+    """A provider: its backend, and the responses of its API."""
 
     make: Callable
     """Returns a backend for an address without a path."""
@@ -247,7 +247,7 @@ class TestConnections:
         assert Usage(1, 1) == result.attempts[0].usage
 
     async def test_a_connection_that_the_server_closed_between_requests_is_replaced(self, provider):
-        """Row 24: nobody notices."""
+        """Row 24: the request is sent over a new connection."""
         answer = whole(provider.said("Hello") + provider.said(" world", "stop"))
         async with HostileServer([answer]) as server, provider.make(root(server)) as backend:
             for number in range(3):

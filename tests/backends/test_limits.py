@@ -237,7 +237,7 @@ def test_it_grows_to_the_capacity_and_stays_near_it(streamed):
 
 
 def test_it_does_not_grow_when_it_is_not_reached():
-    """A limit that nobody needs says nothing about the server."""
+    """A limit that was never reached shows nothing about the server."""
     limit = AdaptiveLimit(initial=10)
     server = Server(limit, capacity=100)
     for _ in range(50):

@@ -26,7 +26,7 @@ from sampling import (
 from sampling._redaction import Redactor, Secret
 from sampling.backends.anthropic import AnthropicBackend
 from sampling.backends.gemini import GeminiBackend
-from sampling.backends.http._transport import WireRequest
+from sampling.backends.http._transport import SharedHeaders, WireRequest
 from sampling.backends.openai import OpenAIBackend, OpenAIEmbeddings
 from sampling.testing.servers import HostileServer, Pause, Step
 
@@ -271,12 +271,12 @@ class TestRedactor:
         assert text == "used *** and Authorization: ***, ok"
 
     def test_ordinary_words_stay(self):
-        """A message that is all stars helps nobody."""
+        """Ordinary words in an error are not masked."""
         text = "the model 'gpt-5-mini' does not exist or you do not have access to it"
         assert text == Redactor([Secret(CANARY)]).redact(text)
         assert text == Redactor([Secret("abc")]).redact(text)
 
-    @pytest.mark.parametrize("holder", [Secret(CANARY), Redactor([Secret(CANARY)])])
+    @pytest.mark.parametrize("holder", [Secret(CANARY), Redactor([Secret(CANARY)]), SharedHeaders({"x": CANARY})])
     def test_what_holds_a_secret_neither_shows_nor_pickles_it(self, holder):
         """Row 72: nor does it copy."""
         assert_no_secret(f"{holder!r} {holder}", "repr")
@@ -284,7 +284,7 @@ class TestRedactor:
             pickle.dumps(holder)
 
     def test_a_request_on_the_wire_shows_neither_headers_nor_body(self):
-        """Row 72 and 74: the prompt is nobody's business either."""
+        """Row 72 and 74: the repr of a request has neither the key nor the prompt."""
         wire = WireRequest("https://a.b", {"authorization": CANARY}, b"my prompt", lambda: None)
         assert repr(wire) == "WireRequest(url='https://a.b')"
 

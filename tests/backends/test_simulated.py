@@ -411,7 +411,7 @@ def test_bad_settings_are_refused_by_name(settings, message):
 
 
 def test_unknown_requirements_and_lengths_are_refused(run):
-    """So are a requirement that is none, and a distribution that draws nonsense."""
+    """A value that is not a requirement, and a distribution with invalid lengths, are refused."""
     with pytest.raises(ValueError, match="name must be one of a, b, got 'c'"):
         SimulatedBackend(pass_probability={"a": 1, "b": 1}).requirement("c")
     with pytest.raises(ValueError, match="name must be one of a, b, got None"):

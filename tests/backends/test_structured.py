@@ -262,6 +262,6 @@ class TestModes:
         assert Inner(b=3) == result.value
 
     def test_an_unknown_mode_is_refused(self):
-        """With the modes there are."""
+        """The error lists the modes."""
         with pytest.raises(ValueError, match="'native', 'tool' or 'prompt', got 'magic'"):
             OpenAIBackend("http://127.0.0.1:1", model="m", structured="magic")

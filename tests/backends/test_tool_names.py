@@ -52,7 +52,7 @@ def test_a_conversation_of_another_model_is_accepted(sent, accepted):
 
 
 def test_gemini_gets_names_that_it_takes():
-    """It takes any id."""
+    """Names are made valid for Gemini, which accepts any id."""
     _, called, results = wire_contents(CALLED, "gemini-2.5-flash")["contents"]
     assert NAMES == [part["functionCall"]["name"] for part in called["parts"]]
     assert NAMES == [part["functionResponse"]["name"] for part in results["parts"]]

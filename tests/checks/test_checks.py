@@ -120,7 +120,7 @@ class TestOneOf:
         is_told(requirement, "maybe", "'maybe'", "answer with one of yes, no way")
 
     def test_case_may_be_ignored(self):
-        """With ignore_case=True."""
+        """`ignore_case=True` accepts any case."""
         requirement = checks.one_of("Yes", "No", ignore_case=True)
         assert verdict(requirement, "YES").passed
         assert None is cut_at(requirement, "yEs \n")
@@ -158,7 +158,7 @@ class TestLength:
         assert "has at most 1 word, exactly 2 lines" == checks.length(max_words=1, min_lines=2, max_lines=2).description
 
     def test_a_text_that_is_too_short_may_still_grow(self):
-        """Only a maximum can be exceeded for good."""
+        """A partial check fails only if a maximum is exceeded."""
         assert None is cut_at(checks.length(min_words=3), "one two")
         assert 9 == cut_at(checks.length(max_words=2, min_chars=100), "one two three")
 
@@ -189,14 +189,14 @@ class TestNumber:
         assert not verdict(checks.number(), text).passed
 
     def test_bounds_are_inclusive(self):
-        """The reason has them."""
+        """Values at the bounds pass, and the reason states the bounds."""
         requirement = checks.number(at_least=0, at_most=10)
         assert [True, True, False, False] == [verdict(requirement, text).passed for text in ("0", "10", "-1", "10.01")]
         is_told(requirement, "11", "'11' is not a number of at least 0 and of at most 10")
         is_told(requirement, "about 5", "answer with a number of at least 0 and of at most 10 in digits")
 
     def test_a_whole_number_has_no_fraction(self):
-        """2.0 is whole."""
+        """2.0 counts as a whole number."""
         assert [True, False] == [verdict(checks.number(whole=True), text).passed for text in ("2.0", "2.5")]
 
 

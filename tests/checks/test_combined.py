@@ -128,7 +128,7 @@ class TestJudges:
         )
 
     def test_the_opposite_of_a_no_is_a_pass(self, run):
-        """Only a clear no counts."""
+        """not_() passes if the judge says no."""
         result, _ = run(sample, "hi", checks.not_("is rude"), critic="no")
         assert result.success
 

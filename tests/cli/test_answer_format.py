@@ -66,7 +66,7 @@ def test_rows_have_the_parsed_value(name, flags, server, tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["json", "schema", "type"])
 def test_load_is_made_of_the_same_calls(name, flags, server, capsys):
-    """With the schema, and with a system message."""
+    """Load tests send the schema and the system message, too."""
     arguments = ["load", "How much?", "--rate", "50", "--requests", "2", "--system", "Be brief."]
     assert 0 == run([*arguments, *flags(name)])
     assert "100" in capsys.readouterr().out

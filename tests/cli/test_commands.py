@@ -28,7 +28,7 @@ def one_line(text: str) -> str:
 
 
 def test_the_answer_goes_to_the_output_and_the_account_to_the_error_output(capsys):
-    """So that `answer=$(sampling sample …)` has the answer and nothing else."""
+    """`answer=$(sampling sample …)` contains only the answer."""
     assert run([*SIMULATED, "--require", "words:1.."]) == 0
     out, err = capsys.readouterr()
     assert one_line(out)
@@ -44,7 +44,7 @@ def test_an_answer_that_is_not_valid_is_exit_code_1(capsys):
 
 
 def test_explain_shows_every_attempt(capsys):
-    """With what failed, and why."""
+    """Every attempt is shown with what failed and why."""
     run([*SIMULATED, "--depth", "2", "--require", "one-of:yes,no", "--explain"])
     err = capsys.readouterr().err
     assert err.count("iteration ") == 2
@@ -133,7 +133,7 @@ def test_a_server_that_is_not_there_is_one_line_with_a_hint(capsys):
 
 @pytest.mark.parametrize("command", ["sample", "demo"])
 def test_the_help_of_a_command_shows_how_to_use_it(capsys, command):
-    """With examples that can be copied."""
+    """The help of a command has examples that can be copied."""
     assert run([command, "--help"]) == 0
     out = capsys.readouterr().out
     assert "Examples:" in out
@@ -155,7 +155,7 @@ def test_the_module_is_the_command():
 
 
 def test_a_missing_extra_is_one_line_that_says_what_to_install(capsys, monkeypatch):
-    """Not a traceback: who installs a package without its extras still has its command."""
+    """Without the extra `cli`, the command prints one line instead of a traceback."""
     for module in ("sampling.cli._app", "sampling.cli.sample", "sampling.cli.demo"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "typer", None)
@@ -204,7 +204,7 @@ def test_the_demo_shows_one_call(shown):
     "way", ["one-shot", "rejection", "multi-turn repair", "majority vote", "best-of-n", "hedged", "escalation"]
 )
 def test_the_demo_has_a_row_for_every_way(shown, way):
-    """Accuracy, times and tokens."""
+    """The table has accuracy, times and tokens of each strategy."""
     (row,) = [line for line in shown[0].stdout.splitlines() if line.strip().startswith(way) and "%" in line]
     assert len(row.rpartition("%")[2].split()) == 4
 
@@ -245,7 +245,7 @@ def test_the_demo_fits_into_a_terminal(render, width):
 
 
 def test_a_terminal_of_80_columns_shows_the_summaries():
-    """Only a narrower one goes without."""
+    """Summaries are left out only on a narrower terminal."""
     for width, shown in ((79, True), (78, False)):
         console = Console(width=width, file=io.StringIO())
         console.print(as_table(SCORES, width=width))

@@ -58,7 +58,7 @@ def test_an_address_that_is_empty_is_refused():
 
 
 def test_http_elsewhere_needs_a_flag():
-    """The error names it."""
+    """The error names the flag `--allow-http`."""
     spec = "openai:qwen3@http://gpu.example.com/v1"
     assert isinstance(parse_backend(spec, allow_http=True), OpenAIBackend)
     with pytest.raises(ValueError, match="allow_http"):
@@ -79,7 +79,7 @@ def test_anthropic_is_a_backend(monkeypatch):
 
 
 def test_anthropic_without_a_key_names_its_variable(monkeypatch, capsys):
-    """And the flag for another server."""
+    """The error names the variable, and the flag for another server."""
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
     assert 2 == run(["sample", "Hi", "--backend", "anthropic:claude-x"])
     assert "set ANTHROPIC_API_KEY, or give another server with --backend anthropic:MODEL@URL" in capsys.readouterr().err
@@ -96,7 +96,7 @@ def test_a_flag_about_connections_needs_a_connection(command, flag, capsys):
 
 
 def test_errors_name_flags(capsys):
-    """Not the arguments of Python, in the message or in the hint."""
+    """Messages and hints name flags instead of Python arguments."""
     assert 2 == run(["sample", "Hi", "--backend", "openai:qwen3@http://gpu.example.com/v1"])
     assert "Add --allow-http if the network is your own" in capsys.readouterr().err
     assert 1 == run(["sample", "Hi", "--backend", "openai:qwen3@http://127.0.0.1:9/v1", "--retries", "0"])
@@ -138,7 +138,7 @@ def test_a_header_that_cannot_be_read_is_not_shown_either(server, capsys, argume
 
 
 def test_the_values_of_headers_are_masked_in_a_command():
-    """The one that says how to resume, say."""
+    """The command that says how to resume shows no header values."""
     given = ["map", "p", "--header", f"X-Team: {SECRET}", f"--header=X-Key:{SECRET}", "--resume"]
     assert ["map", "p", "--header", "X-Team: ***", "--header=X-Key: ***", "--resume"] == without_header_values(given)
     assert [SECRET, SECRET] == header_values(given)

@@ -31,7 +31,7 @@ def test_a_file_that_exists_is_replaced_only_if_told(arguments, tmp_path, capsys
 
 @pytest.mark.parametrize("link", [os.symlink, os.link, None])
 def test_what_is_read_is_never_written(link, tmp_path, capsys):
-    """Not through a symbolic link or a hard link, and not with --force."""
+    """Input files are not overwritten through links, nor with --force."""
     found = tmp_path / "found.json"
     assert 0 == run([*LOAD, "--out", str(found), "--samples"])
     before, out = found.read_bytes(), found
@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_written_is_found_out_before(arguments, complaint,
 
 
 def test_a_journal_is_exported_by_a_command(tmp_path, capsys):
-    """With the reasons of every failure."""
+    """`sampling export` writes the reasons of every failure."""
     (tmp_path / "p.txt").write_text("Hi\n")
     out = tmp_path / "a.jsonl"
     arguments = ["map", str(tmp_path / "p.txt"), "--text", "--backend", "simulated", "--require", "one-of:a,b"]

@@ -61,7 +61,7 @@ def test_the_page_shows_the_figures_so_far(run):
 
 
 def test_the_page_and_the_metrics_are_served_and_nothing_is_left(capsys):
-    """On this machine only, while the block lasts."""
+    """The page is served on this machine only, while the block runs."""
     load = LoadRun(quick, OpenLoop(rate=10, duration_s=1))
     with serving_live_page(load, 0, "here") as page:
         address = page.address

@@ -169,7 +169,7 @@ def test_the_examples_of_the_help_are_flags_that_there_are(module, capsys, tmp_p
         arguments = line.partition(" ||")[0].split()
         code = run([*arguments, "--dry-run"])
         complaint = capsys.readouterr().err
-        missing = ("can't read", "stdin is no JSON", "no module 'shop'")
+        missing = ("can't read", "stdin is not JSON", "no module 'shop'")
         assert code == 0 or any(problem in complaint for problem in missing), (line, complaint)
 
 
@@ -266,7 +266,7 @@ def test_a_dry_run_of_a_large_run_only_computes(capsys):
 
 
 def test_a_dry_run_says_how_much_would_be_sent(capsys):
-    """And sends nothing."""
+    """A dry run prints the number of requests and sends nothing."""
     assert 0 == run([*LOAD, "--depth", "3", "--breadth", "2", "--dry-run"])
     assert "120 requests over 60s" in (out := capsys.readouterr().out)
     assert "at most 720 requests" in out

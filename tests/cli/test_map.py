@@ -133,7 +133,7 @@ def test_a_row_has_the_same_columns_with_and_without_a_journal(server, prompts, 
 
 
 def test_prompts_without_a_valid_answer_are_exit_code_1(server, prompts, tmp_path):
-    """And each is asked as often as the depth says, in one conversation."""
+    """Each prompt is asked up to the depth, in one conversation."""
     out = tmp_path / "answers.jsonl"
     arguments = ("--require", "regex:echo say [02].*", "--strategy", "multi-turn", "--depth", "2", "--out", out)
 
@@ -394,8 +394,8 @@ def test_what_is_no_text_is_named_by_its_line(tmp_path, capsys):
         (["{prompts}", "--resume"], "--resume needs the --out"),
         (["{prompts}", "--out", "a", "--retry-failed"], "--retry-failed needs --resume"),
         (["{prompts}", "--out", "a", "--no-journal", "--resume"], "--no-journal and --resume exclude each other"),
-        (["{prompts}", "--report", "r.html"], "--report needs a journal"),
-        (["{prompts}", "--out", "a", "--no-journal", "--report", "r.html"], "--report needs a journal"),
+        (["{prompts}", "--report", "r.html"], "--report is made from a journal"),
+        (["{prompts}", "--out", "a", "--no-journal", "--report", "r.html"], "--report is made from a journal"),
         (["{prompts}", "--out", "a", "--report", "r.pdf"], "--report must end in .html"),
         (["{prompts}", "--out", "r.html", "--report", "r.html"], "is the file of --out"),
         (["{prompts}", "--on-error", "shrug"], "--on-error"),
@@ -414,7 +414,7 @@ def test_what_is_no_text_is_named_by_its_line(tmp_path, capsys):
     ],
 )
 def test_a_wrong_flag_is_exit_code_2_and_says_what_is_right(prompts, capsys, arguments, complaint):
-    """Before anything is asked."""
+    """A wrong flag ends the command before anything is sent."""
     path = str(prompts(1))
     assert 2 == run(["map", *[argument.format(prompts=path) for argument in arguments], "--backend", "simulated"])
     assert complaint in capsys.readouterr().err

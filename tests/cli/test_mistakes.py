@@ -1,4 +1,4 @@
-"""What people type wrong: one line that says what to type instead, and the exit code of the table."""
+"""Mistakes on the command line get one line that says what to type instead, and the documented exit code."""
 
 import os
 import re

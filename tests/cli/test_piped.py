@@ -80,7 +80,7 @@ def test_an_answer_is_all_that_sample_prints(server):
 
 
 def test_rows_are_all_that_map_prints(server, prompts, tmp_path):
-    """Also while a run resumes, with retries going on."""
+    """stdout has only rows, even if a run resumes or retries."""
     arguments = ("map", prompts, *backend(server), "--journal", tmp_path / "j", "-k", "1")
     first = finished(*arguments, "--budget-requests", "4")
     second = finished(*arguments, "--resume")
@@ -94,7 +94,7 @@ def test_rows_are_all_that_map_prints(server, prompts, tmp_path):
 
 @pytest.mark.parametrize("name", ["load", "capacity"])
 def test_a_report_is_all_that_a_load_test_prints(name, server, tmp_path):
-    """Not what the workload prints, which is found in the current directory."""
+    """Output of the workload does not go to stdout."""
     (tmp_path / "shop.py").write_text(
         "print('imported')\n"
         "async def chat(arrival):\n    print('asked')\n"
@@ -132,7 +132,7 @@ def test_a_reader_that_leaves_loses_no_report(tmp_path):
 
 
 def test_a_reader_that_leaves_stops_what_would_still_be_paid_for(server, tmp_path):
-    """`sampling map … | head -1`: nobody reads the rest, so it is not asked for."""
+    """`sampling map … | head -1` sends no further prompts once stdout is closed."""
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("".join(f"say {number}\n" for number in range(200)))
     with started("map", prompts, "--text", *backend(server), "-k", "1") as process:
@@ -140,7 +140,7 @@ def test_a_reader_that_leaves_stops_what_would_still_be_paid_for(server, tmp_pat
         process.stdout.close()
         _, err = process.communicate(timeout=60)
     assert 1 == process.returncode
-    assert "the reader of stdout has left" in err
+    assert "stdout was closed by its reader" in err
     assert "Traceback" not in err
     assert len(server.requests) < 100
 
@@ -197,7 +197,7 @@ def test_a_report_that_cannot_be_written_is_saved_elsewhere(tmp_path):
 
 
 def test_a_stdout_that_is_full_is_one_line():
-    """Not a traceback, and not exit code 0."""
+    """A full disk behind stdout is reported in one line, with an exit code other than 0."""
     with Path("/dev/full").open("w") as full:
         done = finished("sample", "Hi", "--backend", "simulated", stdout=full)
     assert 1 == done.returncode

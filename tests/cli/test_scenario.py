@@ -103,7 +103,7 @@ def test_populations_load_one_server(tmp_path, capsys):
 
 
 def test_a_dry_run_shows_every_population_and_sends_nothing(scenario, capsys):
-    """As for flags."""
+    """A dry run of a scenario works as one of flags."""
     assert 0 == run(["load", str(scenario), "--dry-run"])
     shown = capsys.readouterr().out
     assert "chat: rejection, 1 deep × 1 wide, 2 questions, backend simulated:0.9" in shown
@@ -134,7 +134,7 @@ POPULATION = '[[population]]\nname = "a"\nrate = 1\nduration = 1\nbackend = "sim
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("rate = ", "s.toml is no TOML"),
+        ("rate = ", "s.toml is not TOML"),
         ("rate = 1", "a scenario has at least one population"),
         ('[[population]]\nrate = 1\nduration = "1s"', "population 1 needs a name"),
         (POPULATION * 2, "two populations are named 'a'"),

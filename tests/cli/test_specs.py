@@ -154,7 +154,7 @@ def test_a_strategy_that_there_is_not_is_named():
 
 
 def test_every_strategy_says_what_it_does():
-    """In one line."""
+    """Every strategy has a summary of one line."""
     assert all(one.summary for one in STRATEGIES.values())
 
 

@@ -315,7 +315,7 @@ async def test_errors_are_ours_and_known(serve):
 
 
 async def test_a_spent_budget_without_an_answer(serve):
-    """There is no result of mellea without an answer."""
+    """A spent budget without an answer raises `BudgetExceeded`."""
     strategy = MelleaStrategy(RejectionSamplingStrategy(), budget=Budget(attempts=0))
     with pytest.raises(BudgetExceeded):
         await instruct(session(serve("yes")), "q", strategy)

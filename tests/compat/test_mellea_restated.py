@@ -1,5 +1,5 @@
 """
-What mellea's own sampling tests claim, on our names.
+mellea's own tests of sampling, rewritten with our names.
 
 The differences are in `docs/how-to/coming-from-mellea.md`, and their tests begin with "Different".
 """
@@ -64,7 +64,7 @@ class TestRepair:
         assert "must be brief" in self.prompts(run, fails("must be brief"))[1]
 
     def test_all_failures_are_listed(self, run):
-        """Not only the first."""
+        """A repair lists every failed requirement."""
         second = self.prompts(run, fails("is short", "too long"), fails("is polite", "rude tone"))[1]
         assert "too long" in second
         assert "rude tone" in second
@@ -145,7 +145,7 @@ class BackendFailed(RuntimeError):
 class TestErrors:
     @pytest.mark.parametrize(("depth", "breadth"), [(1, 1), (2, 3)])
     def test_an_error_is_raised_if_there_is_no_answer(self, run, depth, breadth):
-        """With its own type."""
+        """The error has its own type."""
 
         async def backend(_request):
             raise BackendFailed("backend failed")
@@ -210,11 +210,11 @@ class TestVotes:
         ],
     )
     def test_similarity_is_between_none_and_all(self, one, other, least, most):
-        """ROUGE-L."""
+        """ROUGE-L is between 0 and 1."""
         assert least <= rouge_l(one, other) <= most
 
     def test_the_answer_nearest_to_all_wins(self, run):
-        """With requirements, only among those that meet them."""
+        """The most typical of three answers wins."""
         answers = iter(["the quick fox", "the quick brown fox", "something else"])
         backend = ScriptedBackend(lambda _: next(answers))
         result = run(MBRStrategy(concurrency_budget=3).sample, "q", None, backend)
@@ -261,7 +261,7 @@ class TestTwoSolvers:
         assert turns == len(slow_solver.requests[0].messages)
 
     def test_a_judge_of_its_own(self, run):
-        """The requirement says who judges."""
+        """A requirement can name its own judge."""
         judge = ScriptedBackend(lambda _: "yes")
         requirement = checks.judge("is right", backend=judge)
         strategy = EscalationStrategy([Tier(), Tier()])
@@ -274,7 +274,7 @@ class TestTwoSolvers:
             Tier("not a backend")
 
     def test_the_budget_is_at_least_one(self):
-        """As for every strategy."""
+        """The budget is checked as in every strategy."""
         with pytest.raises(ValueError, match="loop_budget"):
             EscalationStrategy([Tier()], loop_budget=0)
 
@@ -297,7 +297,7 @@ class TestJudgements:
 
     @pytest.mark.parametrize("reply", ["Yes", "yes", "YES", "  Yes  ", "Yes, the requirement is satisfied."])
     def test_yes(self, run, reply):
-        """In any case, with or without more words."""
+        """A yes passes in upper and lower case, and if more words follow."""
         assert self.verdict(run, reply).passed
 
     @pytest.mark.parametrize("reply", ["No", "no", "NO", "No, there are errors.", "No, it needs work.\nDetails."])

@@ -107,7 +107,7 @@ class TestHowMany:
         assert __file__ == caught[0].filename
 
     def test_there_are_never_more_workers_than_items(self, run):
-        """F1: a billion at once is no billion of anything."""
+        """F1: a huge concurrency starts no more tasks than there are items."""
 
         async def main():
             most = 0
@@ -144,7 +144,7 @@ class TestHowMany:
         assert "completed" == run(main).status
 
     def test_no_items_are_an_empty_completed_result(self, run):
-        """F9: and nothing is asked."""
+        """F9: without items, no request is sent."""
         backend = answering({})
         result = run(fan_out, ONCE, [], None, backend)
         assert ("completed", (), None, Usage()) == (result.status, result.outcomes, result.halted_by, result.usage)
@@ -401,7 +401,7 @@ class TestHalting:
         assert 2 == len(backend.returned)
 
     def test_a_source_that_never_gives_the_next_item_does_not_hold_up_a_halt(self, run):
-        """Row 66: slow."""
+        """Row 66: a halt does not wait for a source that never yields the next item."""
 
         async def source():
             yield "0"
@@ -413,7 +413,7 @@ class TestHalting:
         assert ("halted", 0) == seen(result)[:2]
 
     def test_an_endless_source_ends_with_a_halt(self, run):
-        """Row 66: infinite."""
+        """Row 66: a halt stops reading an infinite source."""
 
         def source():
             number = 0
@@ -532,7 +532,7 @@ class TestStreaming:
         assert ("stopped", 0) == (status, cancelled)
 
     def test_cancelling_ends_it_with_what_had_finished(self, run):
-        """Row 60: the second signal."""
+        """Row 60: `cancel()` ends the run and keeps finished outcomes, as a second signal does."""
 
         async def main():
             backend = ScriptedBackend(lambda request: After(1.0 + int(asked(request)), "yes"))
@@ -639,7 +639,7 @@ class TestTogether:
             run(fan_out, ONCE, numbers(9), None, answering({}), hooks=hooks)
 
     def test_a_hook_that_fails_is_on_the_result(self, run):
-        """And changes nothing."""
+        """A hook that raises does not affect the run, and is on the result."""
         hooks = Hooks()
 
         @hooks.on(FanOutStarted)
@@ -700,7 +700,7 @@ class TestBadInput:
         ],
     )
     def test_a_bad_item_is_named(self, run, item, says):
-        """By its place."""
+        """The error has the position of the item."""
         with pytest.raises((TypeError, ValueError), match=says):
             run(fan_out, ONCE, [item], None, answering({}))
 
@@ -708,7 +708,7 @@ class TestBadInput:
         ("given", "says"), [((5,), "path must be the path of a file, got 5"), (("x", "no"), "on_change")]
     )
     def test_a_bad_journal_is_refused(self, given, says):
-        """When it is named."""
+        """An invalid argument of `Journal` is refused when it is created."""
         path, *rest = given
         with pytest.raises((TypeError, ValueError), match=says):
             Journal(path, **({"on_change": rest[0]} if rest else {}))

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
+from functools import partial
 
 import anyio
 import pytest
@@ -291,7 +292,7 @@ def test_a_closed_loop_in_which_all_hang_lasts_until_its_horizon(run):
 
 
 def test_a_user_has_a_timeout_too(run):
-    """O12: and goes on after it."""
+    """O12: a request that times out is failed, and its user continues."""
 
     async def hangs(arrival: Arrival) -> None:
         await anyio.sleep_forever()
@@ -316,3 +317,34 @@ def test_users_of_a_server_that_refuses_at_once_back_off(run):
     assert report.succeeded > 90
     assert report.backoffs > 10
     assert any("backed off" in note for note in report.notes)
+
+
+class Few:
+    """A workload with a number of requests, which the first user never gets an answer to."""
+
+    def __init__(self, requests: int) -> None:
+        self.left = requests
+        self.draws = 0
+
+    def draw(self, arrival: Arrival):
+        self.draws += 1
+        if not self.left:
+            return None
+        self.left -= 1
+        return partial(anyio.sleep, math.inf if arrival.user == 0 else 0.1)
+
+
+def test_a_workload_that_has_run_out_begins_the_drain(run):
+    """C5, O5: nothing can follow, so a request that is never answered ends with the drain, and not never."""
+    report: LoadReport = run(run_load, Few(5), ClosedLoop(users=3, requests=100, think_time_s=0.3, drain_s=7))
+    assert (5, 4, 1, True) == (report.admitted, report.succeeded, report.cancelled, report.exhausted)
+    assert {"completed": 2, "cancelled": 1, "horizon": 0, "budget": 0} == report.user_ends
+    assert 0.1 * 2 + 0.3 * 3 + 7 > report.elapsed_s
+
+
+def test_users_who_think_when_the_workload_runs_out_are_complete_and_draw_nothing(run):
+    """C5: None ends the run, so nobody asks again, and a think time that outlasts the drain is not a cancellation."""
+    few = Few(4)
+    report: LoadReport = run(run_load, few, ClosedLoop(users=4, requests=100, think_time_s=40.0, drain_s=7))
+    assert {"completed": 3, "cancelled": 1, "horizon": 0, "budget": 0} == report.user_ends
+    assert 5 == few.draws

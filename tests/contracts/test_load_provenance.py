@@ -96,7 +96,7 @@ def test_the_journal_of_another_workload_is_refused(run, tmp_path):
 
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", "{]\n", '{"schema": "x"}\n', "[1]\n", "\ufeff{}\n", "null\n"])
 def test_a_file_that_is_no_journal_is_refused_and_kept(run, tmp_path, text):
-    """R14: by its name."""
+    """R14: the error names the file, which is not changed."""
     path = tmp_path / "notes.jsonl"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"notes\.jsonl is not the journal of a capacity search"):

@@ -398,7 +398,7 @@ def test_a_rerun_makes_the_same_traffic(loop):
 
 
 def test_the_report_says_how_far_the_delivered_load_was_off(run):
-    """R9: half of what was due."""
+    """R9: the report shows that half of the due arrivals were sent."""
 
     async def busy(arrival: Arrival) -> None:
         await anyio.sleep(0.15)

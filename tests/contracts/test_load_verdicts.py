@@ -68,7 +68,7 @@ def test_users_who_were_lost_in_the_warm_up_count(run):
 
 @pytest.mark.parametrize("users", [1, 4, 20])
 def test_slow_answers_are_no_standstill(run, users):
-    """R3: 4 % of the answers take 3 s and p95 is far below; nor is a request that the end of the run cut off lost."""
+    """R3: a few slow answers, and a request that the end of the run cut off, do not count as a standstill."""
 
     async def bimodal(arrival: Arrival) -> None:
         await anyio.sleep(3.0 if arrival.rng.random() < 0.04 else 0.1)
@@ -167,7 +167,7 @@ def test_a_pause_makes_samples_that_depend_on_each_other():
 
 
 def test_the_verdict_of_a_file_is_that_of_the_run(run):
-    """R14: without its samples, too."""
+    """R14: a report that was read without its samples has the same verdict."""
 
     async def flaky(arrival: Arrival) -> None:
         if arrival.index % 200 == 0:

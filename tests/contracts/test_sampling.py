@@ -533,7 +533,7 @@ class TestS14:
                 assert f"not answer {number - 1}" in request.messages[-1].content
 
     def test_the_failure_is_the_deepest_turn_of_the_lowest_subsample(self, run):
-        """S14: whatever finished last."""
+        """S14: the order of completion does not matter."""
         backend = ScriptedBackend(lambda request: After(4.0 - request.subsample, f"{request.iteration}"))
         result = run(sample, MultiTurnStrategy(loop_budget=3, concurrency_budget=3), backend)
         assert (0, 2) == (result.best.subsample, result.best.attempt)

@@ -1,5 +1,6 @@
 """Requirements that a model judges: whom it asks, what it asks, and what counts as a pass."""
 
+import anyio
 import pytest
 from structlog.testing import capture_logs
 
@@ -18,7 +19,7 @@ from sampling import (
 )
 from sampling._engine.judge import Judge, Scored, YesOrNo
 from sampling.errors import AuthenticationFailed, UnclearJudgement
-from sampling.testing import ScriptedBackend
+from sampling.testing import After, ScriptedBackend
 
 
 async def sample(writer, *requirements, strategy=None, **arguments):
@@ -133,7 +134,7 @@ def test_labels_and_thoughts_before_a_score_are_skipped(run, reply):
 
 @pytest.mark.parametrize("reply", ["yes", "Yes.", "**YES**\nIt is.", " yes, but"])
 def test_a_yes_is_a_pass(reply):
-    """By its first word."""
+    """The first word of the reply decides."""
     assert Validation(True) == YesOrNo().read(reply)
 
 
@@ -141,7 +142,7 @@ def test_a_yes_is_a_pass(reply):
     ("reply", "reason"), [("no", None), ("No: it is rude.", "it is rude"), ("**No**\n- It is rude", "It is rude")]
 )
 def test_a_no_is_a_failure_with_its_reason(reply, reason):
-    """In the judge's own words."""
+    """The reason is in the judge's own words."""
     assert Validation(False, reason) == YesOrNo().read(reply)
 
 
@@ -152,7 +153,7 @@ def test_a_long_reason_is_kept():
 
 @pytest.mark.parametrize("reply", ["", "maybe", "There is no doubt: yes", "yesterday", "nothing", "I say yes"])
 def test_an_unclear_judgement_is_not_a_pass(run, reply):
-    """Nor is its opposite: it is an error, and fails closed."""
+    """An unclear verdict is an error, and fails even inside of not_()."""
     with capture_logs():
         for requirement in (checks.judge("is polite"), Requirement("is polite"), checks.not_("is polite")):
             writer = ScriptedBackend(["text", reply])
@@ -190,7 +191,7 @@ class TestScore:
         assert expected == (None if verdict is None else (verdict.passed, verdict.score))
 
     def test_a_score_below_the_threshold_says_what_is_missing(self, run):
-        """In the judge's words, and in points."""
+        """The reason has the judge's words and the points."""
         critic = saying("4\nIt has no rhyme.")
         result = run(sample, saying("text"), checks.judge("is poetic", backend=critic, at_least=7))
         assert ("is poetic (7 of 10): It has no rhyme (4 of 10, needed 7)",) == result.best.complaints
@@ -198,14 +199,14 @@ class TestScore:
         assert "How well is the requirement met, from 0 to 10?" in critic.requests[0].messages[-1].content
 
     def test_at_least_nothing_scores_without_judging(self, run):
-        """For strategies that choose by score."""
+        """`at_least=0` passes every answer, for strategies that select by score."""
         result = run(sample, saying("text"), checks.judge("is poetic", backend=saying("2"), at_least=0, out_of=5))
         assert (True, 0.4) == (result.success, result.best.score)
 
 
 class TestWhoIsAsked:
     def test_without_a_backend_it_is_that_of_the_call_with_its_model(self, run):
-        """As for a sentence."""
+        """The backend and the model of the call judge, as for a sentence."""
         writer = ScriptedBackend(["text", "yes"])
         assert run(sample, writer, checks.judge("is polite"), options=Options(model="m", temperature=2.0)).success
         assert Options(model="m") == writer.requests[1].options
@@ -234,7 +235,7 @@ class TestWhoIsAsked:
 
 class TestWhatItCosts:
     def test_what_a_judge_spends_is_on_the_slice_and_in_the_budget(self, run):
-        """Semantics 9: with a backend of its own, too."""
+        """Semantics 9: this also holds for a judge with its own backend."""
         budget = Budget(requests=2)
         critic = saying("yes", Usage(100, 1))
         result = run(sample, saying("text", Usage(5, 5)), checks.judge("is polite", backend=critic), budget=budget)
@@ -249,7 +250,7 @@ class TestWhatItCosts:
         assert ["is a number"] == [one.requirement.description for one in result.best.validations]
 
     def test_a_check_of_ones_own_that_asks_a_model_can_wait_too(self, run):
-        """`judged=True`."""
+        """A check with `judged=True` runs after all code checks."""
         asked = []
 
         async def asks(text, view):
@@ -268,3 +269,34 @@ class TestWhatItCosts:
         with pytest.raises(AuthenticationFailed):
             run(sample, saying("text"), checks.judge("is polite", backend=critic), strategy=strategy)
         assert 1 == len(critic.requests)
+
+
+@pytest.mark.parametrize("waits_s", [(0.0, 1.0), (1.0, 0.0)])
+@pytest.mark.parametrize("combine", [lambda one, other: [one, other], lambda one, other: [checks.all_of(one, other)]])
+def test_a_limited_budget_of_a_deterministic_call_serves_checks_in_their_order(run, combine, waits_s):
+    """Semantics 8: which of two checks gets the last request does not depend on which of them is faster."""
+    critic = saying("yes")
+
+    def asking(sentence, wait_s):
+        async def check(text, view):
+            await anyio.sleep(wait_s)
+            return (await view.ask([Message("user", sentence)], backend=critic)).text == "yes"
+
+        return Requirement(sentence, check=check)
+
+    reqs = combine(asking("first", waits_s[0]), asking("second", waits_s[1]))
+    strategy = RejectionSamplingStrategy(deterministic=True)
+    result = run(sample, saying("text"), *reqs, strategy=strategy, budget=Budget(requests=2))
+    assert ["first"] == [request.messages[0].text for request in critic.requests]
+    assert "budget" == result.stop_reason
+
+
+@pytest.mark.parametrize("waits_s", [(0.0, 1.0), (1.0, 0.0)])
+def test_the_first_of_several_fatal_errors_of_judges_ends_the_call(run, waits_s):
+    """Semantics 8: the first by the order of the requirements, whichever judge is faster."""
+    judges = [
+        checks.judge(f"is {number}", backend=ScriptedBackend([After(wait_s, AuthenticationFailed(f"of {number}"))]))
+        for number, wait_s in enumerate(waits_s)
+    ]
+    with pytest.raises(AuthenticationFailed, match="of 0"):
+        run(sample, saying("text"), *judges, strategy=RejectionSamplingStrategy(deterministic=True))

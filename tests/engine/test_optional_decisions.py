@@ -126,7 +126,7 @@ class TestSettled:
         assert ["invalid", "errored", "cancelled"] == [one.outcome for one in result.attempts]
 
     def test_by_default_it_is_what_done_says(self):
-        """So a strategy overrides one of the two."""
+        """The default of `settled` returns `done` of the slices."""
 
         class Never(BaseSamplingStrategy):
             def done(self, slices):
@@ -227,7 +227,7 @@ class TestLearning:
 
 
 def test_a_strategy_may_wrap_the_backend(run):
-    """`asks` gets the caller's backend, and returns the one that is asked."""
+    """`wrap_backend` gets the caller's backend, and returns the one to use."""
 
     class Shouting(BaseSamplingStrategy):
         def wrap_backend(self, backend):

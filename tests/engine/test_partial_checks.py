@@ -53,7 +53,7 @@ async def sample(strategy, backend, reqs, **arguments):
 
 
 def test_a_hopeless_generation_is_cut_at_once(run):
-    """And the subsample goes to repair, with what was wrong."""
+    """The generation is stopped at once, and the repair has the reason."""
     backend = Typewriter("one 2 three four five six", "one two")
     captured = CapturedEvents()
     result = run(sample, MultiTurnStrategy(loop_budget=2), backend, [NO_DIGITS], hooks=captured)
@@ -143,7 +143,7 @@ def test_a_backend_that_wraps_the_interruption_is_understood(run):
 
 
 def test_an_error_of_the_stream_itself_is_an_error(run):
-    """Only a cut is an invalid answer."""
+    """An error of the stream makes the attempt errored, not invalid."""
 
     class Failing(Typewriter):
         async def stream(self, request, receive):

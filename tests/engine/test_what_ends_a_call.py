@@ -1,4 +1,4 @@
-"""What errors and cancellations end: an attempt, a subsample or the call. Nothing undoes a winner."""
+"""Errors and cancellations end an attempt, a subsample or the call, and never undo a winner."""
 
 import asyncio  # noqa: TID251 - its cancellation, wherever it is raised
 import json
@@ -265,7 +265,7 @@ class TestUnexpectedCancellation:
             run(sample, wide(1, 2), lambda request: checkpointed("yes"), reqs)
 
     def test_a_hook_that_raises_it_fails_like_any_other(self, run):
-        """Semantics 10: the attempt and its subsample go on."""
+        """Semantics 10: the attempt and its subsample continue."""
         hooks = Hooks()
 
         @hooks.on(IterationFinished)

@@ -1,4 +1,4 @@
-"""What is kept and learned is bounded, and comes from the model."""
+"""Hook failures and partial checks are bounded, and hedging learns only from the model."""
 
 import pytest
 from structlog.testing import capture_logs

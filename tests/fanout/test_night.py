@@ -25,7 +25,7 @@ def test_every_item_of_a_bad_night_is_answered_for_little_more():
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", night.page))
     assert "1,200 of 1,200 items have a valid answer" in text
     assert "by 4 processes" in text
-    assert "3 processes were killed, or could not write an end" in text
+    assert "3 processes were killed, or could not record the end" in text
     assert re.search(r"The backend failed every call, and the run waited for it \d times", text)
     assert 3 <= len(re.findall(r"pause of process \d", text)) <= 8
     assert "ConnectFailed, until the backend answered" in text

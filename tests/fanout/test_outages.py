@@ -3,7 +3,15 @@
 import anyio
 import pytest
 
-from sampling import MultiTurnStrategy, RejectionSamplingStrategy, Requirement, TransientError, fan_out, open_fan_out
+from sampling import (
+    Budget,
+    MultiTurnStrategy,
+    RejectionSamplingStrategy,
+    Requirement,
+    TransientError,
+    fan_out,
+    open_fan_out,
+)
 from sampling.errors import ConnectFailed, RateLimited
 from tests.faults.journals import InlineJournal, answering, asked, numbers, stored
 
@@ -148,6 +156,35 @@ def test_every_request_of_a_held_item_is_accounted(run, tmp_path):
     assert len(server.requests) == sum(row[9] for row in stored(path).values())
 
 
+class Storm(Server):
+    """Refuses the first requests of one item, and answers the others."""
+
+    def __init__(self, refusals):
+        super().__init__()
+        self.left = refusals
+
+    async def __call__(self, request):
+        if asked(request) == "7" and self.left:
+            self.left -= 1
+            raise RateLimited("429")
+        return await super().__call__(request)
+
+
+@pytest.mark.parametrize("max_concurrency", [1, 4])
+def test_an_item_that_is_refused_again_and_again_is_answered_in_the_end(run, max_concurrency):
+    """F18: in a storm that refuses some requests, the same item may be unlucky several times."""
+    result = run(run_all, Storm(refusals=5), max_concurrency=max_concurrency)
+    assert {"succeeded": 20, "failed": 0, "errored": 0} == result.counts()
+
+
+def test_an_item_that_is_always_refused_counts_after_the_grace(run):
+    """F18: the rest of the run does not wait for it."""
+    server = Storm(refusals=10**6)
+    result = run(run_all, server, 300, on_error="continue", outage_grace_s=60)
+    assert {"succeeded": 299, "failed": 0, "errored": 1} == result.counts()
+    assert server.requests[-1][0] < 299
+
+
 def test_a_rate_limit_in_a_repair_turn_is_no_failure(run):
     """F18: an item whose last attempt failed transiently is asked again."""
 
@@ -168,6 +205,22 @@ def test_a_rate_limit_in_a_repair_turn_is_no_failure(run):
     began_at = 0.0
     yes = Requirement("says yes", lambda text: text == "yes")
     assert 5 == run(main).counts()["succeeded"]
+
+
+def test_a_deadline_in_an_outage_ends_the_run(run, tmp_path):
+    """F19: items that wait for the backend wait no longer than the budget allows, and stay open in the journal."""
+    path, server = tmp_path / "run.db", Server((2.5, 10_000))
+
+    async def main():
+        budget = Budget(deadline_s=40)
+        result = await run_all(server, journal=InlineJournal(path), budget=budget, max_concurrency=3)
+        return result, anyio.current_time() - server.began_at
+
+    result, took_s = run(main)
+    assert ("halted", "deadline") == (result.status, result.stop_reason)
+    assert 40 == pytest.approx(took_s)
+    assert set(range(9)) == stored(path).keys()
+    assert 20 == run(run_all, Server(), journal=InlineJournal(path)).counts()["succeeded"]
 
 
 def test_draining_in_an_outage_ends_at_once(run, tmp_path):

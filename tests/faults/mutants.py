@@ -13,7 +13,7 @@ from sampling._engine.decisions import Ends, is_done
 from sampling._engine.records import OrderedQueue
 from sampling._engine.run import Run
 from sampling._engine.tracking import Tracker
-from sampling.budgets import Budget
+from sampling.budgets import Budget, Reservation
 from tests.faults.scenarios import (
     budget_that_is_only_reserved,
     deterministic,
@@ -197,6 +197,7 @@ def never_wakes(patch):
 def waits_for_itself(patch):
     """A call inside an attempt waits for the reservation of that attempt."""
     patch.setattr(Budget, "_is_stuck", lambda self: False)
+    patch.setattr(Budget, "_held_by", lambda self, waiter: Reservation(0, 0, 0, 0.0))
 
 
 def keeps_what_was_granted(patch):

@@ -27,6 +27,7 @@ from sampling import (
     LoopStarted,
     MajorityVotingStrategy,
     MBRStrategy,
+    Message,
     MultiTurnStrategy,
     Options,
     RejectionSamplingStrategy,
@@ -426,7 +427,7 @@ ERRORS = [
 
 
 class Script:
-    """What a backend does in each attempt: drawn once, and replayed with any latencies."""
+    """A script for each attempt of a backend, drawn once and replayed with any latencies."""
 
     def __init__(self, world, *, errors=0.25):
         self._world = world
@@ -434,9 +435,9 @@ class Script:
         for subsample in range(BREADTH):
             for attempt in range(DEPTH):
                 text = world.rng.choice(["no", "no", "a", "a", "bb", "ccc"])
-                error = world.rng.choice(ERRORS) if world.rng.random() < errors else None
+                error = world.rng.choice([*ERRORS, AuthenticationFailed]) if world.rng.random() < errors else None
                 usage = Usage(world.rng.randint(1, 9), world.rng.randint(1, 9), world.rng.choice([0.0, 0.25]))
-                judged = world.rng.choice(["yes", "yes", "no"])
+                judged = {sentence: world.rng.choice(["yes", "yes", "no"]) for sentence in SENTENCES}
                 self._replies[subsample, attempt] = text, error, usage, judged
 
     def backend(self):
@@ -445,7 +446,9 @@ class Script:
         def reply(request):
             text, error, usage, judged = self._replies[request.subsample, request.attempt]
             if request.messages[0].role == "system":
-                return After(self._world.latency(), Generation(judged, usage))
+                asked = request.messages[-1].text
+                [verdict] = [verdict for sentence, verdict in judged.items() if sentence in asked]
+                return After(self._world.latency(), Generation(verdict, usage))
             return After(
                 self._world.latency(), Generation(text, usage) if error is None else error(request.iteration_id[-7:])
             )
@@ -453,8 +456,29 @@ class Script:
         return ScriptedBackend(reply)
 
 
+SENTENCES = ("is polite", "is short")
+"""Requirements that a model judges."""
+
+
 def is_not_no(text):
     return text != "no"
+
+
+def asking_after(sentence, latency):
+    """Return a check that waits, and then asks a model."""
+
+    async def check(text, view):
+        await anyio.sleep(latency())
+        return (await view.ask([Message("system", "judge"), Message("user", sentence)])).text == "yes"
+
+    return check
+
+
+def draw_requirements(world):
+    """Return a check of the text, and up to two that ask a model: of the engine's own, or coded."""
+    if world.rng.random() < 0.8:
+        return [is_not_no, *SENTENCES][: world.rng.randint(1, 3)]
+    return [is_not_no, *(asking_after(sentence, world.latency) for sentence in SENTENCES)]
 
 
 async def every_strategy(world):
@@ -462,18 +486,18 @@ async def every_strategy(world):
     strategy = world.rng.choice(
         strategies(loop_budget=DEPTH, concurrency_budget=BREADTH, deterministic=world.rng.random() < 0.3)
     )
-    reqs = [is_not_no, "is polite"][: world.rng.randint(1, 2)]
+    reqs = draw_requirements(world)
     budget = world.rng.choice([None, Budget(attempts=5), Budget(requests=7), Budget(tokens=60), Budget(deadline_s=1.0)])
     world.reached(type(strategy).__name__)
     return await watched(world, strategy, Script(world).backend(), reqs, budget=budget)
 
 
 async def same_outcome_in_any_timing(world):
-    """Semantics 8: two runs of a deterministic call differ in their latencies, and in nothing that its caller sees."""
+    """Semantics 8: three runs of a deterministic call differ in their latencies, but in nothing that a caller sees."""
     settings = {"loop_budget": DEPTH, "concurrency_budget": BREADTH, "deterministic": True}
     number = world.rng.randrange(len(strategies(**settings)))
     script = Script(world, errors=world.rng.choice([0.0, 0.1, 0.3]))
-    reqs = [is_not_no, "is polite"][: world.rng.randint(1, 2)]
+    reqs = draw_requirements(world)
     limits = world.rng.choice(
         [
             {},
@@ -486,9 +510,10 @@ async def same_outcome_in_any_timing(world):
     )
     # New objects each time: a strategy may learn, and a budget is used up.
     outcomes = [
-        await outcome_of(strategies(**settings)[number], script.backend(), reqs, limits) for _ in ("one", "another")
+        await outcome_of(strategies(**settings)[number], script.backend(), reqs, limits)
+        for _ in ("one", "another", "a third")
     ]
-    assert outcomes[0] == outcomes[1], f"semantics 8: {outcomes[0]} and {outcomes[1]} with {limits}"
+    assert len(set(outcomes)) == 1, f"semantics 8: {outcomes} with {limits}"
     world.reached(f"strategy {number}")
     world.reached(outcomes[0][0])
     return outcomes[0]
@@ -502,6 +527,12 @@ async def outcome_of(strategy, backend, reqs, limits):
         return type(error).__name__, str(error)
     best = result.best
     return result.stop_reason, result.success, best and (best.subsample, best.attempt, best.text, best.outcome)
+
+
+def draw_plain_or_staged(world, breadth):
+    """Return a strategy that makes its attempts itself, or one that makes them in a stage."""
+    strategy = RejectionSamplingStrategy(loop_budget=2, concurrency_budget=breadth)
+    return EscalationStrategy([Tier(strategy=strategy)]) if world.rng.random() < 0.5 else strategy
 
 
 async def budget_that_is_only_reserved(world):
@@ -522,7 +553,7 @@ async def budget_that_is_only_reserved(world):
         return Generation(world.rng.choice(["yes", "no"]), Usage(1, 1))
 
     async def one_call(question, max_tokens):
-        strategy = RejectionSamplingStrategy(loop_budget=2, concurrency_budget=breadth)
+        strategy = draw_plain_or_staged(world, breadth)
         patience_s = world.rng.choice([0.25, 500.0, 500.0, 500.0])
         with anyio.move_on_after(patience_s) as scope:
             result = await strategy.sample(

@@ -377,7 +377,7 @@ def test_an_interrupt_at_any_step(tmp_path, loop):
 
 
 def test_a_store_that_is_not_open_says_so(tmp_path):
-    """Not an AttributeError about None."""
+    """A store that is not open raises a clear error."""
     with pytest.raises(JournalError, match="is not open"):
         store.Store(tmp_path / "run.db").write([], [])
     assert isinstance(Journal(tmp_path / "x"), Journal)

@@ -161,7 +161,7 @@ class TestAddresses:
         assert tried == ["192.0.2.1", "127.0.0.1"]
 
     async def test_if_no_address_answers_the_first_failure_is_told(self, anyio_backend, monkeypatch):
-        """And the next request looks the name up again."""
+        """If no address connects, the first failure is reported, and the next request resolves again."""
         lookups = []
 
         async def reach(address):
@@ -250,7 +250,7 @@ class TestBodies:
 
 class TestReuse:
     async def test_a_request_that_asks_to_close_is_the_last_one(self, anyio_backend):
-        """Even if the server keeps the connection."""
+        """The connection is closed even if the server would keep it."""
         async with HostileServer([OK, Step.READ, OK]) as server:
             client = transport()
             for _ in range(2):
@@ -307,7 +307,7 @@ class TestRefusals:
         ],
     )
     async def test_a_header_that_would_change_the_request_is_not_sent(self, anyio_backend, headers):
-        """And the error shows no key, not even in the variables of its frames."""
+        """The error has no key, not even in the local variables of its frames."""
         async with HostileServer([OK]) as server:
             client = transport()
             with pytest.raises(BadRequest, match="header is not valid") as caught:
@@ -354,7 +354,7 @@ async def test_not_too_many_connections_are_opened_at_once(anyio_backend, monkey
 
 
 async def test_connections_that_nobody_closes_are_one_warning(anyio_backend):
-    """And they are closed. A warning for each of them would hide all others."""
+    """Connections that were left open are closed, with a single warning."""
 
     async def serve(stream):
         async with stream:

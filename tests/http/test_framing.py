@@ -1,12 +1,13 @@
 """The framing of HTTP/1.1 responses: what it reads, what it refuses, and that pieces make no difference."""
 
+import random
 import tracemalloc
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sampling._http.framing import FramingError, ResponseParser
+from sampling._http.framing import CACHED_HEAD_BYTES, MANY_CHUNKS_BYTES, FramingError, ResponseParser, _known_head
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
@@ -20,7 +21,7 @@ def parse(*pieces):
 
 
 def summary(*pieces, closed=False):
-    """What a caller sees of a response, or that it is refused."""
+    """Summarize the response as a caller sees it, or the refusal."""
     parser = ResponseParser()
     body = b""
     try:
@@ -156,7 +157,7 @@ def test_what_never_ends_is_cut_off(name):
 
 
 def test_many_headers_are_refused():
-    """Even if they are short."""
+    """Too many headers are refused even if they are short."""
     assert summary(OK + b"x: y\r\n" * 257 + b"\r\n") == "refused"
     assert summary(OK + b"x: y\r\n" * 255 + b"content-length: 0\r\n\r\n") != "refused"
 
@@ -220,3 +221,74 @@ def test_any_bytes_mean_the_same_in_any_pieces(wire, data):
     cuts = sorted(data.draw(st.sets(st.integers(0, len(wire)), max_size=6)))
     pieces = [piece for a, b in zip([0, *cuts], [*cuts, len(wire)], strict=True) if (piece := wire[a:b])]
     assert summary(*[wire] if wire else [], closed=True) == summary(*pieces, closed=True)
+
+
+CHUNK_DAMAGE = [
+    b"\r\n", b"\n", b"\r", b"0\r\n\r\n", b"0", b"00000000000000005", b"_", b"+", b"-", b"0x", b" ", b";a=b", b"\0", b"",
+    b"3\r\nabc\r\n", b"3\r\na\r\r\n", b"2\r\n\r\n\r\n", b"0\r\nx: y\r\n\r\n",
+]  # fmt: skip
+
+
+def damaged_chunks(seed):
+    """Return many chunks, some of them with line ends inside, and a few bytes of them replaced."""
+    rng = random.Random(seed)
+    bodies = [rng.choice([b"data: hello\n\n", b"x", b"\r\n", b"a\r\nb"]) * rng.randint(1, 9) for _ in range(100)]
+    wire = b"".join([b"%x\r\n%b\r\n" % (len(body), body) for body in bodies if seed % 2 or b"\r" not in body])
+    wire += b"0\r\n\r\n"
+    for _ in range(rng.choice([0, 1, 1, 2, 3])):
+        place = rng.randrange(len(wire))
+        wire = wire[:place] + rng.choice(CHUNK_DAMAGE) + wire[place + rng.randint(0, 3) :]
+    return wire
+
+
+def test_many_chunks_at_once_mean_the_same_as_one_after_the_other():
+    """They are read all at once only if that gives what reading one by one gives."""
+    found = set()
+    for seed in range(1_500):
+        wire = damaged_chunks(seed)
+        assert len(wire) > MANY_CHUNKS_BYTES
+        few = [wire[place : place + 200] for place in range(0, len(wire), 200)]
+        at_once = summary(CHUNKED, wire)
+        assert at_once == summary(CHUNKED, *few), seed
+        found.add(at_once if at_once == "refused" else at_once[3:])
+    assert found == {"refused", (True, True), (True, False), (False, False)}
+
+
+def test_one_chunk_at_a_time_means_the_same_as_byte_by_byte():
+    """A whole chunk in one read is taken at once only if that is what the bytes mean."""
+    pieces = [b"2\r\nhi\r\n", b"0\r\n\r\n", b"3\r\nhi\r\n", b"1\r\nhi\r\n", b"000000000000002\r\nhi\r\n"]
+    pieces += [
+        b"0000000000000002\r\nhi\r\n",
+        b"2;x\r\nhi\r\n",
+        b"4\r\n\r\n\r\n\r\n",
+        b"2\r\n\r\n\r\n",
+        b"0\r\nx: y\r\n\r\n",
+    ]
+    for first in pieces:
+        for second in pieces:
+            one_by_one = [bytes([byte]) for byte in first + second]
+            assert summary(CHUNKED, first, second) == summary(CHUNKED, *one_by_one), (first, second)
+
+
+@pytest.mark.parametrize("size", [b"1_0", b"+10", b" 10", b"0x10", b"-0", b"0000000000000010", b""])
+def test_a_size_that_only_python_takes_for_a_number_is_refused_among_many(size):
+    """`int` reads more than HTTP allows."""
+    good = b"10\r\n0123456789abcdef\r\n" * 100
+    assert summary(CHUNKED + good + size + b"\r\n0123456789abcdef\r\n0\r\n\r\n") == "refused"
+
+
+def test_a_head_that_came_before_means_the_same_again():
+    """Heads are remembered, but only short ones, and what is refused is refused each time."""
+    for head in (
+        OK + b"x: y\r\ncontent-length: 2\r\n\r\n",
+        OK + b"x: " + b"y" * 2_000 + b"\r\ncontent-length: 2\r\n\r\n",
+    ):
+        known = _known_head.cache_info()
+        assert summary(head + b"hi") == summary(head + b"hi")
+        assert summary(head + b"hi")[2] == b"hi"
+        looked_up = _known_head.cache_info().hits + _known_head.cache_info().misses - known.hits - known.misses
+        assert looked_up == (3 if len(head) <= CACHED_HEAD_BYTES else 0)
+    for _ in range(2):
+        assert summary(REFUSED["two lengths"]) == "refused"
+    with pytest.raises(TypeError):
+        parse(OK + b"content-length: 2\r\n\r\n").headers["x"] = "y"

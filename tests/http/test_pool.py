@@ -66,7 +66,7 @@ async def test_a_connection_that_ended_while_idle_is_passed_over(anyio_backend):
 
 
 async def test_a_connection_expires(anyio_backend, clock):
-    """Both the one that would be used next and those below it."""
+    """All idle connections expire, not only the one to use next."""
     pool = Pool(10, 30.0)
     old, newer, newest = [await opened(pool) for _ in range(3)]
     pool.release(SERVER, old)

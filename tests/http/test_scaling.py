@@ -1,4 +1,4 @@
-"""What a request costs does not depend on how many connections there are: counted in instructions, not timed."""
+"""The cost of a request, in instructions, does not depend on the number of connections."""
 
 import itertools
 import ssl

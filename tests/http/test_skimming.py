@@ -55,7 +55,7 @@ class Server:
             await self.closing.wait()
 
     async def send(self, *pieces):
-        """Send pieces, each by itself."""
+        """Send each piece separately."""
         await self.connected.wait()
         for piece in pieces:
             await self._stream.send(piece)
@@ -160,7 +160,7 @@ class TestBackend:
         return fed
 
     async def test_an_answer_is_the_same_whether_somebody_watches_or_not(self, anyio_backend, wakes):
-        """Who watches gets each piece, so that the task wakes for it."""
+        """A receiver gets each piece, and the answer is the same without one."""
         texts = [f"{number} " for number in range(20)]
         end = framed(b'data: {"id":"chat-1","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n')
         pieces = [HEAD + event(""), *map(event, texts), end + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"]

@@ -168,7 +168,7 @@ def test_an_install_line_brings_what_it_promises(tmp_path, wheel, found_in_bare,
 
 
 def test_the_install_page_lists_every_extra():
-    """An extra that no page names is one that nobody finds."""
+    """Every extra is listed on the page about installing."""
     table = (ROOT / "docs" / "how-to" / "install.md").read_text("utf-8")
     assert [] == sorted(extra for extra in EXTRAS if f"`{extra}`" not in table)
 

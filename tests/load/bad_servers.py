@@ -68,7 +68,7 @@ def while_(when: Callable[[float], bool], then: Callable[[], Awaitable[object]])
 
 
 def queue(rate: float, *, most: int | None = None) -> Callable[[], Server]:
-    """One request after the other, at most this many per second; with a longest queue, refuse the rest."""
+    """Serve one request after the other at a limited rate, and refuse the rest if the queue has a limit."""
 
     def make() -> Server:
         free_at = 0.0
@@ -87,7 +87,7 @@ def queue(rate: float, *, most: int | None = None) -> Callable[[], Server]:
 
 
 def slots(count: int, seconds: float) -> Callable[[], Server]:
-    """A limited number of requests at once; the others wait."""
+    """Serve a limited number of requests at once, and let the others wait."""
 
     def make() -> Server:
         limiter = anyio.Semaphore(count)

@@ -83,7 +83,7 @@ def test_actions_are_gone_through_in_turn_or_used_up(run):
     [([], ValueError, "actions must not be empty"), (5, TypeError, "actions must be a list of actions")],
 )
 def test_actions_that_are_none_say_so(actions, error, says):
-    """Bad input."""
+    """Invalid actions raise an error that says what is allowed."""
     with pytest.raises(error, match=says):
         strategy_workload(RejectionSamplingStrategy(), actions, None, server())
 
@@ -116,7 +116,7 @@ def test_a_file_of_another_schema_is_refused():
 
 
 def test_import_sampling_does_not_import_load():
-    """It is for those who measure."""
+    """`import sampling` does not import `sampling.load`."""
     code = "import sampling, sys; sys.exit(any(name.startswith('sampling.load') for name in sys.modules))"
     assert 0 == subprocess.run([sys.executable, "-c", code], check=False).returncode  # noqa: S603
 

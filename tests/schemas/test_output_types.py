@@ -441,7 +441,7 @@ class Struct:
 
 @pytest.mark.parametrize("parser", [bytes, object, type(None), Callable[[int], str], type, Any, Parser, Struct])
 def test_a_type_that_no_answer_fits_is_refused_at_construction(parser):
-    """Not after the first answer is paid for."""
+    """A type that no answer can match is refused when the action is created."""
     with pytest.raises(TypeError, match="parser must be a type that can be read from"):
         Action("…", parser)
 
@@ -463,14 +463,14 @@ class OfText:
     "parser", [Plain, TwoArguments, lambda: 1, lambda a, b: a, lambda a, *, b: a, partial(divmod, 1, 2), abc.ABC]
 )
 def test_a_parser_that_takes_no_text_is_refused_at_construction(parser):
-    """Else every answer would be paid for, and fail."""
+    """A parser that can't be called with a text is refused when the action is created."""
     with pytest.raises(TypeError, match=r"parser must be a function of the answer's text, .*can't be called with a"):
         Action("…", parser)
 
 
 @pytest.mark.parametrize("parser", [OfText, lambda a, b=1: a, lambda *a: a, partial(int, base=2), int, str.strip, len])
 def test_a_parser_that_takes_a_text_is_called_with_it(parser):
-    """Whatever else it may take."""
+    """A parser may have further parameters with defaults."""
     assert Action("…", parser).parse("1")
 
 

@@ -178,11 +178,32 @@ def test_values_go_through_the_type_of_the_action(run):
     ],
 )
 def test_a_value_that_json_can_not_hold_is_degraded_with_a_note(run, value, expected, note):
-    """The result still travels."""
+    """The result can still be stored and restored."""
     result = run(sample, RejectionSamplingStrategy(), ScriptedBackend(["x"]), [], Action("q", lambda _: value))
     back = copied(result)
     assert expected == back.value
     assert any(note in one for one in back.notes)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [City("Rome", 3), [City("Rome", 3)], (1, 2), {1, 2}, object, 10**400, float("inf")],
+    ids=lambda value: repr(value)[:30],
+)
+def test_a_value_keeps_its_type_through_readers_that_do_not_know_it(run, value):
+    """A result can be read and written again without its action, and the next reader with the action gets the value."""
+    action = Action("q", lambda _: value)
+    result = run(sample, RejectionSamplingStrategy(), ScriptedBackend(["x"]), [], action)
+    record = result.to_dict()
+
+    passed_on = copied(result).to_dict()
+
+    assert record["attempts"] == passed_on["attempts"]
+    assert type(value).__name__ == passed_on["attempts"][0]["value_type"]
+    assert passed_on == SamplingResult.from_dict(passed_on).to_dict()
+    last = SamplingResult.from_dict(passed_on, action)
+    assert value == last.value
+    assert not [note for note in last.notes if "plain JSON" in note]
 
 
 def test_an_answer_that_no_longer_parses_keeps_the_recorded_value(run):
@@ -315,15 +336,15 @@ def test_wrong_data_is_refused_with_its_place(run, path, value, message):
 
 @pytest.mark.parametrize("data", [None, [], "{}", 3, {}, {"format": "sampling.result"}])
 def test_anything_else_is_refused(data):
-    """Not a KeyError or an AttributeError."""
-    with pytest.raises(ValueError, match="this is no result of to_dict"):
+    """Invalid data raises a ValueError that says what is wrong."""
+    with pytest.raises(ValueError, match="this is not a result of to_dict"):
         SamplingResult.from_dict(data)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"format": NaN}', '{"a":' * 100 + "1" + "}" * 100])
 def test_text_that_is_no_json_is_refused(text):
-    """Neither does deep nesting overflow the stack."""
-    with pytest.raises(ValueError, match="this is no result of to_dict"):
+    """Invalid JSON, and JSON that is nested too deeply, raise a ValueError."""
+    with pytest.raises(ValueError, match="this is not a result of to_dict"):
         SamplingResult.from_json(text)
 
 

@@ -143,12 +143,12 @@ class TestBestOfN:
         assert "bb" == result.text
 
     def test_without_a_score_those_of_the_requirements_count(self, run):
-        """They are added up."""
+        """The scores of all requirements are added up."""
         scored = Requirement("scored", check=lambda text: Validation(True, score=len(text)))
         assert "bb" == run(sample, BestOfNStrategy(concurrency_budget=2), answering("a", "bb"), [scored]).text
 
     def test_a_score_that_is_enough_ends_the_call(self, run):
-        """The others are cancelled."""
+        """The other draws are cancelled."""
         result = run(sample, BestOfNStrategy(len, enough=3), answering("a", "bbb", "cccc", "d"))
         assert "bbb" == result.text
         assert ["valid", "valid", "cancelled", "cancelled"] == [one.outcome for one in result.attempts]

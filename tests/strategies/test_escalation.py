@@ -81,7 +81,7 @@ class TestGoingUp:
         assert [("small", 0.5), ("large", 0.5)] == asked
 
     def test_depth_and_breadth_are_those_of_each_tier_without_a_strategy(self, run):
-        """And a hook on LoopStarted may change them (S8)."""
+        """A tier without a strategy uses the budgets of the escalation, which a hook may change (S8)."""
         hooks = Hooks()
 
         @hooks.on(LoopStarted)
@@ -321,7 +321,7 @@ class TestErrors:
         assert [1, 1, 1] == [len(notes) for notes in iterations]
 
     def test_a_single_tier_raises_what_it_would_raise_alone(self, run):
-        """There is no second group around the first."""
+        """The error of a single tier is not wrapped in another group."""
         with pytest.raises(RateLimited) as raised:
             run(EscalationStrategy([failing(RateLimited)], loop_budget=2).sample, "q", None, saying("unused"))
         assert 2 == len(raised.value.__cause__.exceptions)

@@ -179,7 +179,7 @@ class TestExpression:
         ],
     )
     def test_different_answers_stay_different(self, one, other):
-        """Only notation is ignored."""
+        """Only differences of notation are ignored."""
         assert expression(one) != expression(other)
 
     @pytest.mark.parametrize("text", ["x +", "1/0", "2^1000", "1 2", "__import__('os')", "((1", "9**9**9**9"])

@@ -5,6 +5,7 @@ import sys
 
 import anyio
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from sampling import Generation, MultiTurnStrategy, RejectionSamplingStrategy, Request
@@ -97,6 +98,20 @@ def test_a_lane_grows_while_the_call_runs(run):
     assert whole.startswith("  1 ✓ word0 word1")
     assert whole.rstrip().endswith("…   right")
     assert all(len(line) <= 60 for line in drawn(bars).splitlines())
+
+
+@pytest.mark.parametrize("text", ["河流" * 40, "🌊🚣" * 40, "a" * 200], ids=["Chinese", "emoji", "one long word"])
+def test_a_wide_text_leaves_room_for_the_remark(run, text):
+    """Letters that take two columns are counted as two."""
+    bars = _Bars(lanes=True)
+
+    async def call():
+        await RejectionSamplingStrategy().sample("q", None, ScriptedBackend([text]), hooks=bars.hooks())
+
+    run(call)
+    lane = drawn(bars).splitlines()[1].rstrip()
+    assert lane.endswith("…   right")
+    assert 58 < cell_len(lane) <= 60
 
 
 def test_a_text_can_not_move_the_cursor(run):

@@ -172,7 +172,7 @@ class TestBars:
 
     @pytest.mark.parametrize("width", [40, 60, 80, 200])
     def test_a_bar_is_one_line_on_any_terminal(self, run, width):
-        """A narrow terminal takes from the bar first, and never wraps a line: drawing over it would go wrong."""
+        """A narrow terminal has no bar, and fewer facts. It never cuts a word or wraps a line, which draws over it."""
 
         async def main():
             with progress(console=console, show=True) as hooks:
@@ -181,8 +181,12 @@ class TestBars:
 
         console = paper(width)
         run(main)
-        assert len(drawn(console).strip().splitlines()) == 1
-        assert max(map(len, drawn(console).splitlines())) <= width
+        [line] = drawn(console).strip().splitlines()
+        assert len(line) <= width
+        assert line.startswith("#1 MultiTurn ")
+        assert "8 of 8" in line
+        assert line.endswith(", validated")
+        assert "…" not in line
 
 
 class TestTerminal:
@@ -334,6 +338,6 @@ class TestSilence:
         ],
     )
     def test_bad_arguments_are_refused(self, arguments, message):
-        """Named, shown, and told what is allowed."""
+        """The error names the argument, shows the value and says what is allowed."""
         with pytest.raises(TypeError, match=message), progress(**arguments):
             pass

@@ -74,7 +74,7 @@ def test_prometheus_sees_the_figures_while_the_run_goes_on(run):
 
 
 def test_a_run_without_populations_has_one_without_a_name(run):
-    """And a scrape does not repeat latencies."""
+    """Without populations the label is empty, and a scrape does not repeat latencies."""
 
     async def watch():
         load, registry = LoadRun(half_a_second, OpenLoop(rate=10, requests=20)), CollectorRegistry()
@@ -129,6 +129,6 @@ def points(reader: InMemoryMetricReader):
 
 
 def test_only_load_runs_can_be_watched():
-    """By name, before anything is registered."""
+    """Anything else is refused before a metric is registered."""
     with pytest.raises(TypeError, match="run must be a LoadRun or a PopulationsRun"), prometheus_load(7):
         pass

@@ -386,7 +386,7 @@ class TestLoggers:
         assert repr(logger)[:40] in str(caught.value)
 
     def test_other_bad_arguments_are_refused_too(self):
-        """Named, shown, and told what is allowed."""
+        """The error names the argument, shows the value and says what is allowed."""
         with pytest.raises(ValueError, match="level must be one of debug, info, warning, error, got 'loud'"):
             logging_hooks(level="loud")
         with pytest.raises(TypeError, match=r"content must be True or False, got 'yes' \(str\)"):

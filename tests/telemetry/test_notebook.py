@@ -65,14 +65,14 @@ def test_every_cell_gives_what_it_should(outputs):
 
 
 def test_a_result_shows_its_lanes_and_attempts(outputs):
-    """As HTML, at the end of a cell."""
+    """A result at the end of a cell is shown as HTML."""
     [shown] = outputs["result"]
     assert "<svg" in "".join(shown["data"]["text/html"])
     assert "<details" in "".join(shown["data"]["text/html"])
 
 
 def test_the_page_has_the_cells_of_the_notebook():
-    """So the recipe in the documentation is what runs here."""
+    """The page has the same cells as the notebook that the tests run."""
     page = (NOTEBOOK.parent.parent / "docs" / "how-to" / "use-in-a-notebook.md").read_text("utf-8")
     cells = [cell for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
     assert ["".join(cell["source"]) for cell in cells] == re.findall(r"^```python\n(.*?)\n```$", page, re.M | re.S)

@@ -313,7 +313,7 @@ def test_what_failed_says_so_and_what_lost_does_not(run, provider, exporter):
 
 
 def test_a_call_that_raises_ends_its_span_as_an_error(run, provider, exporter):
-    """And leaves nothing attached."""
+    """A call that raises ends its span with an error, and detaches its context."""
     strategy = RejectionSamplingStrategy(hooks=otel_hooks(provider))
 
     with pytest.raises(AuthenticationFailed):

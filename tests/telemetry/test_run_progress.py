@@ -8,11 +8,13 @@ from io import StringIO
 import anyio
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from sampling import Generation, RejectionSamplingStrategy, Requirement, Usage, fan_out
 from sampling.fanout.items import ItemFinished, ItemOutcome
 from sampling.load import ClosedLoop, LoadRun
 from sampling.telemetry import run_progress as module
+from sampling.telemetry._live import live_display
 from sampling.telemetry.run_progress import fan_out_progress, load_progress, run_progress
 from sampling.testing import After, ScriptedBackend
 
@@ -92,7 +94,7 @@ def test_rate_and_time_left(monkeypatch):
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 00 s"), (3_725, "1 h 02 min"), (-3, "0 s")])
 def test_times_can_be_read(seconds, text):
-    """In the two largest units."""
+    """Times are shown in their two largest units."""
     assert text == module._format_duration(seconds)
 
 
@@ -151,6 +153,21 @@ def test_in_a_log_it_is_a_plain_line_now_and_then():
     assert "1 of 10, 1 from the journal, 1 failed, 1,000 tokens, cost 0.25" == log.getvalue().splitlines()[-1]
 
 
+def test_a_line_that_has_not_changed_is_not_printed_again():
+    """A log of a slow run has no lines that say nothing new."""
+    log, asked = StringIO(), threading.Semaphore(0)
+    lines = iter(["0 of 2", "0 of 2", "0 of 2", "1 of 2", "1 of 2", "0 of 2"])
+
+    def line():
+        asked.release()
+        return next(lines, "0 of 2")
+
+    with live_display(Text, Console(file=log), show=None, line=line, line_every_s=0.001):
+        for _ in range(8):
+            assert asked.acquire(timeout=60)
+    assert ["0 of 2", "1 of 2", "0 of 2"] == log.getvalue().splitlines()
+
+
 def test_a_run_of_another_kind_says_how_far_it_is():
     """A load test, or a loop of your own: a text, and the share that is done. The last line is gone at the end."""
     console = Console(file=StringIO(), force_terminal=True, width=80, color_system=None)
@@ -160,7 +177,6 @@ def test_a_run_of_another_kind_says_how_far_it_is():
     log = Lines()
     with run_progress(console=Console(file=log), print_every_s=0.001) as update:
         update("half of it", None)
-        log.written.clear()
         assert log.written.wait(60)
     assert "half of it" == log.getvalue().splitlines()[-1]
     with pytest.raises(TypeError, match="print_every_s"), fan_out_progress(print_every_s="often"):

@@ -271,8 +271,8 @@ class AnswersAtOnce(Honest):
         (StreamsBytes, "streams pieces that add up to the text", "b'so ', which is not a str"),
         (IgnoresItsReceiver, "stops when the receiver of its stream raises", "went on and returned"),
         (WrapsWhatTheReceiverRaises, "stops when the receiver of its stream raises", "it raised BadRequest"),
-        (MixesRequestsUp, "keeps requests apart that run at the same time", "together with others"),
-        (RefusesWithAnUntypedError, "refuses what it can't answer", "which is not a BackendError"),
+        (MixesRequestsUp, "does not mix up requests that run at the same time", "together with others"),
+        (RefusesWithAnUntypedError, "rejects a bad request", "which is not a BackendError"),
         (SwallowsCancellation, "stops at once when it is cancelled", "but it still ended with Generation"),
         (TurnsCancellationIntoAnError, "stops at once when it is cancelled", "but it still ended with BadRequest"),
         (TakesItsTimeToStop, "stops at once when it is cancelled", "it took 5.00 s to stop"),
@@ -516,10 +516,10 @@ def test_an_able_backend_passes_every_rule(run):
         (CallsAnother, "it called 'other'"),
         (CallsWithoutJson, "not JSON"),
         (RefusesResults, "what is this?"),
-        (RefusesImages, "takes images beside text"),
+        (RefusesImages, "accepts images along with text"),
         (EndsAsUsual, "an answer that ended with 'length' has the finish_reason 'stop'"),
     ],
 )
 def test_an_ability_that_is_claimed_and_not_there_is_found(run, kind, says):
-    """And the message says what happened."""
+    """A claimed ability that is missing breaks a rule, and the message says what happened."""
     assert says in run(broken_rule, kind, **FULL)

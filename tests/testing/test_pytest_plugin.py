@@ -52,7 +52,7 @@ def test_a_cassette_is_recorded_once_and_then_replayed(pytester, run_pytest):
 
 
 def test_a_failed_recording_keeps_the_old_cassette(pytester, run_pytest):
-    """And leaves no other file behind."""
+    """A failed recording keeps the old cassette and leaves no temporary file."""
     write_test(pytester, ["no", "yes"])
     run_pytest("--record-cassettes").assert_outcomes(passed=1)
     [recorded] = (pytester.path / "cassettes" / "test_one").iterdir()
@@ -64,7 +64,7 @@ def test_a_failed_recording_keeps_the_old_cassette(pytester, run_pytest):
 
 
 def test_pass_rates_are_in_the_summary(pytester, run_pytest):
-    """Of passed and of failed tests."""
+    """The summary has the rates of passed and of failed tests."""
     pytester.makepyfile(
         test_rates="""
 import pytest

@@ -190,7 +190,7 @@ class TestExplore:
 
     @pytest.mark.parametrize(("share", "replays"), [(0.0, 0), (0.01, 1), (0.25, 5), (1.0, 20)])
     def test_a_share_of_the_seeds_is_replayed(self, share: float, replays: int) -> None:
-        """At least one if any, and evenly spread."""
+        """At least one seed is replayed if any, and they are spread evenly."""
         assert explore(correct, seeds=range(20), loops=["trio"], replay=share) == Exploration(
             runs=20, replays=replays, reached={"a second finisher": 20}
         )

@@ -68,7 +68,7 @@ def tiles(given: Iterable[tuple[str, str, str]]) -> Markup:
 
 
 def figures(pictures: Sequence[Picture], place: str, *, shown: bool = False) -> Markup:
-    """Return pictures side by side. `shown` shows their tables, which a reader opens otherwise."""
+    """Return pictures side by side. `shown` expands their tables."""
     numbers = count(1)
     drawn = [_figure(picture, f"{place}-{next(numbers)}", shown=shown) for picture in pictures]
     return element("div", *drawn, class_="pictures") if drawn else raw("")

@@ -8,7 +8,7 @@ import attrs
 
 from sampling._serialization.errors import dump_error, redact
 from sampling._serialization.messages import dump_content, dump_generation, plain_option
-from sampling._serialization.results._shared import FORMAT, VERSION, MessageTable, index_of, place_of
+from sampling._serialization.results._shared import FORMAT, VERSION, MessageTable, PlainSlice, index_of, place_of
 from sampling._serialization.values import dump_value, encode, readable, storable
 from sampling.messages import Context, Generation, Message
 from sampling.options import Options
@@ -50,7 +50,7 @@ def result_to_json(result: SamplingResult[Any], *, content: bool, indent: int | 
 
 
 class _Dump:
-    """The tables of one record: what several attempts share is written once, and referred to by its place."""
+    """The tables of one record: shared values are written once, and referred to by index."""
 
     def __init__(self, *, content: bool) -> None:
         self._content = content
@@ -109,11 +109,13 @@ class _Dump:
 
     def _value(self, attempt: Slice[Any]) -> dict[str, Any]:
         value = attempt.value
+        recorded_type = {"value_type": attempt.value_type} if isinstance(attempt, PlainSlice) else {}
         if value is None or value is attempt.text:
-            return {"value": value}
+            return {"value": value, **recorded_type}
         name = f"the value of iteration {attempt.iteration}"
         stored = dump_value(value, self._notes, name)
-        return {"value": stored} if _is_same(stored, value) else {"value": stored, "value_type": type(value).__name__}
+        own_type = {} if _is_same(stored, value) else {"value_type": type(value).__name__}
+        return {"value": stored, **recorded_type, **own_type}
 
     def _generation(self, generation: Generation) -> dict[str, Any]:
         record = dump_generation(generation)

@@ -15,7 +15,7 @@ _NO_DEFAULT: Final[Any] = object()
 
 def wrong_data(where: str, problem: str) -> ValueError:
     """Build the error for data that `to_dict` did not write."""
-    return ValueError(f"this is no result of to_dict(): {where} {problem}")
+    return ValueError(f"this is not a result of to_dict(): {where} {problem}")
 
 
 class Fields:

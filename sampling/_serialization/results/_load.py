@@ -3,12 +3,14 @@
 import math
 from typing import Any, Final, Generic, TypeVar, cast, get_args
 
+import attrs
+
 from sampling._arguments import check_instance, check_str, short_repr
 from sampling._json import bounded as bounded_json
 from sampling._serialization.errors import load_error
 from sampling._serialization.messages import load_content, load_generation
 from sampling._serialization.results._fields import Fields, wrong_data
-from sampling._serialization.results._shared import FORMAT, VERSION, parse_again, restore_attempt
+from sampling._serialization.results._shared import FORMAT, VERSION, PlainSlice, parse_again, restore_attempt
 from sampling.messages import Action, Attempt, Context, Generation, Message
 from sampling.options import Options
 from sampling.requirements import Requirement, Validation
@@ -24,6 +26,7 @@ _MAX_BRACKETS: Final = 10_000_000
 """A result of many thousands of attempts has more of them than a single answer may have."""
 
 _NOT_TOLD: Final = "the message was left out"
+_PARSE_IT: Final = "from_dict(data, action) parses it again"
 
 
 def result_from_json(text: str, action: Action[T] | None) -> SamplingResult[T]:
@@ -32,7 +35,7 @@ def result_from_json(text: str, action: Action[T] | None) -> SamplingResult[T]:
     try:
         data: object = bounded_json.loads(text, max_brackets=_MAX_BRACKETS)
     except ValueError as error:
-        raise wrong_data("the text", f"is no JSON that can be read: {error}") from None
+        raise wrong_data("the text", f"is not valid JSON: {error}") from None
     return load_result(data, action)
 
 
@@ -64,7 +67,8 @@ class _Load(Generic[T]):
         self._requirements = fields.read("requirements", lambda texts: [Requirement(text) for text in texts or ()])
         self._messages = [_load_message(one) for one in fields.objects("messages")]
         self._errors = [_load_error(one) for one in fields.objects("errors")]
-        self._notes = fields.texts("notes")
+        # What an earlier reader did not know of a value, this one may know.
+        self._notes = [note for note in fields.texts("notes") if not note.endswith(_PARSE_IT)]
 
     def result(self) -> SamplingResult[T]:
         fields = self._fields
@@ -102,7 +106,7 @@ class _Load(Generic[T]):
     def _attempt(self, fields: Fields) -> Slice[T]:
         generation = self._generation(fields) if "generation" in fields else None
         tried, context = self._conversation(fields, generation)
-        return Slice(
+        restored = Slice(
             fields.integer("iteration", least=1),
             fields.text("iteration_id"),
             fields.integer("subsample"),
@@ -122,6 +126,16 @@ class _Load(Generic[T]):
             tried,
             fields.flag("from_cache"),
         )
+        return restored if self._typed or "value_type" not in fields else self._plain(restored, fields)
+
+    def _plain(self, restored: Slice[T], fields: Fields) -> Slice[T]:
+        """Keep the type that the value had, for the next reader, and say that it is not of this type."""
+        kind: str = fields.text("value_type")
+        self._notes.append(
+            f"the value of iteration {restored.iteration} was of type {short_repr(kind)}, and is plain JSON here: "
+            f"{_PARSE_IT}"
+        )
+        return PlainSlice(**attrs.asdict(restored, recurse=False), value_type=kind)
 
     def _generation(self, fields: Fields) -> Generation:
         if self._content:
@@ -144,12 +158,6 @@ class _Load(Generic[T]):
             return None
         if self._typed and generation is not None:
             return parse_again(self._action, generation.text, recorded, self._notes)
-        if "value_type" in fields:
-            iteration, kind = fields.integer("iteration", least=1), fields.text("value_type")
-            self._notes.append(
-                f"the value of iteration {iteration} was of type {short_repr(kind)}, and is plain JSON here: "
-                "from_dict(data, action) parses it again"
-            )
         return cast("T", recorded)
 
     def _error(self, fields: Fields) -> Exception | None:

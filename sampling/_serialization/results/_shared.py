@@ -1,19 +1,37 @@
-"""What results and the journal of a fan-out store in the same way."""
+"""Parts of the formats of results and journals that are the same."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeVar, cast
+
+import attrs
 
 from sampling.messages import Action, Attempt, Context, Generation, Message
 from sampling.options import Options
 from sampling.results import Slice
 
-__all__ = ["FORMAT", "VERSION", "MessageTable", "index_of", "parse_again", "place_of", "restore_attempt"]
+__all__ = [
+    "FORMAT",
+    "VERSION",
+    "MessageTable",
+    "PlainSlice",
+    "index_of",
+    "parse_again",
+    "place_of",
+    "restore_attempt",
+]
 
 T = TypeVar("T")
 
 FORMAT: Final = "sampling.result"
 VERSION: Final = 1
 """The version of the format. A change that an older reader would misread raises it."""
+
+
+@attrs.frozen(slots=False, repr=False)
+class PlainSlice(Slice[T]):
+    """A slice that was read without its action. Its value is what JSON holds of a value of another type."""
+
+    value_type: str = attrs.field(kw_only=True)
 
 
 class MessageTable:
@@ -47,7 +65,7 @@ def index_of(error: Exception, problems: list[Exception]) -> int:
 
 
 def place_of(best: Slice[Any] | None, attempts: Sequence[Slice[Any]]) -> int | None:
-    """Return the place of the answer among the attempts. Not its iteration: tiers of an escalation count anew."""
+    """Return the index of the answer among the attempts. Iterations are not unique in an escalation."""
     if best is None:
         return None
     places = (place for place, one in enumerate(attempts) if one is best or one.iteration_id == best.iteration_id)

@@ -6,7 +6,7 @@ Backends that call a client library of yours: openai, litellm, LangChain or pyda
 
 Every request is streamed, even if you need only the whole text, because closing a stream stops the server.
 Errors of the library are translated into ours, so that strategies and layers can react to them.
-No library is imported before you pass an object of it. Nothing is closed: you opened it, so you close it.
+A library is imported only when you pass one of its objects. Your client is never closed.
 
 Every option reaches the server, or raises `Unsupported` with its name.
 

@@ -47,7 +47,7 @@ class AdaptedBackend:
         """
         Return the whole answer.
 
-        The library streams it nevertheless, so that cancelling stops the server.
+        The library still streams it, so that cancelling stops the server.
         """
         return await self.stream(request, lambda _: None)
 

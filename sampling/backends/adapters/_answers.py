@@ -93,7 +93,7 @@ class StreamedText:
         if self.finish_reason is None and not allow_missing_finish:
             raise Incomplete(
                 "the stream ended without a finish_reason: the answer may be cut off",
-                hint="If this model never gives one, pass allow_missing_finish=True to the adapter.",
+                hint="If this model never sends one, pass allow_missing_finish=True to the adapter.",
             )
         return Generation(
             "".join(self._pieces),

@@ -29,7 +29,7 @@ _NOT_REACHED = frozenset(
     {"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "ClientConnectorError", "gaierror"}
 )
 _NOT_SENT = frozenset({"UnsupportedParamsError"})
-"""Errors that have a status although no server gave it."""
+"""Errors that have a status although no server sent it."""
 
 _TRANSPORT_KINDS: Mapping[str, type[BackendError]] = {
     "APITimeoutError": Timeout,
@@ -76,7 +76,7 @@ _KINDS: Mapping[str, type[BackendError]] = {
 
 
 def translate_error(error: Exception, library: str) -> BackendError | None:
-    """Return the equivalent error of ours, or None if there is none."""
+    """Return the equivalent `BackendError`, or None if there is none."""
     status = None if type(error).__name__ in _NOT_SENT else _status(error)
     message = f"{library} raised {type(error).__name__}: {Redactor().sample(str(error))}"
     if (missing := _missing_package(error)) is not None:
@@ -102,7 +102,7 @@ def _missing_package(error: Exception) -> str | None:
 
 
 def _status(error: Exception) -> int | None:
-    """Return the HTTP status. Every library keeps it in another place."""
+    """Return the HTTP status, which every library keeps in a different place."""
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):
         # botocore
@@ -149,7 +149,7 @@ def _refusal(error: Exception, status: int) -> BackendError:
 
 
 def _headers(error: Exception) -> dict[str, str]:
-    """Return the response headers. Every library keeps them in another attribute."""
+    """Return the response headers, which every library keeps in a different attribute."""
     of_litellm = getattr(error, "litellm_response_headers", None)
     of_response = getattr(getattr(error, "response", None), "headers", None)
     headers: Any = of_litellm or of_response or getattr(error, "headers", None) or {}

@@ -39,8 +39,8 @@ def from_langchain(
     """
     Create a backend from a LangChain chat model. It needs asyncio.
 
-    Options are passed under the names that the models of OpenAI, Google, Anthropic, Amazon, Groq and Ollama have for
-    them, and those that a model does not have raise `Unsupported`. Other models get them under their OpenAI names.
+    Options are renamed for the models of OpenAI, Google, Anthropic, Amazon, Groq and Ollama, and those that a model
+    does not support raise `Unsupported`. Other models get OpenAI's names.
     Items of `Options.extra` become arguments of the model, so put parameters that only the server knows into
     `extra_body` there.
 
@@ -54,7 +54,7 @@ def from_langchain(
         structured: How to ask for an answer that matches `Options.schema`: "native", "tool" or "prompt".
             Models without schemas need one of the last two.
 
-        drop_unsupported: Drop options that the model does not have, with a warning.
+        drop_unsupported: Drop options that the model does not support, with a warning.
     """
     if not callable(getattr(chat_model, "astream", None)):
         raise wrong_type("chat_model", chat_model, "a LangChain chat model")
@@ -147,7 +147,7 @@ _FINISH_NAMES = ("finish_reason", "stop_reason", "stopReason", "done_reason")
 
 
 def _finish_reason(metadata: Mapping[str, Any]) -> str | None:
-    """Return the finish_reason of a chunk, or that which the status of OpenAI's Responses API means."""
+    """Return the finish_reason of a chunk, derived from the status for OpenAI's Responses API."""
     given = _first(metadata, _FINISH_NAMES)
     status = metadata.get("status")
     if given is not None or status not in {"completed", "incomplete"}:

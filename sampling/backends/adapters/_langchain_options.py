@@ -1,4 +1,4 @@
-"""Convert options into the arguments of LangChain models, which each have names of their own."""
+"""Convert options into the arguments of LangChain models, which all use different names."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -20,10 +20,10 @@ class Dialect:
     """Names of arguments, by OpenAI's names of options."""
 
     missing: tuple[str, ...] = ()
-    """The names of options that the models do not have."""
+    """The names of options that the models do not support."""
 
     fields: Names = attrs.field(factory=dict[str, str])
-    """Names of fields of the model, for options that are no arguments of a request."""
+    """Names of fields of the model, for options that are not arguments of a request."""
 
     in_body: tuple[str, ...] = ()
     """Options that the client of the package takes only in `extra_body`."""
@@ -62,6 +62,6 @@ _DIALECTS: Mapping[str, Dialect] = {
 
 
 def dialect_of(chat_model: Any) -> Dialect:
-    """Return the dialect of a model, by the package that its class or one of its bases is from."""
+    """Return the dialect of a model, by the package of its class or of one of its bases."""
     packages = [kind.__module__.partition(".")[0] for kind in type(chat_model).__mro__]
     return next((_DIALECTS[package] for package in packages if package in _DIALECTS), Dialect())

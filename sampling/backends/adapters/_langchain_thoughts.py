@@ -21,13 +21,13 @@ def blocks_of(chunk: Any) -> list[Json]:
 
 
 def more_of(chunk: Any) -> Json:
-    """Return what a chunk has apart from its content."""
+    """Return the additional fields of a chunk."""
     return cast("Json", getattr(chunk, "additional_kwargs", None) or {})
 
 
 @attrs.define
 class BlockThoughts:
-    """Puts reasoning together from the content blocks of chunks. Pieces of one block have the same index."""
+    """Assembles reasoning from the content blocks of chunks. Pieces of one block have the same index."""
 
     _thoughts: dict[object, Reasoning] = attrs.field(factory=dict[object, Reasoning])
 
@@ -88,11 +88,11 @@ _WRITERS: Mapping[str, Callable[[Reasoning], Json]] = {
     "langchain_openai": _responses_item,
     "langchain_aws": _bedrock_block,
 }
-"""How packages take a signed thought back. All others take Anthropic's blocks."""
+"""Functions that write a signed thought for a package. All others take Anthropic's blocks."""
 
 
 def thoughts_writer(chat_model: Any) -> Callable[[Reasoning], Json] | None:
-    """Return the function that makes a block of a thought for a model, or None for Anthropic's blocks."""
+    """Return the function that turns a thought into a block for a model, or None for Anthropic's blocks."""
     packages = [kind.__module__.partition(".")[0] for kind in type(chat_model).__mro__]
     return next((_WRITERS[package] for package in packages if package in _WRITERS), None)
 

@@ -28,7 +28,7 @@ def from_litellm(
     """
     Create a backend from `litellm.acompletion` or a function with the same signature. It needs asyncio.
 
-    An option that the provider does not have raises `Unsupported`, unless you pass `drop_params=True`.
+    An option that the provider does not support raises `Unsupported`, unless you pass `drop_params=True`.
 
     Args:
         acompletion: The function, for example that of a `litellm.Router`.
@@ -49,8 +49,10 @@ def from_litellm(
             check_loop("litellm")
         body = body_for(request, cast("str | None", defaults.get("model")), "max_tokens")
         if "min_p" in body and str(body["model"]).startswith(_WITHOUT_MIN_P) and not defaults.get("drop_params"):
-            # The only option that litellm drops by itself, without a word.
-            raise Unsupported("litellm has no Options.min_p for models of Google", hint="Leave the option out.")
+            # The only option that litellm drops silently.
+            raise Unsupported(
+                "litellm does not support Options.min_p for models of Google", hint="Leave the option out."
+            )
         _add_thinking(body["messages"], request)
         return await read_chunks(await acompletion(**{"max_retries": 0, **defaults, **body}), request, receive)
 
@@ -58,7 +60,7 @@ def from_litellm(
 
 
 def _add_thinking(wire: list[Json], request: Request) -> None:
-    """Give signed reasoning back in the field where litellm gave it."""
+    """Return signed reasoning in the field in which litellm sent it."""
     answers = [message for message in request.messages if message.role == "assistant"]
     for one, message in zip([one for one in wire if one["role"] == "assistant"], answers, strict=True):
         thoughts = [thinking_block(part) for part in message.content if isinstance(part, Reasoning)]

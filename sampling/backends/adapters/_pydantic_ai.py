@@ -40,8 +40,8 @@ def from_pydantic_ai(
     """
     Create a backend from a pydantic-ai model.
 
-    An option that this model does not have raises `Unsupported`. Items of `Options.extra` that begin with the name of
-    the provider, such as `google_safety_settings`, become settings of the model, and all others fields of the body.
+    An option that this model does not support raises `Unsupported`. Items of `Options.extra` that begin with the name
+    of the provider, such as `google_safety_settings`, become settings of the model, and all others fields of the body.
 
     Args:
         model: A `pydantic_ai.models.Model`, such as `OpenAIChatModel(…)`. Its retries are turned off if they can be.
@@ -53,7 +53,7 @@ def from_pydantic_ai(
         structured: How to ask for an answer that matches `Options.schema`: "native", "tool" or "prompt".
             Models without schemas need one of the last two.
 
-        drop_unsupported: Drop options that the model does not have, with a warning.
+        drop_unsupported: Drop options that the model does not support, with a warning.
     """
     if not callable(getattr(model, "request_stream", None)):
         raise wrong_type("model", model, "a pydantic-ai model")
@@ -158,7 +158,7 @@ class _Model:
             return names.ThinkingPart(part.text, **{"provider_name": self._model.system, **thinking_fields(part)})
         if isinstance(part, Text):
             return names.TextPart(part.text, **carried.get(TEXT, {}))
-        raise Unsupported(f"pydantic-ai takes no {type(part).__name__} in the message of an assistant")
+        raise Unsupported(f"pydantic-ai accepts no {type(part).__name__} in the message of an assistant")
 
     def _user_content(self, content: Content) -> Any:
         return content if isinstance(content, str) else [self._user_part(part) for part in content]

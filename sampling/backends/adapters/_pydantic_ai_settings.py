@@ -1,4 +1,4 @@
-"""Convert options into the settings of a pydantic-ai model, which ignores those that it does not have."""
+"""Convert options into the settings of a pydantic-ai model, which silently ignores unknown ones."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -34,10 +34,10 @@ _PREFIXES = {
 """The prefixes of the settings for log probabilities, by model class. Others have none."""
 
 _COMPATIBLE = frozenset({"OpenAIChatModel", "GroqModel", "HuggingFaceModel"})
-"""Models of servers that take options of their own in the body."""
+"""Models of servers that accept their own options in the body."""
 
 _EFFORTS: Mapping[str, bool | str] = {"none": False, "max": "xhigh"}
-"""The words that are not the same."""
+"""The efforts that have different names in pydantic-ai."""
 
 _PROVIDERS = frozenset(
     {"anthropic", "bedrock", "cerebras", "cohere", "google", "groq", "huggingface", "mistral", "ollama", "openai"}
@@ -62,7 +62,7 @@ class ModelSettings:
     """
     The settings that a pydantic-ai model sends.
 
-    pydantic-ai ignores others without a word, so they have to be refused here.
+    pydantic-ai silently ignores all others, so they have to be refused here.
     """
 
     def __init__(self, model: Any) -> None:
@@ -79,7 +79,7 @@ class ModelSettings:
         self._is_openai = bool(self._classes & {"OpenAIChatModel", "OpenAIResponsesModel"})
 
     def missing(self) -> list[str]:
-        """Return the names of the options that the model does not have."""
+        """Return the names of the options that the model does not support."""
         if self._classes & {"FallbackModel", "FunctionModel", "TestModel"}:
             # They pass everything on.
             return []
@@ -129,7 +129,7 @@ class ModelSettings:
         return {"openai_reasoning_effort": effort} if self._is_openai else {"thinking": _EFFORTS.get(effort, effort)}
 
     def _is_own(self, name: str) -> bool:
-        """Return whether a name is that of a setting of the model's provider, as google_labels is for a GoogleModel."""
+        """Return whether a name is a setting of the model's provider, such as google_labels for a GoogleModel."""
         provider = name.partition("_")[0]
         return provider in _PROVIDERS and any(kind.lower().startswith(provider) for kind in self._classes)
 

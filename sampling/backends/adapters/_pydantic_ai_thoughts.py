@@ -1,4 +1,4 @@
-"""Carry what pydantic-ai wants back with the parts of an answer: signatures, ids and details of the provider."""
+"""Store what pydantic-ai needs back with the parts of an answer: signatures, ids and provider details."""
 
 import json
 from collections.abc import Iterable
@@ -11,17 +11,17 @@ from sampling.parts import Part, Reasoning
 __all__ = ["TEXT", "carried_details", "is_carrier", "thinking_fields", "thought_of"]
 
 _PREFIX = "pydantic-ai:"
-"""Begins a signature with all that pydantic-ai knows of a part."""
+"""The prefix of a signature that holds all fields of a pydantic-ai part."""
 
 TEXT = ""
-"""The place of the text among the ids of tool calls."""
+"""The key of the text, among the ids of tool calls."""
 
 _PLACE = "of"
 _REDACTED_ID = "redacted_thinking"
 
 
 def thought_of(part: Any) -> Reasoning | None:
-    """Return a part of pydantic-ai as reasoning, or what another part needs back as reasoning without a text."""
+    """Return a part of pydantic-ai as reasoning. Details of other parts become reasoning without a text."""
     details = {
         name: value
         for name in ("id", "signature", "provider_name", "provider_details")
@@ -45,7 +45,7 @@ def _thought(text: str, details: Json) -> Reasoning:
 
 
 def is_carrier(part: Part) -> bool:
-    """Return whether a part is only there for the details of another part."""
+    """Return whether a part only carries the details of another part."""
     return isinstance(part, Reasoning) and _PLACE in _details(part)
 
 

@@ -21,7 +21,7 @@ _NO_MODEL = "-"
 
 
 def body_for(request: Request, model: str | None, max_tokens_name: str) -> Json:
-    """Return the body that the OpenAI API takes for a request."""
+    """Return the body of a request in the format of the OpenAI API."""
     body = encode_body(
         request,
         model=model,

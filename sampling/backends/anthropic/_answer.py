@@ -66,7 +66,7 @@ class StreamedMessage(StreamedResponse):
 
     @property
     def finished(self) -> bool:
-        """True once the server said why the answer ended."""
+        """True once the server has sent a stop_reason."""
         return self._delta.get("stop_reason") is not None
 
     @property
@@ -80,16 +80,15 @@ class StreamedMessage(StreamedResponse):
         used = super().spent
         if self.finished and self._usage is not None:
             return used
-        return attrs.evolve(used, output_tokens=max(used.output_tokens, self._pieces))
+        return attrs.evolve(used, output_tokens=max(used.output_tokens, self.pieces))
 
     def _ordered(self, *kinds: str) -> list[_Block]:
         return [self._blocks[index] for index in sorted(self._blocks) if self._blocks[index].kind in kinds]
 
     def add(self, data: str) -> str:
-        """Parse one event and return what it adds to the text. Events that are not known are skipped."""
+        """Parse one event and return what it adds to the text. Unknown events are skipped."""
         # Some gateways end the stream as OpenAI does.
-        if data.strip() in {"[DONE]", ""}:
-            self.done = self.done or "[DONE]" in data
+        if self._is_end_mark(data):
             return ""
         event = self._parsed(data)
         kind = optional(event, "type", str) or ""
@@ -108,7 +107,7 @@ class StreamedMessage(StreamedResponse):
         return ""
 
     def plain(self, chunk: Json) -> Plain | None:
-        """Return what an event adds, if it does nothing but add to a block."""
+        """Return what an event adds, if it only adds to a block."""
         delta = chunk.get("delta")
         if chunk.get("type") != "content_block_delta" or not isinstance(delta, dict):
             return None
@@ -119,24 +118,24 @@ class StreamedMessage(StreamedResponse):
         return Plain(text, chunk, optional(chunk, "index", int) or 0) if text else None
 
     def accepts(self, plain: Plain) -> bool:
-        """Return True if the message goes on."""
+        """Return True if the message continues."""
         return plain.place in self._blocks and not self.finished
 
     def repeat(self, plain: Plain, texts: Sequence[str]) -> str:
         """Add the texts of events like this one, and return what they add to the text."""
-        self._pieces += len(texts) - 1
+        self.pieces += len(texts) - 1
         return self._grow(self._blocks[plain.place], "".join(texts))
 
     def add_whole(self, data: str) -> str:
         """Parse a message that was not streamed, and return its text."""
         message = self._parsed(data)
         if message.get("type") != "message":
-            raise MalformedResponse("the reply is no message of the Messages API")
+            raise MalformedResponse("the reply is not a message of the Messages API")
         self.done = True
         return self._begin(message)
 
     def _begin(self, message: Json) -> str:
-        """Begin the message. That of a stream is empty, except for what server tools left from an earlier turn."""
+        """Begin the message, which is empty in a stream, except for results of server tools."""
         if self._message:
             self._check_same(message)
             return ""
@@ -164,7 +163,7 @@ class StreamedMessage(StreamedResponse):
         self._blocks[index] = block
         if kind == "redacted_thinking":
             block.signature = REDACTED + (optional(given, "data", str) or "")
-            self._pieces += 1
+            self.pieces += 1
             return ""
         block.signature = optional(given, "signature", str) or ""
         # Empty at the start of a stream, and whole in a message that was not streamed.
@@ -177,7 +176,7 @@ class StreamedMessage(StreamedResponse):
             raise MalformedResponse("a delta belongs to a block that has not begun")
         kind = optional(delta, "type", str) or ""
         if kind not in _DELTAS:
-            # Citations, and what the API may add.
+            # Citations, and fields that the API may add later.
             return ""
         given = optional(delta, _DELTAS[kind], str) or ""
         if kind == "signature_delta":
@@ -192,7 +191,7 @@ class StreamedMessage(StreamedResponse):
             raise MalformedResponse("more content after a stop_reason: the stream may contain two answers")
 
     def _grow(self, block: _Block, given: str) -> str:
-        self._pieces += bool(given)
+        self.pieces += bool(given)
         added = block.text.add(given)
         return added if block.kind == "text" else ""
 
@@ -235,7 +234,7 @@ class StreamedMessage(StreamedResponse):
         return optional(details, "explanation", str) if self._delta.get("stop_reason") == "refusal" else None
 
     def _raw(self) -> Json:
-        """Return what the response says apart from the answer."""
+        """Return the fields of the response other than the answer."""
         known = {"content", "model", "role", "type", "usage"}
         rest = {name: value for name, value in {**self._message, **self._delta}.items() if name not in known}
         return {name: value for name, value in {**rest, "usage": self._counts}.items() if value not in (None, {})}
@@ -252,7 +251,7 @@ def _read_usage(counts: Json) -> Usage | None:
     """
     Return the usage of a response, or None if a count is missing or implausible.
 
-    The API counts the input that it read from the cache or wrote to it apart from the rest.
+    The API counts input that it read from or wrote to the cache separately.
     """
     names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens")
     read, cached, written, output = [token_count(counts.get(name, 0)) for name in names]

@@ -40,7 +40,7 @@ class AnthropicBatches(BatchClient):
         return self._state(await self._rest.json("POST", self._url, body, headers)).batch_id
 
     def parse(self, line: Json) -> BatchReply | None:
-        """Return what a line of the results says."""
+        """Parse a line of the results."""
         custom_id, result = line.get("custom_id"), line.get("result")
         if not isinstance(custom_id, str) or not isinstance(result, dict):
             return None

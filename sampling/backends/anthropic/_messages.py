@@ -25,7 +25,7 @@ def wire_system(messages: Iterable[Message]) -> str | list[Json] | None:
         for part in parts:
             text = part.text if isinstance(part, Text) else part
             if not isinstance(text, str):
-                raise Unsupported(f"the Anthropic API takes no {type(part).__name__} in a system prompt")
+                raise Unsupported(f"the Anthropic API accepts no {type(part).__name__} in a system prompt")
             if text.strip():
                 texts.append(text)
     if len(texts) > 1:
@@ -34,7 +34,7 @@ def wire_system(messages: Iterable[Message]) -> str | list[Json] | None:
 
 
 def wire_messages(messages: Iterable[Message]) -> list[Json]:
-    """Return the turns of a conversation. Tool results are the user's, and messages of one author are one turn."""
+    """Return the turns of a conversation. Tool results belong to the user, and consecutive messages are merged."""
     turns: list[tuple[str, list[Json]]] = []
     for message in messages:
         if message.role in _SYSTEM:
@@ -93,7 +93,7 @@ def _assistant_block(part: Part) -> Json | None:
         return {"type": "tool_use", "id": plain_id(part.id), "name": wire_name(part.name), "input": _input(part)}
     if isinstance(part, Reasoning):
         return thinking_block(part)
-    raise Unsupported(f"the Anthropic API takes no {type(part).__name__} in the message of an assistant")
+    raise Unsupported(f"the Anthropic API accepts no {type(part).__name__} in the message of an assistant")
 
 
 def _input(call: ToolCall) -> Json:
@@ -115,7 +115,7 @@ def _user_block(part: Part) -> Json:
         return _image(part)
     if isinstance(part, File):
         return _document(part)
-    raise Unsupported(f"the Anthropic API takes no {type(part).__name__} in a message of the user")
+    raise Unsupported(f"the Anthropic API accepts no {type(part).__name__} in a message of the user")
 
 
 def _text(text: str) -> Json:
@@ -126,7 +126,7 @@ def _image(part: Image) -> Json:
     if part.data is None:
         return {"type": "image", "source": {"type": "url", "url": part.url}}
     if part.media_type not in _IMAGE_TYPES:
-        raise Unsupported(f"the Anthropic API takes images of {', '.join(_IMAGE_TYPES)}, got {part.media_type}")
+        raise Unsupported(f"the Anthropic API accepts images of {', '.join(_IMAGE_TYPES)}, got {part.media_type}")
     return {"type": "image", "source": _base64(part)}
 
 
@@ -149,5 +149,5 @@ def _document_source(part: File) -> Json:
         return {"type": "text", "media_type": "text/plain", "data": part.data.decode()}
     except UnicodeDecodeError:
         raise Unsupported(
-            f"the Anthropic API takes a File of application/pdf or text in UTF-8, got {part.media_type}"
+            f"the Anthropic API accepts a File of application/pdf or text in UTF-8, got {part.media_type}"
         ) from None

@@ -27,7 +27,7 @@ Cache: TypeAlias = Literal["auto", "5m", "1h"]
 """How long the server keeps a prompt after its last use."""
 
 Thinking: TypeAlias = Literal["adaptive", "budget"]
-"""How the API is told how much to think."""
+"""The way in which `reasoning_effort` is sent."""
 
 _RESERVED = frozenset({"messages", "stream", "system"})
 _MERGED = "output_config"
@@ -52,8 +52,8 @@ def structured_mode(options: Options, chosen: Structured) -> Structured:
     """
     Return how to ask for the schema of a request.
 
-    It is asked for as chosen, by a tool if the server can't enforce it, or in words if it is that of no object:
-    the arguments of a tool are always an object.
+    This is the chosen way, or a tool if the server can't enforce the schema, or the prompt if it does not describe an
+    object, because the arguments of a tool are always an object.
     """
     if options.schema is None or chosen == "prompt":
         return chosen
@@ -114,7 +114,7 @@ def _thinking(options: Options, max_tokens: int, thinking: Thinking) -> Json | N
     budget = min(_BUDGETS[effort], max_tokens * 3 // 4)
     if budget < _LEAST_BUDGET:
         raise BadRequest(
-            f"max_tokens={max_tokens} leaves too few tokens to think: the API wants at least {_LEAST_BUDGET}",
+            f"max_tokens={max_tokens} leaves too few tokens to think: the API requires at least {_LEAST_BUDGET}",
             hint="Raise max_tokens, or leave reasoning_effort out.",
         )
     return {"type": "enabled", "budget_tokens": budget}

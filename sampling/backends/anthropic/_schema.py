@@ -1,4 +1,4 @@
-"""Adapt JSON schemas to what the constrained decoding of Anthropic accepts."""
+"""Adapt JSON schemas to Anthropic's constrained decoding."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -12,19 +12,19 @@ from sampling.backends.http._fields import Json
 __all__ = ["native_schema"]
 
 # The rules: https://platform.claude.com/docs/en/build-with-claude/structured-outputs#json-schema-limitations
-# What only narrows the values may be left out, because the answer is validated. The model is told of it in words.
+# Keywords that only narrow the values may be left out, because the answer is validated. They move to descriptions.
 _TOLD = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minItems", "maxItems", "pattern")
 
 # The API's own words are "limit: 16 parameters with unions". What it refuses all the same is asked for by a tool.
 _MAX_UNIONS = 16
-"""The most unions that the API takes in a schema. Fields with a default are unions, with null."""
+"""The maximum number of unions in a schema. Fields with a default are unions with null."""
 
 
 def native_schema(schema: object) -> Mapping[str, Any] | None:
     """
     Return the schema to send, or None if the API can't enforce it.
 
-    The schema of a type is rewritten if it can be. A schema of the caller's own goes as it is.
+    The schema of a type is rewritten if possible. A schema that the caller wrote is sent unchanged.
     """
     if isinstance(schema, Mapping) and not isinstance(schema, DerivedSchema):
         return answer_schema(cast("Mapping[str, Any]", schema)).schema

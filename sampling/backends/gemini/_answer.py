@@ -92,7 +92,7 @@ class StreamedGeminiAnswer(StreamedResponse):
 
     @property
     def started(self) -> bool:
-        """True once a candidate has arrived, or the reason why there is none."""
+        """True once a candidate, or the reason why there is none, has arrived."""
         return self._has_candidate or self._blocked is not None
 
     @property
@@ -100,7 +100,7 @@ class StreamedGeminiAnswer(StreamedResponse):
         """
         True once nothing can follow.
 
-        A finishReason that every chunk has, as with older models, does not tell that.
+        A finishReason in every chunk, as with older models, does not mean that.
         """
         return self._blocked is not None or (self._has_ended and not self._finishes_every_chunk)
 
@@ -115,9 +115,8 @@ class StreamedGeminiAnswer(StreamedResponse):
 
     def add(self, data: str) -> str:
         """Parse one event and return what it adds to the text."""
-        if data.strip() in {"[DONE]", ""}:
-            # Gemini ends its streams without a mark. Gateways add that of OpenAI.
-            self.done = self.done or "[DONE]" in data
+        # Gemini ends its streams without a mark. Gateways add that of OpenAI.
+        if self._is_end_mark(data):
             return ""
         return self._add_chunk(self._parsed(data))
 
@@ -166,7 +165,7 @@ class StreamedGeminiAnswer(StreamedResponse):
         # Older models send a finishReason with every chunk.
         if is_more and finished_before and not self._finishes_every_chunk:
             raise MalformedResponse("more text after a finishReason: the stream may contain two answers")
-        self._pieces += is_more
+        self.pieces += is_more
         self._logprobs.extend(_logprobs(object_or_none(candidate, "logprobsResult")))
         self._candidate.update(candidate)
         if reason in _REJECTED:
@@ -245,7 +244,7 @@ class StreamedGeminiAnswer(StreamedResponse):
         return "tool_calls" if reason == "stop" and self._calls else reason
 
     def _described(self) -> Json:
-        """Return what the response says apart from the answer, such as its id, its ratings and its sources."""
+        """Return the fields of the response other than the answer, such as its id, ratings and sources."""
         described = {
             **self._raw,
             **{name: value for name, value in self._candidate.items() if name not in {"content", "logprobsResult"}},

@@ -17,13 +17,13 @@ __all__ = ["MADE_UP_ID", "is_newer_than_2", "wire_contents"]
 Json: TypeAlias = dict[str, Any]
 
 MADE_UP_ID = "gemini_"
-"""The beginning of the ids of calls that Gemini gave none. They are not sent."""
+"""The prefix of ids that Gemini did not send. They are not sent back."""
 
 _OLD_MODEL = re.compile(r"(?:.*/)?(?:gemini-[12]\b|gemini-(?:pro|ultra)(?:-vision)?$|gemma-|learnlm-)")
 
 
 def is_newer_than_2(model: str) -> bool:
-    """Return whether a model is of the third generation of Gemini or later, as far as its name tells."""
+    """Return whether a model is Gemini 3 or later, judging by its name."""
     return _OLD_MODEL.match(model) is None
 
 
@@ -36,7 +36,7 @@ class _Conversation:
     contents: list[Json] = attrs.field(factory=list[Json])
     calls: dict[str, ToolCall] = attrs.field(factory=dict[str, ToolCall])
     is_answering: bool = False
-    """True if the last content has results of tools. The API wants those of one turn in one content."""
+    """True if the last content has results of tools. The API expects those of one turn in one content."""
 
     def add(self, message: Message) -> None:
         if message.role in {"system", "developer"}:
@@ -87,7 +87,7 @@ def _text_parts(content: Content) -> list[Json]:
         return [{"text": content}]
     for part in content:
         if not isinstance(part, Text):
-            raise Unsupported(f"the Gemini API takes no {type(part).__name__} in the system instruction, only text")
+            raise Unsupported(f"the Gemini API accepts no {type(part).__name__} in the system instruction, only text")
     return _parts(content)
 
 
@@ -100,7 +100,7 @@ def _part(part: Part) -> Json:
         return {"text": part.text}
     if isinstance(part, Media):
         return _media(part)
-    raise Unsupported(f"the Gemini API takes no {type(part).__name__} in a message of the user")
+    raise Unsupported(f"the Gemini API accepts no {type(part).__name__} in a message of the user")
 
 
 def _media(part: Media) -> Json:
@@ -114,7 +114,7 @@ def _media(part: Media) -> Json:
 
 
 def _answer_parts(content: Sequence[Part], calls: Sequence[ToolCall], *, needs_signatures: bool) -> list[Json]:
-    """Return the parts of an answer, each with the signature that it came with."""
+    """Return the parts of an answer, each with its signature."""
     text = "".join([part.text for part in content if isinstance(part, Text)])
     thoughts = [part for part in content if isinstance(part, Reasoning) and is_own(part)]
     signed = [(part, *split_signature(part.signature or "")) for part in thoughts]
@@ -136,7 +136,7 @@ def _calls(
 ) -> Iterable[Json]:
     signatures = {place.call: signature for place, signature in signed if place.call is not None}
     if needs_signatures and not signatures:
-        # The model refuses a conversation whose first call has none, as those of other models do.
+        # Calls of other models have no signature, and Gemini refuses a conversation whose first call has none.
         signatures = {0: SKIP_VALIDATION}
     for number, call in enumerate(calls):
         signature = {"thoughtSignature": signatures[number]} if number in signatures else {}
@@ -151,7 +151,7 @@ def _arguments(call: ToolCall) -> Json:
     try:
         return call.parse()
     except ValueError:
-        # The API takes objects only. The conversation goes on with what another model wrote.
+        # The API accepts objects only, but another model may have written anything.
         return {"invalid_json": call.arguments}
 
 

@@ -87,7 +87,7 @@ class GeminiErrorResponse(ErrorResponse):
         if self.status == 400 and _TOO_LARGE.search(text):
             return RequestTooLarge(message)
         if self.status == 400 and _TOOLS_AND_SCHEMA.search(text):
-            hint = 'This model has no schema for the answer beside tools: pass structured="tool" or "prompt".'
+            hint = 'This model does not support a schema together with tools: pass structured="tool" or "prompt".'
             return BadRequest(message, hint=hint)
         return super()._bad_request(message)
 

@@ -16,7 +16,7 @@ __all__ = ["MISSING_OPTIONS", "gemini_body", "model_path"]
 Json: TypeAlias = dict[str, Any]
 
 MISSING_OPTIONS = ("min_p", "logit_bias")
-"""Options that the Gemini API does not have."""
+"""Options that the Gemini API does not support."""
 
 # https://ai.google.dev/api/generate-content#FIELDS.response_json_schema
 _KEYWORDS = frozenset(
@@ -88,7 +88,7 @@ def _generation_config(options: Options, schema: AnswerSchema | None) -> Json:
 
 
 def _reduced(given: object, schema: AnswerSchema) -> Json:
-    """Return a schema in the keywords that the API knows."""
+    """Return a schema with only the keywords that the API supports."""
     # Not the one that is rewritten for OpenAI's strict mode: Gemini wants the recursive fields to be optional.
     if isinstance(given, type) and hasattr(given, "model_json_schema"):
         return reduced_schema(cast("Any", given).model_json_schema(), _KEYWORDS)
@@ -119,7 +119,7 @@ def _calling(choice: str) -> Json:
 
 
 def _add_extra(body: Json, extra: Mapping[str, Any]) -> None:
-    """Add the caller's own fields. Those of objects and lists of tools are added to ours."""
+    """Add the caller's own fields, merging objects and lists of tools with ours."""
     if reserved := _RESERVED & extra.keys():
         raise BadRequest(
             f"options.extra sets {', '.join(sorted(reserved))}, which the backend sets itself",
@@ -137,7 +137,7 @@ def _add_extra(body: Json, extra: Mapping[str, Any]) -> None:
 
 
 def model_path(model: str) -> str:
-    """Return the path of a model. Tuned models and those of gateways have one of their own."""
+    """Return the path of a model. Tuned models and those of gateways have a prefix of their own."""
     path = model if "/" in model else f"models/{model}"
     if not all(part and part.strip(".") for part in path.split("/")):
         raise BadRequest(f"the model {model!r} is not the name of a model, such as 'gemini-2.5-flash'")

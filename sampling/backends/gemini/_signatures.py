@@ -1,7 +1,7 @@
 """
-Remember which part of an answer a thought signature came with.
+Remember which part of an answer each thought signature belongs to.
 
-Gemini signs parts of an answer, and wants each signature back on the part that it came with. A `Reasoning` has no
+Gemini signs parts of an answer, and expects each signature back on the part that it came with. A `Reasoning` has no
 place for that, so the signature gets a prefix, which also tells it from those of other providers: a conversation may
 change its model. No signature has a colon, because it is base64.
 """
@@ -74,7 +74,7 @@ def split_signature(signature: str) -> tuple[SignedPlace, str]:
 
 
 def signed_texts(text: str, signed: Sequence[tuple[SignedPlace, str]]) -> list[Json]:
-    """Return a text as parts, of which some have a signature."""
+    """Split a text into parts, some of them with a signature."""
     parts: list[Json] = []
     done = 0
     for place, signature in sorted(signed, key=lambda one: (one[0].start, one[0].end)):

@@ -13,8 +13,8 @@ def read_usage(fields: Mapping[str, Any]) -> Usage | None:
     """
     Return the usage in a `usageMetadata` object.
 
-    Gemini counts thoughts and the results of its own tools apart. Return None if a count is missing or implausible,
-    so that an estimate is used instead.
+    Gemini counts thoughts and the results of its own tools separately. Return None if a count is missing or
+    implausible, so that an estimate is used instead.
     """
     names = ("promptTokenCount", "toolUsePromptTokenCount", "candidatesTokenCount", "thoughtsTokenCount")
     given = [fields.get(name) for name in (*names, "cachedContentTokenCount")]

@@ -1,4 +1,4 @@
-"""What the batch APIs of providers have in common."""
+"""The base class of clients for batch APIs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,12 +17,12 @@ __all__ = ["BatchClient", "BatchProblem", "BatchReply", "BatchState", "ReplyKind
 _PAGES: Final = 20
 
 ReplyKind: TypeAlias = Literal["answered", "expired", "cancelled"]
-"""What became of a request. "answered" may be an error, the others were not run and cost nothing."""
+"""The outcome of a request. "answered" may be an error. The others were not run and cost nothing."""
 
 
 @attrs.frozen
 class BatchReply:
-    """What a batch says about one of its requests."""
+    """The outcome of one request of a batch."""
 
     custom_id: str
     kind: ReplyKind
@@ -38,10 +38,10 @@ class BatchProblem:
     """The error, as in a response with an error status."""
 
     line: int | None = None
-    """The number of the request that it is about, counted from 1."""
+    """The number of the affected request, counted from 1."""
 
     is_about_limit: bool = False
-    """True if the account has too much in its queue, so that a smaller or a later batch may pass."""
+    """True if the queue of the account is full, so that a smaller or a later batch may be accepted."""
 
 
 @attrs.frozen(kw_only=True)
@@ -66,7 +66,7 @@ class BatchState:
     """The files with the replies, once the batch has ended."""
 
     problems: tuple[BatchProblem, ...] = ()
-    """Why the provider refused the whole batch."""
+    """The reasons why the provider refused the whole batch."""
 
 
 class BatchClient(ABC):
@@ -82,17 +82,17 @@ class BatchClient(ABC):
     """Whether the provider keeps the name of a batch, so that it can be found by it."""
 
     after_parameter: ClassVar[str]
-    """The parameter with which a list goes on after a batch."""
+    """The parameter that continues a list after a batch."""
 
     def __init__(self, rest: RestClient, url: str, *, where: str, max_line_bytes: int) -> None:
         """Set the address of the batches."""
         self._rest = rest
         self._url = url
         self.where = where
-        """The provider, its address and the endpoint. Batches of one place can't be found at another."""
+        """The provider, its address and the endpoint. A batch can be found only where it was created."""
 
         self.max_line_bytes = max_line_bytes
-        """The size of a reply from which on it is refused."""
+        """The maximum size of a reply. A larger one is refused."""
 
     async def __aenter__(self) -> Self:
         await self._rest.__aenter__()
@@ -105,7 +105,7 @@ class BatchClient(ABC):
 
     @abstractmethod
     def line(self, custom_id: str, body: bytes) -> bytes:
-        """Return a request as it stands in a batch."""
+        """Return a request in the format of a batch."""
 
     async def upload(self, lines: Sequence[bytes], name: str) -> str | None:
         """Upload the requests, and return the id of the file. None if `create` sends them itself."""
@@ -134,12 +134,12 @@ class BatchClient(ABC):
         return found
 
     async def cancel(self, batch_id: str) -> None:
-        """Ask the provider to cancel a batch. What is finished by then is kept, and billed."""
+        """Ask the provider to cancel a batch. Requests that are finished by then are kept and billed."""
         await self._rest.json("POST", f"{self._url_of(batch_id)}/cancel")
 
     @abstractmethod
     def parse(self, line: Json) -> BatchReply | None:
-        """Return what a line of a result says, or None if it makes no sense."""
+        """Parse a line of the results, or return None if it is malformed."""
 
     def _url_of(self, batch_id: str) -> str:
         return f"{self._url}/{quote(batch_id, safe='')}"

@@ -30,7 +30,7 @@ def resolve_model(model: str | None, variable: str) -> str:
 
 def add_extra(body: dict[str, Any], options: Options, reserved: Collection[str]) -> None:
     """
-    Add the extra options to a body, or raise if they set what the backend sets itself.
+    Add the extra options to a body, or raise if they set a field of the backend's own.
 
     Extra tools, such as those that the server runs, are added to those of the request, and so is what the answer
     should include.
@@ -49,7 +49,7 @@ def add_extra(body: dict[str, Any], options: Options, reserved: Collection[str])
 
 
 def encode_json(body: dict[str, Any], max_bytes: int) -> bytes:
-    """Return a body as JSON, or raise if it is none or too large."""
+    """Encode a body as JSON, or raise if that fails or it is too large."""
     try:
         data = _ENCODER.encode(body).encode()
     except UnicodeEncodeError:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeVar, cast
 
 import anyio
-from anyio.lowlevel import checkpoint, current_token
+from anyio.lowlevel import EventLoopToken, checkpoint, current_token
 
 from sampling._arguments import (
     WrittenOutSignature,
@@ -40,7 +40,7 @@ from sampling.backends.http._errors import ErrorResponse
 from sampling.backends.http._events import EventReader
 from sampling.backends.http._settings import SYNONYMS
 from sampling.backends.http._streamed import StreamedResponse
-from sampling.backends.http._transport import CLOSE_GRACE_S, Transport, WireRequest, WireResponse
+from sampling.backends.http._transport import CLOSE_GRACE_S, SharedHeaders, Transport, WireRequest, WireResponse
 from sampling.errors import (
     AuthenticationFailed,
     BackendError,
@@ -89,7 +89,7 @@ class _SchemaRefused(Picklable, Exception):
 
 class ChatBackend(ABC):
     """
-    What all HTTP providers share: connections, keys, redaction, deadlines, size limits, errors and usage.
+    The base of HTTP providers: connections, keys, redaction, deadlines, size limits, errors and usage.
 
     A provider sets `_support` in its constructor and overrides `_url`, `_key_header`, `_body` and `_new_answer`.
     """
@@ -175,6 +175,7 @@ class ChatBackend(ABC):
             trust_env=trust_env,
             public_only=public_only,
         )
+        self._shared_headers: SharedHeaders | None = None
         self._transport: Transport | None = None
         self._loop: object = None
         self._warned = False
@@ -189,7 +190,7 @@ class ChatBackend(ABC):
         """The base URL of the API."""
         return self._address.base_url
 
-    # What a provider supplies.
+    # Methods that a provider overrides.
 
     @abstractmethod
     def _url(self, model: str) -> str:
@@ -315,13 +316,13 @@ class ChatBackend(ABC):
         deferral = current_deferral(self)
         if deferral is not None:
             return await self._defer(deferral, request, receive)
-        transport = self._transport
-        if transport is not None and self._loop == current_token():
-            return await self._send(transport, request, receive)
+        transport, loop = self._transport, current_token()
+        if transport is not None and self._loop == loop:
+            return await self._send(transport, request, receive, loop)
         self._warn_once()
         transport = self._new_transport()
         try:
-            return await self._send(transport, request, receive)
+            return await self._send(transport, request, receive, loop)
         finally:
             with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
                 await transport.aclose()
@@ -346,26 +347,35 @@ class ChatBackend(ABC):
     def _wire_request(self, request: Request, answer: StreamedResponse) -> WireRequest:
         model = self._model_of(request)
         body = self._body(request, model)
-        headers = {
-            "accept": "text/event-stream",
-            # No compression, because a few bytes could expand without bound.
-            "accept-encoding": "identity",
-            "content-type": "application/json",
-            "user-agent": "sampling",
-            **self._own_headers(),
-        }
-        if request.idempotency_key is not None:
-            headers.setdefault("idempotency-key", _idempotency_header(request.idempotency_key, body))
+        headers = self._shared_headers
+        if headers is None:
+            headers = self._shared_headers = self._all_headers()
+        if request.idempotency_key is not None and "idempotency-key" not in headers:
+            headers = headers.plus("idempotency-key", _idempotency_header(request.idempotency_key, body))
         return WireRequest(self._url(model), headers, body, answer.mark_sent)
 
-    async def _send(self, transport: Transport, request: Request, receive: Receiver) -> Generation:
+    def _all_headers(self) -> SharedHeaders:
+        return SharedHeaders(
+            {
+                "accept": "text/event-stream",
+                # No compression, because a few bytes could expand without bound.
+                "accept-encoding": "identity",
+                "content-type": "application/json",
+                "user-agent": "sampling",
+                **self._own_headers(),
+            }
+        )
+
+    async def _send(
+        self, transport: Transport, request: Request, receive: Receiver, loop: EventLoopToken
+    ) -> Generation:
         """Send a request and read the whole response before the deadline."""
         answer = self._new_answer(request, _estimated_tokens(request))
         mode = self._structured_for(request)
         wire = self._wire_request(request, answer)
         try:
             # One deadline around everything: a server that sends a byte now and then never trips a read timeout.
-            with anyio.move_on_after(self.timeout_s) as deadline:
+            with _move_on_after(self.timeout_s, loop) as deadline:
                 try:
                     await self._deliver(transport, wire, request, answer, receive)
                 except _SchemaRefused as refused:
@@ -389,7 +399,7 @@ class ChatBackend(ABC):
     async def _ask_otherwise(
         self, request: Request, mode: Structured, first: Exception, send: Callable[[], Awaitable[_Sent]]
     ) -> _Sent:
-        """Ask for a schema that the server refused in a simpler way, or raise the first error if there is none."""
+        """Ask for a refused schema in a simpler way, or raise the first error if there is none."""
         while request.options.schema is not None and mode in _SIMPLER:
             self._refused_schemas[_schema_key(request)] = _SIMPLER[mode]
             mode = self._structured_for(request)
@@ -403,7 +413,7 @@ class ChatBackend(ABC):
         raise first from None
 
     async def _defer(self, deferral: Deferral, request: Request, receive: Receiver) -> Generation:
-        """Have a request answered later, in words that the server accepts."""
+        """Defer a request, asking for its schema in a way that the server accepts."""
         mode = self._structured_for(request)
         try:
             return await self._defer_once(deferral, request, receive)
@@ -412,7 +422,7 @@ class ChatBackend(ABC):
             return await self._ask_otherwise(request, mode, refused.error, send)
 
     async def _defer_once(self, deferral: Deferral, request: Request, receive: Receiver) -> Generation:
-        """Have a request answered later, and read its whole response."""
+        """Defer a request, and read its whole response."""
         model = self._model_of(request)
         body = self._batch_body(request, model)
         answer = self._new_answer(request, _estimated_tokens(request))
@@ -435,7 +445,7 @@ class ChatBackend(ABC):
         return self._read_whole(reply.body, answer) + answer.finish()
 
     def _report_deferred(self, ticket: Ticket, answer: StreamedResponse) -> None:
-        """Report the usage of a deferred request, also of one that is no longer waited for."""
+        """Report the usage of a deferred request, even if nothing waits for it any more."""
         reply = ticket.reply
         if reply is not None and reply.status == 200:
             if not answer.started:
@@ -461,7 +471,7 @@ class ChatBackend(ABC):
     async def _deliver(
         self, transport: Transport, wire: WireRequest, request: Request, answer: StreamedResponse, receive: Receiver
     ) -> None:
-        """Send a request and read its response. A provider may override it to send the request in other words."""
+        """Send a request and read its response. A provider may override it to send the request differently."""
         await self._exchange(transport, wire, answer, receive)
 
     def _finish(self, answer: StreamedResponse, request: Request, receive: Receiver) -> Generation:
@@ -520,7 +530,7 @@ class ChatBackend(ABC):
             if not data:
                 break
             if answer.started:
-                # A stream may wait for long, and thousands of them hold what is not forgotten.
+                # Free the memory: a stream may wait for long, and there may be thousands of them.
                 data = b""
                 without_event.clear()
         else:
@@ -565,6 +575,12 @@ class ChatBackend(ABC):
             return None
         error = cast("dict[str, Any]", parsed).get("error") if isinstance(parsed, dict) else None
         return None if error is None else self._error_type.from_error_object(error, self._redactor).as_error()
+
+
+def _move_on_after(seconds: float, loop: EventLoopToken) -> anyio.CancelScope:
+    """Do the same as anyio's function, which would look up the running event loop twice more."""
+    backend = loop.backend_class
+    return backend.create_cancel_scope(deadline=backend.current_time() + seconds)
 
 
 def _schema_key(request: Request) -> str:

@@ -115,7 +115,7 @@ class ErrorResponse:
 
     codes: tuple[str, ...] = ()
     is_moderation: bool = False
-    """True if a moderator of the gateway refused the input, which is about the request and not about the key."""
+    """True if the moderation of a gateway refused the input. The error is about the request, not the key."""
 
     param: str = ""
     """The parameter that the error is about, if the server names one."""
@@ -178,7 +178,7 @@ class ErrorResponse:
         )
 
     def refuses_parameter(self, name: str) -> bool:
-        """Return whether the server refuses the request because of a parameter of this name."""
+        """Return whether the server refused the request because of this parameter."""
         if self.status not in {400, 422}:
             return False
         return self.param == name or re.search(rf"(?<!\w){name}(?!\w)", self.searched) is not None
@@ -250,7 +250,7 @@ def _host(url: str) -> str:
 
 
 def _message(fields: Mapping[str, Any]) -> str:
-    """Return the message of an error object, with what the provider behind a gateway said."""
+    """Return the message of an error object, including that of the provider behind a gateway."""
     given = next((v for n in ("message", "detail", "error") if isinstance(v := fields.get(n), str)), "")
     raw = _metadata(fields).get("raw")
     if isinstance(raw, str) and raw:
@@ -278,7 +278,7 @@ def _codes(fields: Mapping[str, Any]) -> list[str]:
 
 
 def _google_details(fields: Mapping[str, Any]) -> list[Json]:
-    """Return the details that Google adds to an error, also where it speaks the API of OpenAI."""
+    """Return the details that Google adds to an error, also in its OpenAI-compatible API."""
     details = fields.get("details")
     items = cast("list[object]", details) if isinstance(details, list) else []
     return [cast("Json", item) for item in items if isinstance(item, dict)]

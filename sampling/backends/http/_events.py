@@ -1,11 +1,11 @@
 """
-Read the events of a stream, and skip the JSON of those that differ from an earlier one only in their text.
+Read the events of a stream, without parsing the JSON of those that differ only in their text.
 
-A server sends thousands of chunks that are equal except for a few bytes. The first is read with care, and the bytes
-around its text become a template. Chunks that fit it are cut at these bytes. All others are read with care.
+A server sends thousands of chunks that are equal except for a few bytes. The first is parsed, and the bytes around
+its text become a template. Chunks that match it are cut at these bytes. All others are parsed.
 
-Why it is right: in an event without a backslash, all strings stand as they are. So a text that was read from it, and
-that occurs in it once between quotes, was read from there, and another string there is read as another text.
+This is correct because in an event without a backslash, strings have no escapes. So if its text occurs in it exactly
+once between quotes, that is where the text was read from, and any other string in that place is the text of its event.
 """
 
 import json
@@ -87,8 +87,8 @@ class EventReader:
         if not data:
             self._add_all(self._parser.close())
             return
-        position = 0
-        while position < len(data) and not self._answer.done:
+        position, answer = 0, self._answer
+        while position < len(data) and not answer.done:
             after = self._read_like_template(data, position)
             position = self._read_with_care(data, position) if after == position else after
 
@@ -107,13 +107,23 @@ class EventReader:
         found = data.find(self._end, start)
         end = len(data) if found < 0 else found + len(self._end)
         raw = data[start:end]
-        is_whole = found >= 0 and self._parser.is_between_events
-        chunk_before = self._answer.chunk
-        events = self._add_all(self._parser.events(raw))
-        is_whole = is_whole and events == 1 and self._parser.is_between_events
-        if is_whole and self._answer.chunk is not chunk_before and self._may_learn():
+        pieces_before = self._answer.pieces
+        event = self._parser.whole_event(raw)
+        if event is None:
+            is_whole = self._add_lines(raw) and found >= 0
+        else:
+            is_whole = True
+            self._pass_on(self._answer.add(event))
+        # Only an event that adds a piece can be a template.
+        if is_whole and self._answer.pieces != pieces_before and self._may_learn():
             self._learn(raw)
         return end
+
+    def _add_lines(self, raw: bytes) -> bool:
+        """Read bytes that are more or less than one line, and return whether they are exactly one event."""
+        was_between = self._parser.is_between_events
+        events = self._add_all(self._parser.events(raw))
+        return was_between and events == 1 and self._parser.is_between_events
 
     def _add_all(self, events: Iterable[str]) -> int:
         """Read events up to the last one of the answer, and return how many."""
@@ -149,7 +159,7 @@ class EventReader:
             return start
         if not self._parser.is_between_events or not self._answer.accepts(template.plain):
             return start
-        found, ends = template.cut(data, start, start + self._window)
+        found, sizes = template.cut(data, start, start + self._window)
         texts = _decoded(found)
         if not texts:
             return start
@@ -160,19 +170,19 @@ class EventReader:
             for text in texts:
                 # One by one, because the receiver may interrupt.
                 self._pass_on(self._answer.repeat(template.plain, [text]))
-        return ends[len(texts) - 1]
+        return start + sum(sizes[: len(texts)])
 
 
 @attrs.define
 class _Varying:
-    """A value that means nothing: letters and digits in quotes, or a number."""
+    """A value without meaning: letters and digits in quotes, or a number."""
 
     is_number: bool
     after: bytes
     """What follows the value, up to the next one or to the end."""
 
     def fits(self, value: bytes) -> bool:
-        """Return True if this is such a value."""
+        """Return True if the bytes are such a value."""
         if not self.is_number:
             return value.isalnum()
         return value.isdigit() and len(value) < _MAX_DIGITS and (len(value) == 1 or not value.startswith(b"0"))
@@ -180,7 +190,7 @@ class _Varying:
 
 @attrs.define
 class _Template:
-    """The bytes of an event around its text, and around values that mean nothing."""
+    """The bytes of an event around its text, and around values without meaning."""
 
     plain: Plain
     head: bytes
@@ -188,25 +198,38 @@ class _Template:
     """What follows the text, up to the first of the values or to the end."""
 
     varying: tuple[_Varying, ...]
+    between: bytes = attrs.field(init=False)
+    """What is between two texts, if there are no such values."""
+
+    def __attrs_post_init__(self) -> None:
+        self.between = self.after + self.head
 
     def cut(self, data: bytes, start: int, limit: int) -> tuple[list[bytes], list[int]]:
-        """Return the encoded texts of the events from here on that fit, and where each of the events ends."""
-        head, after = self.head, self.after
+        """Return the encoded texts of the events from here on that fit, and the size of each of the events."""
+        return self._cut_varying(data, start, limit) if self.varying else self._cut_equal(data, start, limit)
+
+    def _cut_equal(self, data: bytes, start: int, limit: int) -> tuple[list[bytes], list[int]]:
+        # A quote begins what follows the text. So if one of them reaches too far, it is no string of JSON.
+        texts = data[start + len(self.head) : limit].split(self.between)
+        last, found, _ = texts.pop().partition(self.after)
+        if found:
+            texts.append(last)
+        return texts, list(map(len(self.between).__add__, map(len, texts)))
+
+    def _cut_varying(self, data: bytes, start: int, limit: int) -> tuple[list[bytes], list[int]]:
         texts: list[bytes] = []
-        ends: list[int] = []
-        position = start
+        sizes: list[int] = []
         # The first of the pieces is empty, because the data begins with the head.
-        for piece in data[start:limit].split(head)[1:]:
-            text, found, following = piece.partition(after)
-            rest = self._without_varying(following) if self.varying else following
+        for piece in data[start:limit].split(self.head)[1:]:
+            text, found, following = piece.partition(self.after)
+            rest = self._without_varying(following)
             if not found or rest is None:
                 break
-            position += len(head) + len(piece)
             texts.append(text)
-            ends.append(position - len(rest))
+            sizes.append(len(self.head) + len(piece) - len(rest))
             if rest:
                 break
-        return texts, ends
+        return texts, sizes
 
     def _without_varying(self, rest: bytes) -> bytes | None:
         """Return what follows the event, or None if it does not fit."""
@@ -218,7 +241,7 @@ class _Template:
 
 
 def _template(raw: bytes, plain: Plain, varying: re.Pattern[bytes] | None) -> _Template | None:
-    """Make a template of an event, if it is certain where its text is."""
+    """Create a template from an event, if it is certain where its text is."""
     # A character that stands for invalid bytes may be one of several.
     if b"\\" in raw or "\ufffd" in plain.text:
         return None
@@ -236,15 +259,15 @@ def _template(raw: bytes, plain: Plain, varying: re.Pattern[bytes] | None) -> _T
 
 
 def _is_certain(raw: bytes, plain: Plain, hole: re.Match[bytes]) -> bool:
-    """Return whether a value is that of the field of the chunk itself, and not of one inside."""
+    """Return whether a field belongs to the chunk itself, and not to a nested object."""
     name, value = hole[1], hole[2].decode()
     return raw.count(b'"%b"' % name) == 1 and str(plain.chunk.get(name.decode())) == value
 
 
 def _decoded(found: Sequence[bytes]) -> list[str]:
-    """Return the texts that are encoded as strings of JSON, up to the first that is none or is empty."""
+    """Decode JSON strings, up to the first that is invalid or empty."""
     try:
-        # All at once. Line ends keep them apart: a character whose bytes are in two texts is none.
+        # Decode all at once. Line ends separate them, so that no character spans two texts.
         texts = b"\n".join(found).decode().split("\n")
     except UnicodeDecodeError:
         texts = []

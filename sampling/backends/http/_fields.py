@@ -1,7 +1,7 @@
 """Read fields of a response, and name the field whose type is wrong."""
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 from sampling.errors import MalformedResponse
 
@@ -33,12 +33,20 @@ def required(name: str, value: object, kind: type[T]) -> T:
 
 def object_or_none(fields: Mapping[str, Any], name: str) -> Json | None:
     """Return an optional field that holds an object."""
-    return cast("Json | None", optional(fields, name, dict))
+    value: Json | None = fields.get(name)
+    # Not `optional`, which every chunk would call several times.
+    if value is not None and type(value) is not dict:
+        required(name, value, dict)
+    return value
 
 
 def list_of_objects(fields: Mapping[str, Any], name: str) -> list[Json]:
     """Return an optional field that holds a list of objects."""
-    items = cast("list[Json]", optional(fields, name, list) or [])
+    items: list[Json] | None = fields.get(name)
+    if items is None:
+        return []
+    if type(items) is not list:
+        required(name, items, list)
     for item in items:
         if type(item) is not dict:
             required(f"an item of {name}", item, dict)

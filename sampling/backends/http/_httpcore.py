@@ -103,7 +103,7 @@ class HttpcoreTransport:
 
 @attrs.define
 class _Exchange:
-    """What is known about the connection of one request."""
+    """The state of the connection of one request."""
 
     connected: bool = False
     """True if a connection was opened for the request."""
@@ -284,7 +284,7 @@ _TRANSPORT_ERRORS = (
 
 
 def _translate(error: Exception) -> BackendError:
-    """Return the error of ours for one of httpcore2, without its message, which may quote raw bytes of the server."""
+    """Translate an error of httpcore2, without its message, which may quote raw bytes of the server."""
     root = _root(error)
     if isinstance(root, ssl.SSLCertVerificationError):
         return CertificateInvalid(f"the server's certificate is not valid: {root.verify_message or root.reason}")

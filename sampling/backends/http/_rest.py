@@ -1,4 +1,4 @@
-"""Calls of a provider's API beside its streams: JSON, uploads, and files that are read line by line."""
+"""Calls of a provider's API other than streams: JSON, uploads, and files that are read line by line."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager

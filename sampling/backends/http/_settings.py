@@ -47,7 +47,7 @@ class HttpSettings(TypedDict, total=False):
     """Send the key of the environment to the given base_url."""
 
     allow_http: bool
-    """Accept http:// on other machines than this one."""
+    """Accept http:// for other machines."""
 
     allowed_hosts: Collection[str] | None
     """The only hosts that base_url may name. Set it for a base_url that comes from others."""
@@ -66,7 +66,7 @@ class HttpSettings(TypedDict, total=False):
 
     drop_unsupported: bool
     """
-    Drop options that the API does not have, with a warning. By default they raise `Unsupported`, and nothing is sent.
+    Drop options that the API does not support, with a warning. By default they raise `Unsupported`.
     """
 
     structured: Structured

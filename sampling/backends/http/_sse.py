@@ -40,27 +40,27 @@ class EventParser:
 
     @property
     def is_between_events(self) -> bool:
-        """True if nothing of what was fed belongs to an event that is to come."""
+        """True if no part of an incomplete event has been fed."""
         return not (self._line or self._data or self._after_cr or self._at_start)
+
+    def whole_event(self, chunk: bytes) -> str | None:
+        """Parse bytes that are one event of one line, as most are. Return None, and do nothing, if they are not."""
+        if not chunk.startswith(_DATA) or not chunk.endswith(b"\n\n") or len(chunk) > self._max_event_bytes:
+            return None
+        lines = chunk.splitlines()
+        if len(lines) != 2 or self._line or self._data or self._after_cr:
+            return None
+        self._at_start = False
+        return lines[0][len(_DATA) :].decode("utf-8", "replace")
 
     def feed(self, chunk: bytes) -> list[str]:
         """Parse the next bytes and return the data of the events they complete."""
         return list(self.events(chunk))
 
     def events(self, chunk: bytes) -> Iterable[str]:
-        """Parse the next bytes like `feed`, but one event after the other, so that those before an error count."""
-        # Most chunks are one event of one line.
-        if (
-            chunk.startswith(_DATA)
-            and chunk.find(b"\n") == len(chunk) - 2
-            and chunk.endswith(b"\n\n")
-            and b"\r" not in chunk
-            and not (self._line or self._data or self._after_cr)
-            and len(chunk) <= self._max_event_bytes
-        ):
-            self._at_start = False
-            return (chunk[len(_DATA) : -2].decode("utf-8", "replace"),)
-        return self._parse(chunk)
+        """Parse the next bytes like `feed`, but yield one event at a time, so that those before an error count."""
+        event = self.whole_event(chunk)
+        return self._parse(chunk) if event is None else (event,)
 
     def _parse(self, chunk: bytes) -> Iterator[str]:
         if self._after_cr and chunk:

@@ -1,4 +1,4 @@
-"""A response while it is streamed: what it has said, what it has used, and how it ended."""
+"""The state of a streamed response: its text, its usage and its end."""
 
 import re
 from abc import ABC, abstractmethod
@@ -32,11 +32,11 @@ _FINISH_REASONS = {
     "stop_sequence": "stop",
     "tool_use": "tool_calls",
 }
-"""The names of OpenAI for those that other servers use."""
+"""OpenAI's names for the finish reasons of other servers."""
 
 
 def finish_reason_of(given: str) -> str:
-    """Return a finish_reason in OpenAI's words."""
+    """Return OpenAI's name of a finish_reason."""
     return _FINISH_REASONS.get(given.lower(), given)
 
 
@@ -78,7 +78,7 @@ class AnswerText:
 
 @attrs.define
 class Plain:
-    """A chunk that does nothing but add a piece of text, so that one with another text can be read without its JSON."""
+    """A chunk that only adds text, so that similar chunks can be read without parsing their JSON."""
 
     text: str
     chunk: Json
@@ -90,7 +90,7 @@ class Plain:
 
 class StreamedResponse(ABC):
     """
-    What a response has used and said while it is streamed.
+    The state of a streamed response.
 
     A provider subclasses it to read its events. Malformed input raises a `BackendError`.
     """
@@ -100,7 +100,7 @@ class StreamedResponse(ABC):
 
     varying: re.Pattern[bytes] | None = None
     """
-    Fields that differ in every chunk and mean nothing.
+    Fields that differ in every chunk and have no meaning.
 
     The name and the value of each are a group, without the quotes around them.
     """
@@ -109,8 +109,10 @@ class StreamedResponse(ABC):
         self._redactor = redactor
         self._input_tokens_estimate = input_tokens_estimate
         self._usage: Usage | None = None
-        self._pieces: int = 0
         self._model: str | None = None
+        self.pieces: int = 0
+        """The number of pieces that had any content."""
+
         self.chunk: Json = {}
         """The chunk that was read last."""
 
@@ -143,7 +145,7 @@ class StreamedResponse(ABC):
     @property
     def spent(self) -> Usage:
         """The usage that the server reported, else an estimate of one token per piece."""
-        return self._usage or Usage(self._input_tokens_estimate, self._pieces)
+        return self._usage or Usage(self._input_tokens_estimate, self.pieces)
 
     @abstractmethod
     def add(self, data: str) -> str:
@@ -155,7 +157,7 @@ class StreamedResponse(ABC):
 
     def plain(self, chunk: Json) -> Plain | None:
         """
-        Return what a chunk adds, if it does nothing but add a text that is not empty.
+        Return what a chunk adds, if it only adds text that is not empty.
 
         It is called for a chunk that `add` has read without an error. A provider overrides it together with
         `accepts` and `repeat`. They must treat every chunk that differs only in the text as `add` does.
@@ -177,6 +179,13 @@ class StreamedResponse(ABC):
     @abstractmethod
     def generation(self, *, allow_missing_finish: bool = False) -> Generation:
         """Return the generation, or raise if the stream had no answer or no end."""
+
+    def _is_end_mark(self, data: str) -> bool:
+        """Return whether an event is empty or the end mark of OpenAI, and record the latter."""
+        if data.strip() not in {"[DONE]", ""}:
+            return False
+        self.done = self.done or "[DONE]" in data
+        return True
 
     def _parsed(self, data: str) -> Json:
         try:

@@ -30,7 +30,7 @@ _LONGEST_LINE_BYTES = 64 * 2**20
 """A bound on the memory that reading a crafted file can take."""
 
 Ending = Literal["answer", "error", "cut", "cancelled"]
-"""How a request ended. "cut" is a stream that its receiver stopped."""
+"""The end of a request. "cut" is a stream that its receiver stopped."""
 
 _ERRORS: dict[str, type[BackendError]] = {
     kind.__name__: kind

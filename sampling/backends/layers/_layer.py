@@ -39,7 +39,7 @@ class Layer:
     """
 
     observed_inside: Literal[True] = True
-    """Its requests are observed where they are sent. It may send none, or several."""
+    """Requests are observed where they are sent, because a layer may send none or several."""
 
     def __init__(self, *inner: BackendLike) -> None:
         for backend in inner:
@@ -51,7 +51,7 @@ class Layer:
 
     @property
     def reports_cost(self) -> bool | None:
-        """True or False if all inner backends are known to report a cost, or not to. None if nobody knows."""
+        """True or False if all inner backends are known to report a cost, or not to. None if unknown."""
         known = {getattr(backend, "reports_cost", None) for backend in self.inner}
         return known.pop() if len(known) == 1 else None
 
@@ -199,7 +199,7 @@ async def call_backend(backend: BackendLike, request: Request, receive: Receive 
 
 
 async def _observed(backend: BackendLike, request: Request, answer: BackendFunction) -> Generation:
-    """Send a request, under the eyes of telemetry if there is any."""
+    """Send a request, and notify the observers if there are any."""
     if observers() and not is_observed_inside(backend):
         return await send(backend, request, answer)
     return as_generation(await answer(request))

@@ -23,7 +23,7 @@ _SHORTEST_WAIT_S = 1e-9
 """Shorter waits count as none, because adding them to a float clock may not change it."""
 
 _MOST_IN_FLIGHT = 1_000_000
-"""In place of no limit, which a pool of slots does not have."""
+"""The size of a slot pool without a limit."""
 
 
 @attrs.frozen
@@ -301,7 +301,7 @@ def _signals_overload(error: BaseException) -> bool:
     return overloaded or isinstance(error, RateLimited | Timeout)
 
 
-# Weak, so that a key is free again once nobody uses its limiter.
+# Weak, so that a key is free again once its limiter is no longer used.
 _limiters: WeakValueDictionary[Hashable, _Limiter] = WeakValueDictionary()
 _limiters_lock = Lock()
 

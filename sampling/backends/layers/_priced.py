@@ -23,9 +23,9 @@ class Priced(Layer):
 
     `usage.cost` and `Budget(cost=…)` then work with servers that report no cost.
     `Price(0.25, 2.0, 0.025)` gives the prices of a million tokens: input, output, and input from a cache. A fourth one
-    is that of input which is written to a cache.
+    is for input that is written to a cache.
     Without a price, the price list of the package `genai-prices` is used, in US dollars. This needs the extra `prices`,
-    and a model that the list knows. Of a gateway or a proxy, pass the price yourself.
+    and a model that the list knows. For a gateway or a proxy, pass the price yourself.
     Cancelled and failed requests are priced by their usage so far. A cost that the server reports is kept.
     """
 
@@ -51,7 +51,7 @@ class Priced(Layer):
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
         model = None
         if self.price is None:
-            # Before anything is sent: a cost that nobody knows can't be kept within a budget.
+            # Before anything is sent, because an unknown cost can't be kept within a budget.
             model = request.options.model or self._model
             self._check_listed(model)
         meter = UsageMeter()
@@ -80,7 +80,7 @@ class Priced(Layer):
         return attrs.evolve(usage, cost=cost * min([price_factor(one) for one in iter_backends(self.inner[0])]))
 
     def price_of(self, model: str | None) -> Price:
-        """Return the price of a million tokens of a model, or raise a ValueError if the price list does not have it."""
+        """Return the price of a million tokens of a model, or raise ValueError if it is not known."""
         if self.price is not None:
             return self.price
         name, million = model or self._model or "", 1_000_000

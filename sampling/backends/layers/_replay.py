@@ -41,7 +41,7 @@ class Recorded(Layer):
     A backend that records every request and answer for `Replayed`.
 
     The file holds answers, errors, the pieces of streams, and which requests were cancelled.
-    Prompts and answers are recorded word for word. Headers and keys are not: they are no part of a request,
+    Prompts and answers are recorded word for word. Headers and keys are not: they are not part of a request,
     and the text values in `options.extra` are recorded as digests.
     """
 
@@ -157,8 +157,8 @@ class Replayed:
 
             pace: The share of the recorded time that answers take: 0 for none, 1 for as long as in the recording.
 
-            patience_s: How long a request waits for its turn. If its turn does not come, this run sends other requests
-                than the recorded one, and the request fails with a `CassetteMiss`.
+            patience_s: The time that a request waits for its turn. If its turn does not come, this run sends other
+                requests than the recorded one, and the request fails with a `CassetteMiss`.
         """
         self.path: Path = Path(path)
         self.pace: float = check_number("pace", pace, least=0)

@@ -43,14 +43,14 @@ class Retrying(Layer):
     Every try counts as a request: `slice.requests` shows the number, and `Budget(requests=…)` limits it.
 
     Retries of nested layers would multiply, so a `Retrying` around another is a `ValueError`.
-    If a function of yours hides the inner one, only the outer one retries.
+    If your own function hides the inner one, only the outer one retries.
     A request of one attempt is therefore sent at most `attempts` times, however layers are stacked.
-    The next attempt of the call begins anew, so the depth of the call multiplies. `Budget(requests=…)` limits both.
+    The next attempt of the call starts again, so the depth of the call multiplies. `Budget(requests=…)` limits both.
 
     Put it around `Limited`, not inside, so that a request that waits for its next try holds no slot.
 
     A stream that breaks after its first piece is retried if its receiver can take text back, as in calls of a strategy:
-    there, the text starts over. A receiver of your own has no such way, so it gets the error.
+    there, the text starts over. A receiver of your own gets the error.
     """
 
     def __init__(

@@ -49,11 +49,11 @@ class ToolLoop(Layer):
     Calls of one answer run at the same time: async functions in tasks, and sync ones in threads. An error goes back to
     the model as the result of its call: an exception of the tool, a timeout, a tool that does not exist, and arguments
     that are not JSON or do not match the schema. Cancelling the request cancels its tools. A thread can't be stopped:
-    it is left behind, and still counts towards the limit of 32 threads until it ends.
+    it is abandoned, and still counts towards the limit of 32 threads until it ends.
 
     Every round is a request: `slice.requests` shows the number, and a `Budget` has to have room for it.
     If the model still calls tools in round `max_rounds`, those calls are not run and the answer is returned with the
-    finish_reason "max_rounds". A strategy takes it for incomplete, with a reason that a repair passes on.
+    finish_reason "max_rounds". A strategy treats it as incomplete, with a reason for the repair.
 
     Tools in the `Options` of a request are offered too. If the model calls one of those, its answer is returned,
     because running them is up to the application. `Options.tool_choice` is for the first round.
@@ -177,7 +177,7 @@ class _Rounds:
             identity.report_usage(self._spent)
 
     def _is_for_tools(self, answer: Generation) -> bool:
-        """Return whether an answer is whole, and calls only tools that are run here."""
+        """Return whether an answer is complete, and calls only tools that are run here."""
         others = {tool.name for tool in self._request.options.tools} - {tool.name for tool in self._loop.tools}
         return (
             bool(answer.tool_calls)
@@ -280,7 +280,7 @@ class _Calls:
 
 
 def _broken(ran: ToolRun, error: Exception) -> ToolResult:
-    # Only the type, because a message may quote what is secret.
+    # Only the type, because a message may contain secrets.
     kind = type(error).__name__
     log.warning("tool_failed", tool=ran.call.name, error_type=kind)
     try:

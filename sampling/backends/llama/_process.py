@@ -1,5 +1,5 @@
 """
-The program that `LlamaServer` runs in a process of its own.
+The program that `LlamaServer` runs in a separate process.
 
 It is started by its path and imports nothing of this package, so that startup takes only as long as the model.
 `load_server` is also used to load a model into this process.
@@ -59,7 +59,7 @@ def main() -> None:
         raise
     sys.stdout.write(f"{server.listening_address}\n")
     sys.stdout.flush()
-    # Nobody reads later output, and it might quote a prompt.
+    # Later output is never read, and might quote a prompt.
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.dup2(devnull, sys.stderr.fileno())

@@ -1,4 +1,4 @@
-"""A llama.cpp server in a process of its own, on loopback."""
+"""A llama.cpp server in a separate process, on loopback."""
 
 import json
 import secrets
@@ -107,7 +107,7 @@ class LlamaServer(LlamaHost):
     A llama.cpp server with the OpenAI API, on a free loopback port.
 
     It runs for the length of a `with` block, and ends with this process even if that is killed.
-    In a process of its own, a crash does not affect this one, and loading a model does not block an event loop.
+    In a separate process, a crash does not affect this one, and loading a model does not block an event loop.
     This class needs no event loop. In async code, use `LlamaBackend`.
     """
 

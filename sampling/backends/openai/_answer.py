@@ -20,10 +20,10 @@ from sampling.usage import Usage
 __all__ = ["StreamedAnswer"]
 
 _NOT_PLAIN = ("tool_calls", "reasoning_details", "thinking_blocks")
-"""Fields of a delta that have more than a text."""
+"""Fields of a delta that are more than text."""
 
 _FAILED = frozenset({"abort", "error", "insufficient_system_resource"})
-"""A finish_reason of OpenRouter, SGLang, DeepSeek or Mistral that says that the server gave up."""
+"""Values of finish_reason by which OpenRouter, SGLang, DeepSeek and Mistral report a failure."""
 
 
 _ONLY_TEXT = frozenset({"content", "role"})
@@ -66,8 +66,10 @@ class _Choice:
         if delta.keys() <= _ONLY_TEXT and given.get("logprobs") is None:
             # The same as below, for most chunks.
             text = delta.get("content") if delta else given.get("text")
-            if text is None or type(text) is str:
-                return self._add_text(text or ""), bool(text)
+            if not text and (text is None or type(text) is str):
+                return "", False
+            if type(text) is str:
+                return self._add_text(text), True
         text, thoughts, refusal = _content(delta)
         if not text and not delta:
             text = optional(given, "text", str) or ""
@@ -106,7 +108,7 @@ class _Choice:
 
     def finish_text(self) -> str:
         """Return the text that was held back because it might have been a tag."""
-        if self._splitter is None:
+        if self._splitter is None or self._splitter.is_done:
             return ""
         reasoning, answer = self._splitter.finish()
         self.reasoning.add(reasoning)
@@ -135,6 +137,8 @@ class StreamedAnswer(StreamedResponse):
         self._ids = _ChunkIds() if check_ids else None
         self._first_chunk: Json | None = None
         self._last_chunk: Json = {}
+        self._repeated: Plain | None = None
+        """What the last chunk repeated, if it was read without its JSON."""
 
     @property
     def started(self) -> bool:
@@ -156,25 +160,30 @@ class StreamedAnswer(StreamedResponse):
     def spent(self) -> Usage:
         """The usage that the server reported, else an estimate of one token per piece."""
         used = super().spent
-        if self._expected_choices > 1 and used.output_tokens < self._pieces:
+        if self._expected_choices > 1 and used.output_tokens < self.pieces:
             # llama.cpp reports the tokens of one choice only.
-            return attrs.evolve(used, output_tokens=self._pieces)
+            return attrs.evolve(used, output_tokens=self.pieces)
         return used
 
     def add(self, data: str) -> str:
         """Parse one event and return what it adds to the text of the first choice."""
-        if data == "[DONE]" or data.strip() in {"[DONE]", ""}:
+        if not data.startswith("{") and data.strip() in {"[DONE]", ""}:
             self.done = self.done or "[DONE]" in data
             return ""
+        self._repeated = None
         chunk = self._parsed(data)
         choices = list_of_objects(chunk, "choices")
-        self._take_usage(_usage_of(chunk, choices))
+        usage = _usage_of(chunk, choices)
+        if usage is not None:
+            self._take_usage(usage)
         # OpenRouter may report a problem of its provider after the answer is complete.
         if chunk.get("error") is not None and not self.finished:
             self._fail(chunk["error"])
-        self._take_id(optional(chunk, "id", str), has_choices=bool(choices))
+        given_id = optional(chunk, "id", str)
+        if choices:
+            self._take_id(given_id)
         if self._first_chunk is None:
-            self._first_chunk = _without_answer(chunk)
+            self._first_chunk = chunk
         self._last_chunk = chunk
         self._model = optional(chunk, "model", str) or self._model
         piece = ""
@@ -183,7 +192,7 @@ class StreamedAnswer(StreamedResponse):
         return piece
 
     def plain(self, chunk: Json) -> Plain | None:
-        """Return what a chunk adds, if it does nothing but add a text or a reasoning."""
+        """Return what a chunk adds, if it only adds text or reasoning."""
         choices = list_of_objects(chunk, "choices")
         if len(choices) != 1 or chunk.get("error") is not None:
             return None
@@ -203,7 +212,9 @@ class StreamedAnswer(StreamedResponse):
         return Plain(text or reasoning, chunk, optional(choice, "index", int) or 0, is_reasoning=bool(reasoning))
 
     def accepts(self, plain: Plain) -> bool:
-        """Return True if the choice goes on, and the chunks before were of the same answer."""
+        """Return True if the choice continues, and earlier chunks belong to the same answer."""
+        if plain is self._repeated:
+            return True
         choice = self._choices.get(plain.place)
         return (
             choice is not None
@@ -214,10 +225,12 @@ class StreamedAnswer(StreamedResponse):
     def repeat(self, plain: Plain, texts: Sequence[str]) -> str:
         """Add the texts of chunks like this one, and return what they add to the text of the first choice."""
         chunk, choice = plain.chunk, self._choices[plain.place]
-        self._take_id(chunk.get("id"), has_choices=True)
-        self._last_chunk = chunk
-        self._model = chunk.get("model") or self._model
-        self._pieces += len(texts)
+        if plain is not self._repeated:
+            self._repeated = plain
+            self._take_id(chunk.get("id"))
+            self._last_chunk = chunk
+            self._model = chunk.get("model") or self._model
+        self.pieces += len(texts)
         if plain.is_reasoning:
             choice.thoughts.add(chunk["choices"][0].get("delta") or {})
             choice.reasoning.add("".join(texts))
@@ -230,8 +243,8 @@ class StreamedAnswer(StreamedResponse):
         held = {index: choice.finish_text() for index, choice in self._choices.items()}
         return held.get(0, "")
 
-    def _take_id(self, given: str | None, *, has_choices: bool) -> None:
-        if given and has_choices and self._ids is not None:
+    def _take_id(self, given: str | None) -> None:
+        if given and self._ids is not None:
             self._ids.check(given)
 
     def _take_choice(self, given: Json) -> str:
@@ -247,7 +260,7 @@ class StreamedAnswer(StreamedResponse):
         piece, is_more = choice.take(given)
         if is_more and finished_before and not choice.finishes_every_chunk:
             raise MalformedResponse("more text after a finish_reason: the stream may contain two answers")
-        self._pieces += is_more
+        self.pieces += is_more
         if reason in _FAILED:
             # OpenRouter says why, in the choice.
             if given.get("error") is not None:
@@ -279,7 +292,7 @@ class StreamedAnswer(StreamedResponse):
             "tool_calls" if first.tool_calls and reason == "stop" else reason,
             self._model,
             reasoning=reasoning or None,
-            tool_calls=first.tool_calls.calls(),
+            tool_calls=first.tool_calls.calls() if first.tool_calls else (),
             thoughts=first.thoughts.thoughts(reasoning, has_calls=bool(first.tool_calls)),
             refusal=str(first.refusal) or None,
             logprobs=tuple(first.logprobs),
@@ -287,31 +300,27 @@ class StreamedAnswer(StreamedResponse):
         )
 
     def _raw(self, first: _Choice) -> Json | None:
-        """Return what the response says apart from the answer: its id, and fields of the server's own."""
-        raw: Json = {
-            **(self._first_chunk or {}),
-            **_without_answer(self._last_chunk),
-            "finish_reason": first.finish_reason,
+        """Return the fields of the response other than the answer: its id, and those of the server."""
+        said: Json = {**(self._first_chunk or {}), **self._last_chunk, "finish_reason": first.finish_reason}
+        raw = {
+            name: value
+            for name, value in said.items()
+            if value is not None and value != "" and name not in _OF_THE_ANSWER
         }
         if self._expected_choices > 1:
             raw["choices"] = [str(self._choices[index].text) for index in sorted(self._choices)]
-        return {name: value for name, value in raw.items() if value is not None and value != ""} or None
+        return raw or None
 
 
 _OF_THE_ANSWER = frozenset({"choices", "error", "obfuscation", "object"})
-
-
-def _without_answer(chunk: Json) -> Json:
-    """Return what a chunk says apart from the answer."""
-    return {name: value for name, value in chunk.items() if name not in _OF_THE_ANSWER}
 
 
 class _ChunkIds:
     """
     Detects a stream that mixes two answers.
 
-    Chunks of one answer have one id, or, on some servers, each an id of its own.
-    An id that comes back after another one, or another one after an id that was repeated, is of a second answer.
+    All chunks of an answer have one id or, on some servers, each has its own. So a second answer has begun
+    if an earlier id comes back, or if a new id follows one that was repeated.
     """
 
     __slots__ = ("_last", "_repeated", "_seen")
@@ -322,7 +331,7 @@ class _ChunkIds:
         self._seen: set[str] = set()
 
     def goes_on(self, given: str | None) -> bool:
-        """Return True if a chunk with this id is certainly of the same answer as the one before."""
+        """Return True if a chunk with this id certainly belongs to the same answer as the one before."""
         return not given or given == self._last
 
     def check(self, given: str) -> None:

@@ -34,7 +34,7 @@ _MAX_TOKENS_NAMES = ("max_tokens", "max_completion_tokens")
 
 
 class _ParameterRefused(Picklable, Exception):
-    """The server does not know the name of a parameter under which it was sent."""
+    """The server does not know a parameter by the name under which it was sent."""
 
     def __init__(self, name: str, error: Exception) -> None:
         super().__init__(name)
@@ -55,7 +55,7 @@ class OpenAIBackend(ChatBackend):
         async with OpenAIBackend("http://127.0.0.1:8000/v1", model="qwen3") as backend:
             ...
 
-    Azure needs the version of its API, and has deployments for models:
+    Azure needs the version of its API, and the name of a deployment as the model:
 
         OpenAIBackend("https://NAME.openai.azure.com", key, model="my-deployment", api_version="2024-10-21")
 

@@ -63,7 +63,7 @@ class OpenAIBatches(BatchClient):
         return _id(await self._rest.json("POST", self._url, json.dumps(body).encode(), headers))
 
     def parse(self, line: Json) -> BatchReply | None:
-        """Return what a line of an output or error file says."""
+        """Parse a line of an output or error file."""
         custom_id, response, error = line.get("custom_id"), line.get("response"), line.get("error")
         if not isinstance(custom_id, str):
             return None

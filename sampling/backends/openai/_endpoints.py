@@ -15,7 +15,7 @@ def endpoint_url(base_url: str, endpoint: Endpoint, *, api_version: str | None, 
     """
     Return the URL to send a request to.
 
-    With an `api_version` it is that of Azure, which has the name of the deployment in its path.
+    With an `api_version` it is Azure's, which has the name of the deployment in its path.
     """
     path = PATHS[endpoint]
     if api_version is None:

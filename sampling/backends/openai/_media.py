@@ -14,14 +14,14 @@ def openai_audio(part: Audio) -> Json:
     encoding = _AUDIO_FORMATS.get(part.media_type or "")
     if part.data is None or encoding is None:
         given = "a URL" if part.data is None else part.media_type
-        raise Unsupported(f"the OpenAI chat API takes Audio as bytes of {' or '.join(_AUDIO_FORMATS)}, got {given}")
+        raise Unsupported(f"the OpenAI chat API accepts Audio as bytes of {' or '.join(_AUDIO_FORMATS)}, got {given}")
     return {"type": "input_audio", "input_audio": {"data": part.base64(), "format": encoding}}
 
 
 def openai_file(part: File) -> Json:
     """Return a file as OpenAI takes it: bytes with a name."""
     if part.data is None:
-        raise Unsupported("the OpenAI chat API takes a File as bytes, got a URL", hint="Download it first.")
+        raise Unsupported("the OpenAI chat API accepts a File as bytes, got a URL", hint="Download it first.")
     return {"type": "file", "file": {"filename": part.name or "file", "file_data": part.data_url()}}
 
 

@@ -17,7 +17,7 @@ Json: TypeAlias = dict[str, Any]
 
 
 def wire_messages(messages: Iterable[Message], dialect: Dialect = COMPATIBLE) -> list[Json]:
-    """Return messages as the chat API takes them. Each tool result becomes a message of its own."""
+    """Return messages in the format of the chat API. Each tool result becomes a separate message."""
     wire: list[Json] = []
     for message in messages:
         content, role = message.content, dialect.roles.get(message.role, message.role)
@@ -69,7 +69,7 @@ def _text_only(content: Content, place: str) -> str:
         return content
     for part in content:
         if not isinstance(part, Text):
-            raise Unsupported(f"the OpenAI chat API takes no {type(part).__name__} in the message of {place}")
+            raise Unsupported(f"the OpenAI chat API accepts no {type(part).__name__} in the message of {place}")
     return "".join([part.text for part in content if isinstance(part, Text)])
 
 
@@ -82,11 +82,11 @@ def _block(part: Part, dialect: Dialect) -> Json:
         return dialect.audio(part)
     if isinstance(part, File):
         return dialect.file(part)
-    raise Unsupported(f"the OpenAI chat API takes no {type(part).__name__} in a message of the user")
+    raise Unsupported(f"the OpenAI chat API accepts no {type(part).__name__} in a message of the user")
 
 
 def wire_tools(tools: Iterable[Tool]) -> list[Json]:
-    """Return tools as the chat API takes them."""
+    """Return tools in the format of the chat API."""
     return [
         {
             "type": "function",
@@ -97,7 +97,7 @@ def wire_tools(tools: Iterable[Tool]) -> list[Json]:
 
 
 def wire_tool_choice(choice: str | None) -> Any:
-    """Return the tool choice as the chat API takes it: a word, or the tool to call."""
+    """Return the tool choice in the format of the chat API: a word, or the tool to call."""
     if choice in {None, "auto", "none", "required"}:
         return choice
     return {"type": "function", "function": {"name": choice}}

@@ -58,7 +58,7 @@ def _completions_body(
     if schema is not None and structured == "prompt":
         messages = with_instruction(messages, schema)
     body: Json = {"model": model, **_messages_or_prompt(messages, endpoint, dialect)}
-    body.update(_options(options, max_tokens_name, endpoint, dialect))
+    body.update(_OPTIONS.get(options, max_tokens_name, endpoint, dialect))
     if schema is not None:
         body.update(_structured(schema, structured, options, body.get("tools", [])))
     return body
@@ -88,6 +88,28 @@ def _options(options: Options, max_tokens_name: str, endpoint: Endpoint, dialect
     elif options.tool_choice not in {None, "none"}:
         raise BadRequest(f"options.tool_choice is {options.tool_choice!r}, but there are no options.tools")
     return {name: value for name, value in chosen.items() if value is not None}
+
+
+class _LastOptions:
+    """Remembers the fields of the last request's options, which most requests share."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Options | None, tuple[str, Endpoint, Dialect], Json] = (None, ("", "chat", COMPATIBLE), {})
+
+    def get(self, options: Options, max_tokens_name: str, endpoint: Endpoint, dialect: Dialect) -> Json:
+        """Return the fields of options, which the caller must not change."""
+        last, last_wire, fields = self._last
+        wire = (max_tokens_name, endpoint, dialect)
+        if last is options and last_wire == wire:
+            return fields
+        fields = _options(options, max_tokens_name, endpoint, dialect)
+        # The caller may change the schemas of its tools.
+        if not options.tools:
+            self._last = options, wire, fields
+        return fields
+
+
+_OPTIONS = _LastOptions()
 
 
 def _structured(schema: AnswerSchema, mode: Structured, options: Options, tools: list[Json]) -> Json:

@@ -28,7 +28,7 @@ _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed
 _BETWEEN_SUMMARIES = "\n\n"
 
 _INCOMPLETE = {"max_output_tokens": "length", "content_filter": "content_filter"}
-"""The finish_reason by the reason of an incomplete response. There are others, and more may come."""
+"""The finish_reason for known reasons of an incomplete response."""
 
 
 _UNFINISHED = frozenset({"in_progress", "queued"})
@@ -60,11 +60,11 @@ class StreamedResponsesAnswer(StreamedResponse):
     @property
     def started(self) -> bool:
         """True once the server has accepted the request or sent a part of the answer."""
-        return bool(self._response or self._pieces)
+        return bool(self._response or self.pieces)
 
     @property
     def finished(self) -> bool:
-        """True once the server said how the response ended."""
+        """True once the server has reported the end of the response."""
         return self._finish_reason is not None
 
     @property
@@ -73,9 +73,8 @@ class StreamedResponsesAnswer(StreamedResponse):
         return str(self._text)
 
     def add(self, data: str) -> str:
-        """Parse one event and return what it adds to the text. Events that are not known are skipped."""
-        if data.strip() in {"[DONE]", ""}:
-            self.done = self.done or "[DONE]" in data
+        """Parse one event and return what it adds to the text. Unknown events are skipped."""
+        if self._is_end_mark(data):
             return ""
         event = self._parsed(data)
         kind = optional(event, "type", str) or ""
@@ -96,13 +95,13 @@ class StreamedResponsesAnswer(StreamedResponse):
 
     def _take_event(self, response: Json, *, ended: bool) -> str:
         # Some gateways send nothing before the end, which has it all.
-        is_all = ended and not (self._pieces or self._calls or self._thoughts)
+        is_all = ended and not (self.pieces or self._calls or self._thoughts)
         piece = self._take_output(response) if is_all else ""
         self._take_response(response, ended=ended)
         return piece
 
     def plain(self, chunk: Json) -> Plain | None:
-        """Return what an event adds, if it does nothing but add a text or a reasoning."""
+        """Return what an event adds, if it only adds text or reasoning."""
         name = _TEXT_EVENTS.get(optional(chunk, "type", str) or "")
         if name not in {"text", "reasoning"} or chunk.get("logprobs"):
             return None
@@ -115,7 +114,7 @@ class StreamedResponsesAnswer(StreamedResponse):
 
     def repeat(self, plain: Plain, texts: Sequence[str]) -> str:
         """Add the texts of events like this one, and return what they add to the text."""
-        self._pieces += len(texts)
+        self.pieces += len(texts)
         added = (self._reasoning if plain.is_reasoning else self._text).add("".join(texts))
         return "" if plain.is_reasoning else added
 
@@ -123,7 +122,7 @@ class StreamedResponsesAnswer(StreamedResponse):
         """Parse a response that was not streamed, and return its text."""
         response = self._parsed(data)
         if response.get("object") != "response":
-            raise MalformedResponse("the reply is no response of the Responses API")
+            raise MalformedResponse("the reply is not a response of the Responses API")
         return self._take_event(response, ended=True)
 
     def _take_output(self, response: Json) -> str:
@@ -139,7 +138,7 @@ class StreamedResponsesAnswer(StreamedResponse):
 
     def _take_part(self, part: Json) -> str:
         text = optional(part, "text", str) or ""
-        self._pieces += 1
+        self.pieces += 1
         if part.get("type") == "output_text":
             self._logprobs.extend(list_of_objects(part, "logprobs"))
             return self._text.add(text)
@@ -151,7 +150,7 @@ class StreamedResponsesAnswer(StreamedResponse):
 
     def _take_text(self, name: str, event: Json) -> str:
         delta = optional(event, "delta", str) or ""
-        self._pieces += bool(delta)
+        self.pieces += bool(delta)
         if name == "reasoning":
             self._reasoning.add(delta)
         elif name == "refusal":
@@ -166,7 +165,7 @@ class StreamedResponsesAnswer(StreamedResponse):
         if kind == "function_call":
             name, arguments = optional(item, "name", str) or "", optional(item, "arguments", str) or ""
             call_id = optional(item, "call_id", str) or optional(item, "id", str) or f"call_{index}"
-            # The item at the end has the whole arguments, and the one at the beginning none.
+            # The last item has the complete arguments, and the first one has none.
             before = self._calls.get(index)
             self._calls[index] = _PartialCall(call_id, name, arguments or (before.arguments if before else ""))
         elif kind == "reasoning" and is_done:
@@ -188,7 +187,7 @@ class StreamedResponsesAnswer(StreamedResponse):
         if call is None:
             raise MalformedResponse("arguments of a function call that has not begun")
         delta = optional(event, "delta", str) or ""
-        self._pieces += bool(delta)
+        self.pieces += bool(delta)
         call.arguments += delta
 
     def _take_response(self, response: Json, *, ended: bool) -> None:

@@ -17,7 +17,7 @@ from sampling.tools import Tool
 __all__ = ["MISSING_OPTIONS", "responses_body"]
 
 MISSING_OPTIONS = ("seed", "stop", "top_k", "min_p", "frequency_penalty", "presence_penalty", "logit_bias")
-"""Options that the Responses API does not have."""
+"""Options that the Responses API does not support."""
 
 
 def responses_body(request: Request, model: str, structured: Structured) -> Json:
@@ -130,4 +130,4 @@ def _block(part: object) -> Json:
         if part.data is None:
             return {"type": "input_file", "file_url": part.url}
         return {"type": "input_file", "filename": part.name or "file", "file_data": part.data_url()}
-    raise Unsupported(f"the OpenAI Responses API takes no {type(part).__name__} in a message")
+    raise Unsupported(f"the OpenAI Responses API accepts no {type(part).__name__} in a message")

@@ -27,7 +27,7 @@ class ThinkingSplitter:
 
     @property
     def is_done(self) -> bool:
-        """True once all that follows is part of the answer."""
+        """True once everything that follows is part of the answer."""
         return self._done
 
     def add(self, piece: str) -> tuple[str, str]:
@@ -51,17 +51,16 @@ class ThinkingSplitter:
 
     def _open(self) -> bool:
         start = self._held.lstrip()
-        for opening in _OPENINGS:
-            if start.startswith(opening):
-                self._held = start[len(opening) :]
-                self._closing = f"</{opening[1:]}"
-                return True
-        return False
+        if not start.startswith(_OPENINGS):
+            return False
+        opening, _, self._held = start.partition(">")
+        self._closing = f"</{opening[1:]}>"
+        return True
 
     def _answer_if_decided(self) -> str:
-        """Return the held text once it can't begin with a tag any more."""
+        """Return the held text once it can no longer begin with a tag."""
         start = self._held.lstrip()
-        if len(start) < _LONGEST_OPENING and any(opening.startswith(start) for opening in _OPENINGS):
+        if not start or (start[0] == "<" and _may_become_opening(start)):
             return ""
         held, self._held = self._held, ""
         self._done = True
@@ -83,6 +82,10 @@ class ThinkingSplitter:
         self._held = ""
         self._done = bool(answer)
         return answer
+
+
+def _may_become_opening(start: str) -> bool:
+    return len(start) < _LONGEST_OPENING and any(opening.startswith(start) for opening in _OPENINGS)
 
 
 def _possible_beginning(text: str, tag: str) -> int:

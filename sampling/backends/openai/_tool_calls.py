@@ -22,7 +22,7 @@ class _PartialCall:
 
 class ToolCallAssembler:
     """
-    Puts tool calls together from their pieces.
+    Assembles tool calls from their pieces.
 
     OpenAI gives every call an index, and splits it over many chunks. Gemini sends each call whole, with no index
     or always with index 0. vLLM repeats the id in every chunk.
@@ -53,7 +53,7 @@ class ToolCallAssembler:
         """Return the call that a piece with this index may continue."""
         if index is None:
             return self._calls[-1] if self._calls else None
-        # From the end: where an index is used again, the last call with it goes on.
+        # From the end: if an index is used again, the piece continues the last call with it.
         return next((call for call in reversed(self._calls) if call.index == index), None)
 
     def calls(self) -> tuple[ToolCall, ...]:
@@ -70,7 +70,7 @@ class ToolCallAssembler:
 
 
 def _begins_another(call: _PartialCall, index: int | None, call_id: str, name: str) -> bool:
-    """Return whether a piece that fits a call by its index begins another one all the same."""
+    """Return whether a piece begins another call, although its index is that of an earlier one."""
     if not name:
         return False
     if index is None or (call_id and call.id and call_id != call.id):

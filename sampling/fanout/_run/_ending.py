@@ -37,10 +37,10 @@ class Ending:
         self._terminal: _Terminal | None = None
         self._crash: BaseException | None = None
         self.cancelled_from: float = math.inf
-        """The index from which on items must not run."""
+        """Items with this index or a higher one must not run."""
 
         self.cut_short = False
-        """Whether an item was cancelled that would have had an outcome."""
+        """Whether an item that would have had an outcome was cancelled."""
 
         self.stop_reason: StopReason | None = None
         """The limit of the budget that ended the run."""

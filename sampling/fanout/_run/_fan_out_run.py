@@ -4,7 +4,7 @@ The run of a fan-out.
 One task reads items: it takes a slot, reads an item, and starts a task for it, with its own context and cancel scope.
 A terminal event, a halt or an exception, ends the run early, and the one with the lowest index wins.
 Then nothing more is started, items above that index are cancelled, and items below it finish, because one of them may
-end the run at a still lower index. So the outcome equals that of a sequential run, in whatever order items end.
+end the run at a still lower index. So the outcome equals that of a sequential run, in any order of completion.
 
 With a journal, an item is sampled once its intent is on disk, and its outcome is handed out once that is on disk.
 The slot is released when the outcome is queued for writing. The intent of the next item is in the same transaction or
@@ -19,7 +19,7 @@ from typing import Any, Generic, Self, TypeVar, cast
 
 import anyio
 from anyio.abc import TaskGroup
-from anyio.lowlevel import checkpoint
+from anyio.lowlevel import checkpoint, current_token
 
 from sampling._engine.scope import new_sampling_id, parent_id
 from sampling._log import Logger
@@ -68,7 +68,9 @@ class FanOut(Generic[T]):
         self._buffer = OutcomeBuffer(ordered=arguments.ordered)
         self._slots = Slots(arguments.max_concurrency, max_buffered=arguments.max_buffered)
         self._ending = Ending(arguments)
-        self._outage = Outage(arguments.outage_grace_s, self._slots.notify, self._has_one_item_left, self._record_pause)
+        self._outage = Outage(
+            arguments.outage_grace_s, self._slots.notify, self._has_one_item_left, self._record_pause, self._latest
+        )
         self._announcer = Announcer(arguments)
         self._stack: AsyncExitStack | None = None
         self._entered = False
@@ -392,7 +394,7 @@ class FanOut(Generic[T]):
             self._end_item(is_queued=is_queued)
 
     def _end_item(self, *, is_queued: bool) -> None:
-        """End the task of an item. The writer hands out what is queued."""
+        """End the task of an item. The writer hands out its queued outcome."""
         if not is_queued:
             self._slots.alive -= 1
         if self._session is not None and self._session.failure is not None:
@@ -404,7 +406,7 @@ class FanOut(Generic[T]):
         """
         Hand out the outcomes of a batch that is on disk, for their tasks.
 
-        So no task waits only to hand out its outcome, which would cost as much as writing it.
+        No task has to wait for that itself, which would cost as much as writing the outcome.
         """
         for entry in batch.outcomes:
             self._slots.alive -= 1
@@ -440,6 +442,11 @@ class FanOut(Generic[T]):
     def _record_pause(self, pause: Pause) -> None:
         if self._session is not None:
             self._session.record_pause(pause)
+
+    def _latest(self) -> float:
+        """Return the deadline of the budget, on the clock of the event loop."""
+        budget = self._arguments.budget
+        return math.inf if budget is None else budget.deadline(current_token(), anyio.current_time())
 
     def _has_one_item_left(self) -> bool:
         return not self._admitting and len(self._running) == 1

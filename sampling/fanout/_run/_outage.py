@@ -25,6 +25,9 @@ _LONGEST_INTERVAL_S: Final = 60.0
 _PROBES_OF_ONE_ITEM: Final = 2
 """The number of probes with the same item after which another one is tried: the item itself may be the cause."""
 
+_ABOUT_SERVER: Final = (ConnectFailed, RateLimited)
+"""Errors that can't be the item's own."""
+
 _MAX_ERROR_CHARS: Final = 200
 _LAST_ITEM_GRACE_S: Final = 60.0
 """The grace of a run's last item. There is no other item to compare with, and the item itself may be the cause."""
@@ -37,7 +40,8 @@ class Outage:
     It begins when an item fails after the run has had an answer.
     Held items keep their slots, so the run pauses by itself once every call fails.
     One held item at a time calls again, at growing intervals. The answer to a call that started later releases all.
-    An item that fails again although others were answered in between is the cause itself, and its error counts.
+    An item that fails again although others were answered in between is the cause itself, and its error counts. If the
+    error is about the server, as in a storm that refuses some requests, it counts `grace_s` after the first.
     After `grace_s` without an answer, all errors count again. For an item that is the only one left, they count after
     a minute, unless the error is about the server and not about the item.
     """
@@ -48,19 +52,22 @@ class Outage:
         notify: Callable[[], None],
         is_last: Callable[[], bool] = lambda: False,
         record: Callable[[Pause], None] = lambda _: None,
+        latest: Callable[[], float] = lambda: math.inf,
     ) -> None:
         """
         Call `notify` when `needs_another_item` may have changed.
 
         `is_last` returns whether all other items have ended, and no more will come.
         `record` is called when a pause begins, and again when it is over.
+        `latest` returns the deadline of the run. No item waits longer.
         """
         self._grace_s = grace_s
         self._notify = notify
         self._is_last = is_last
         self._record = record
+        self._latest = latest
         self.answer_seen = False
-        """Whether the run has had an answer. Before that, an error more likely is a mistake in the settings."""
+        """Whether the run has had an answer. Before that, an error is more likely a mistake in the settings."""
 
         self._newest_answered = -math.inf
         """The latest start of a call that was answered."""
@@ -85,11 +92,11 @@ class Outage:
 
     @property
     def needs_another_item(self) -> bool:
-        """Whether the only held item was tried often enough, so that a new item should be."""
+        """True if the only held item was tried often enough, so that another one should be tried."""
         return len(self._held) == 1 and self._probes.get(self._held[0], 0) >= _PROBES_OF_ONE_ITEM
 
     def answered(self, started_at: float) -> None:
-        """Note an answer to a call that started at this time."""
+        """Record an answer to a call that started at this time."""
         self.answer_seen = True
         self._grace_spent = False
         self._newest_answered = max(self._newest_answered, started_at)
@@ -107,7 +114,7 @@ class Outage:
         """
         index, error = outcome.index, transient_error(outcome)
         self.answer_seen |= has_answer(outcome)
-        if not self._grace_s or not self.answer_seen or self._grace_spent or self._newest_answered >= first_failed_at:
+        if not self._grace_s or not self.answer_seen or self._grace_spent or self._is_its_own(error, first_failed_at):
             return False
         self._begin()
         self._held.append(index)
@@ -116,6 +123,13 @@ class Outage:
             return await self._wait_for_turn(index, self._number, error)
         finally:
             self._held.remove(index)
+
+    def _is_its_own(self, error: BaseException | None, first_failed_at: float) -> bool:
+        """Return whether an item fails by itself: it failed before, and others were answered in between."""
+        if isinstance(error, _ABOUT_SERVER):
+            # In a storm that refuses some requests, the same item may be refused again and again.
+            return anyio.current_time() - first_failed_at >= self._grace_s
+        return self._newest_answered >= first_failed_at
 
     def _begin(self) -> None:
         if self._began_at == math.inf:
@@ -133,8 +147,8 @@ class Outage:
             self._record(self._pause)
 
     def _grace(self, error: BaseException | None) -> float:
-        """Return how long to wait for an answer after this error."""
-        if self._is_last() and not isinstance(error, (ConnectFailed, RateLimited)):
+        """Return the time to wait for an answer after this error."""
+        if self._is_last() and not isinstance(error, _ABOUT_SERVER):
             return min(self._grace_s, _LAST_ITEM_GRACE_S)
         return self._grace_s
 
@@ -150,8 +164,11 @@ class Outage:
 
     async def _wait_for_turn(self, index: int, number: int, error: BaseException | None) -> bool:
         while self._number == number:
-            now, grace_s = anyio.current_time(), self._grace(error)
+            now, grace_s, latest = anyio.current_time(), self._grace(error), self._latest()
             deadline = self._began_at + grace_s
+            if now >= latest:
+                # The call ends at once, because its time is over.
+                return True
             if now >= deadline:
                 log.warning("outage_grace_spent", grace_s=grace_s, held=len(self._held))
                 self._grace_spent = True
@@ -163,7 +180,7 @@ class Outage:
                 self._probes[index] = self._probes.get(index, 0) + 1
                 return True
             else:
-                with anyio.CancelScope(deadline=min(deadline, max(self._next_probe_at, now))):
+                with anyio.CancelScope(deadline=min(deadline, latest, max(self._next_probe_at, now))):
                     await self._changed.wait()
         return not self._grace_spent
 

@@ -23,7 +23,7 @@ class ItemAccount:
 
     @property
     def elapsed_s(self) -> float:
-        """The seconds since the item was started, with the time in which it waited for the backend."""
+        """The seconds since the item was started, including the time that it waited for the backend."""
         return anyio.current_time() - self._began_at
 
     def start_another_call(self, result: SamplingResult[Any] | None) -> None:

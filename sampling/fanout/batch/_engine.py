@@ -24,7 +24,7 @@ class BatchEngine:
     `backend` is an `OpenAIBackend` or an `AnthropicBackend`, with or without layers around it. Every strategy works.
     Requests of all items that wait at the same time go into one batch, so the first attempts are one batch, their
     repairs are the next, and so on. Breadth puts several requests of an item into the same batch.
-    Requests to other backends, which a strategy or a requirement brings along, are sent at once.
+    Requests to other backends of a strategy or a requirement are sent at once.
 
     With a journal, a batch is recorded before it is created. A run that was killed finds its batches again, waits for
     them, and pays for nothing twice. Answers that are not used yet are kept in the journal.
@@ -34,7 +34,7 @@ class BatchEngine:
     finished by then is kept for a resume.
 
     Costs that `Priced` computes are those of a batch. A `Budget` of tokens or cost needs `Options(max_tokens=…)`,
-    because a batch is sent as a whole and what it may use must be known before.
+    because a batch is sent as a whole, so its maximum usage must be known before.
     """
 
     def __init__(  # noqa: PLR0913 - each is an independent setting
@@ -60,17 +60,17 @@ class BatchEngine:
             window: The number of items in flight at once. It replaces `max_concurrency`, which is for requests that
                 are answered in seconds. Each takes some ten kilobytes of memory, and its prompt.
 
-            linger_s: How long to wait for further requests before a batch is created. It is created when no request
+            linger_s: The time to wait for further requests before a batch is created. It is created when no request
                 has come for that long, after ten times as long, or when it is full.
 
-            poll_interval_s: The time between creating a batch and asking for its state. It grows by half each time.
+            poll_interval_s: The time between creating a batch and polling its state. It grows by half each time.
 
-            max_poll_interval_s: The longest time between two such questions.
+            max_poll_interval_s: The longest time between two polls.
 
-            max_wait_s: How long to wait for a batch. Then it is cancelled, and its other requests end with a `Timeout`.
+            max_wait_s: The time to wait for a batch. Then it is cancelled, and its other requests end with a `Timeout`.
                 Providers end batches after 24 hours.
 
-            max_tries: How often a request is sent that expires or fails with a transient error.
+            max_tries: The number of times that a request is sent if it expires or fails with a transient error.
 
             max_batch_requests: The maximum number of requests in a batch. By default that of the provider.
 
@@ -79,9 +79,9 @@ class BatchEngine:
             cancel_on_exit: Cancel batches at the provider when the run ends before them. False leaves them running,
                 and a later run with the same journal uses their answers.
 
-            cancel_grace_s: How long to wait, at the end of a run with a journal, for cancelled batches.
+            cancel_grace_s: The time to wait for cancelled batches at the end of a run with a journal.
 
-            price_factor: The price of a request in a batch, as a part of the usual price.
+            price_factor: The price of a request in a batch, as a fraction of the usual price.
 
             on_progress: A function that is called when the state of a batch changes.
         """

@@ -14,7 +14,7 @@ from sampling.fanout.batch._ledger import Batch, Ledger
 from sampling.fanout.batch._settings import Settings
 from sampling.fanout.batch._tickets import ParkedRequest
 
-__all__ = ["Lane", "patiently", "possible_batches"]
+__all__ = ["Lane", "possible_batches", "retry_transient_errors"]
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ _LONGEST_LINGER: Final = 10
 """The number of `linger_s` after which a batch is created although requests still come."""
 
 _PATIENCE_S: Final = 3600.0
-"""How long an upload or the creation of a batch is tried again after transient errors."""
+"""The time for which an upload or the creation of a batch is retried after transient errors."""
 
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
@@ -36,7 +36,7 @@ class Lane:
     """
     The requests for one model of one backend.
 
-    A batch of OpenAI has one model, so that each model has a lane of its own.
+    A batch of OpenAI has one model, so each model has its own lane.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Lane:
             self._wake.set()
 
     def pause(self, pause_s: float) -> None:
-        """Create no batch for a while: the account has too much in its queue."""
+        """Create no batch for a while, because the queue of the account is full."""
         self._paused_until = anyio.current_time() + pause_s
 
     def shrink(self, refused: int) -> None:
-        """Make smaller batches: one of this size was refused although no other was in progress."""
+        """Create smaller batches, because one of this size was refused although no other was in progress."""
         self._limit = max(1, min(self._limit, refused // 2))
 
     def resume(self) -> None:
@@ -96,7 +96,7 @@ class Lane:
                 await self._submit(requests)
 
     async def _wait(self, timeout_s: float | None = None) -> None:
-        """Wait until there is a request, the queue is full, or the time is over."""
+        """Wait until there is a request, the queue is full, or the time is up."""
         self._wake = anyio.Event()
         with anyio.move_on_after(timeout_s):
             await self._wake.wait()
@@ -113,7 +113,7 @@ class Lane:
             await self._wait(pause_s)
 
     def _take(self) -> list[ParkedRequest]:
-        """Take requests for one batch. Those that nobody waits for any more are dropped."""
+        """Take requests for one batch, and drop those that were abandoned."""
         taken: list[ParkedRequest] = []
         size = 0
         while self._queue and len(taken) < self._limit:
@@ -137,7 +137,7 @@ class Lane:
         lines = [client.line(request.custom_id, request.body) for request in requests]
         try:
             await ledger.begin(batch)
-            batch.file_id = await patiently(lambda: client.upload(lines, batch.name))
+            batch.file_id = await retry_transient_errors(lambda: client.upload(lines, batch.name))
             batch.state = "sending"
             await ledger.update(batch)
             await self._create(batch, lines)
@@ -169,7 +169,7 @@ class Lane:
         async def create() -> None:
             failure: BackendError = Timeout(f"the batch was not created within {_CREATE_GRACE_S:g} s")
             try:
-                # Not cancelled on the way: otherwise the batch might exist, and nobody would know its id.
+                # Shielded from cancellation: otherwise the batch might exist without a known id.
                 with anyio.move_on_after(_CREATE_GRACE_S, shield=True):
                     batch.batch_id = await self._client.create(lines, batch.file_id, batch.name)
                     return
@@ -183,10 +183,10 @@ class Lane:
                     self._ledger.maybe_billed_twice(batch.tickets.values())
                 raise failure
 
-        await patiently(create)
+        await retry_transient_errors(create)
 
     async def _look_for(self, batch: Batch) -> None:
-        found = await patiently(lambda: possible_batches(batch, self._ledger.known_ids))
+        found = await retry_transient_errors(lambda: possible_batches(batch, self._ledger.known_ids))
         if found:
             batch.batch_id, batch.candidates = found[0], found[1:]
             batch.is_verified = self._client.keeps_names
@@ -196,7 +196,7 @@ async def possible_batches(batch: Batch, known: set[str]) -> list[str]:
     """
     Return the ids of batches at the provider that may be this one.
 
-    There is one or none if the provider keeps the name. Otherwise its time and its size tell, and later its results.
+    There is at most one if the provider keeps names. Otherwise they are found by time and size, and later by results.
     """
     client = batch.client
     try:
@@ -214,8 +214,8 @@ async def possible_batches(batch: Batch, known: set[str]) -> list[str]:
     ]
 
 
-async def patiently(work: Callable[[], Awaitable[T]]) -> T:
-    """Do something, and again after transient errors, at growing intervals."""
+async def retry_transient_errors(work: Callable[[], Awaitable[T]]) -> T:
+    """Call a function, and retry after transient errors at growing intervals."""
     deadline = anyio.current_time() + _PATIENCE_S
     pause_s = _FIRST_PAUSE_S
     while True:

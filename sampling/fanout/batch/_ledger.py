@@ -40,7 +40,7 @@ class Batch:
     """The places of the items, by the id of the request. Settled ones are removed."""
 
     tickets: dict[str, ParkedRequest] = attrs.field(factory=dict[str, ParkedRequest])
-    """Those that wait for it, by the id of the request."""
+    """The requests that wait for it, by their ids."""
 
     state: State = "prepared"
     batch_id: str | None = None
@@ -53,17 +53,17 @@ class Batch:
     resumed: bool = False
     timed_out: bool = False
     is_verified: bool = True
-    """False while the results have to show that it really is this batch."""
+    """False until the results have shown that it really is this batch."""
 
     error: Exception | None = None
-    """The error that ended the watch over it."""
+    """The error that ended its polling."""
 
     def __attrs_post_init__(self) -> None:
         self.size = len(self.requests)
 
 
 class Ledger:
-    """Keeps what a later process has to know. Without a journal, it keeps nothing."""
+    """Records what a later process needs to know. Without a journal, it records nothing."""
 
     def __init__(self, notes: EngineNotes | None) -> None:
         self._notes = notes
@@ -78,7 +78,7 @@ class Ledger:
 
     @property
     def is_durable(self) -> bool:
-        """Whether a later process can go on with the batches of this one."""
+        """True if a later process can continue with the batches of this one."""
         return self._notes is not None
 
     async def load(self, clients: dict[str, BatchClient]) -> list[Batch]:
@@ -106,7 +106,7 @@ class Ledger:
         return batches
 
     async def account(self, in_doubt: Iterable[int]) -> None:
-        """Say which items of earlier processes may be billed twice."""
+        """Report which items of earlier processes may be billed twice."""
         if self._notes is not None:
             await self._notes.account(set(in_doubt))
 

@@ -21,7 +21,7 @@ from sampling.errors import (
     ResponseTooLarge,
     Timeout,
 )
-from sampling.fanout.batch._lane import patiently
+from sampling.fanout.batch._lane import retry_transient_errors
 from sampling.fanout.batch._ledger import Batch, Ledger
 from sampling.fanout.batch._tickets import ParkedRequest
 
@@ -55,14 +55,14 @@ class Results:
     )
     _pending: set[str] = attrs.field(factory=set[str])
     ignored: int = 0
-    """The number of lines that make no sense, or are about no request of the batch."""
+    """The number of lines that are malformed, or belong to no request of the batch."""
 
     found: int = 0
     """The number of requests that have a line."""
 
     async def read(self, state: BatchState) -> None:
         """Read all lines. After a broken connection, read again from the beginning: settled requests are skipped."""
-        await patiently(lambda: self._read(state))
+        await retry_transient_errors(lambda: self._read(state))
 
     async def _read(self, state: BatchState) -> None:
         self._answers, self._others, self._pending = [], [], set()
@@ -71,7 +71,7 @@ class Results:
 
     async def _take(self, line: bytes) -> bool:
         custom_id, entry = self._entry(line)
-        # A second line about the same request is no second answer.
+        # A second line about the same request does not count.
         if entry is None or custom_id not in self._batch.requests or custom_id in self._pending:
             self.ignored += 1
             return True
@@ -96,7 +96,7 @@ class Results:
         return ("", None) if reply is None else (reply.custom_id, reply)
 
     async def _flush(self) -> None:
-        """Record what was read, and then hand it out."""
+        """Record the answers that were read, and then hand them out."""
         batch = self._batch
         answers, others = self._answers, self._others
         self._answers, self._others, self._pending = [], [], set()
@@ -119,14 +119,14 @@ class Results:
         elif entry.reply is not None:
             self._hand_out_error(ticket, entry.reply)
         elif entry.kind == "expired":
-            self._again_or(ticket, Timeout("the provider did not get to the request within its time"))
+            self._again_or(ticket, Timeout("the request expired at the provider before it was processed"))
         elif self._batch.timed_out:
             ticket.fail(Timeout("the batch took too long and was cancelled", hint="Raise max_wait_s."))
         elif self._batch.state == "cancelling":
-            # An earlier process has cancelled it, and this one goes on.
+            # An earlier process has cancelled it, and this one continues.
             self._again(ticket)
         else:
-            hint = "Somebody else has cancelled it. Run again to send its requests again."
+            hint = "It was cancelled outside of this run. Run again to send its requests again."
             ticket.fail(FatalError("the batch was cancelled at the provider", hint=hint))
 
     def _hand_out_error(self, ticket: ParkedRequest, reply: DeferredReply) -> None:
@@ -152,14 +152,14 @@ class Results:
         self._ledger.in_doubt.update(batch.requests)
         batch.requests.clear()
         if missing:
-            # Nobody knows whether the provider has worked on them.
+            # It is unknown whether the provider has processed them.
             log.warning("batch_replies_missing", batch=batch.batch_id, requests=len(missing))
         for ticket in missing:
             self._again_or(ticket, MalformedResponse("the results of the batch have no line for the request"))
 
 
 def _named(line: bytes, error: BackendError) -> tuple[str, BackendError | None]:
-    """Return the request that an unreadable line is about, if that can be seen, and its error."""
+    """Return the request that an unreadable line belongs to, if it is recognisable, and its error."""
     found = _CUSTOM_ID.search(line[:_HEAD_BYTES])
     return ("", None) if found is None else (found[1].decode(), error)
 

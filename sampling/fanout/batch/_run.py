@@ -20,7 +20,7 @@ from sampling.backends.http._chat_backend import ChatBackend
 from sampling.backends.layers import Priced
 from sampling.backends.layers._layer import iter_backends
 from sampling.errors import BackendError, BadRequest, Timeout, Unsupported
-from sampling.fanout.batch._lane import Lane, patiently, possible_batches
+from sampling.fanout.batch._lane import Lane, possible_batches, retry_transient_errors
 from sampling.fanout.batch._ledger import Batch, Ledger
 from sampling.fanout.batch._results import Results, error_of_problem
 from sampling.fanout.batch._settings import BatchProgress, Settings
@@ -42,7 +42,7 @@ _CANCEL_PATIENCE_S: Final = 900.0
 
 
 class BatchRun:
-    """One run: the lanes that create batches, and the watch over batches in progress."""
+    """One run: the lanes that create batches, and the polling of batches in progress."""
 
     def __init__(self, work: Work, settings: Settings) -> None:
         self._work = attrs.evolve(work, backend=limit_requests(work.backend, work.max_requests))
@@ -84,7 +84,7 @@ class BatchRun:
         await self._stack.aclose()
 
     async def _resume(self, batches: list[Batch]) -> set[int]:
-        """Go on with the batches of earlier processes. Return the items that may be billed twice."""
+        """Resume the batches of earlier processes. Return the items that may be billed twice."""
         in_doubt: set[int] = set()
         for batch in batches:
             if batch.state == "sending":
@@ -100,7 +100,7 @@ class BatchRun:
 
     async def _find(self, batch: Batch) -> None:
         """Look for a batch that may have been created, although its id was not recorded."""
-        found = await patiently(lambda: possible_batches(batch, self._ledger.known_ids))
+        found = await retry_transient_errors(lambda: possible_batches(batch, self._ledger.known_ids))
         if found:
             batch.batch_id, batch.candidates, batch.state = found[0], found[1:], "running"
             batch.is_verified = batch.client.keeps_names
@@ -190,7 +190,7 @@ class BatchRun:
         self._start(self._watch, batch, name="sampling fan-out: a batch")
 
     def _start(self, function: Callable[[*Ts], Coroutine[Any, Any, None]], *args: *Ts, name: str) -> None:
-        """Start a task in the context of the run: the item that causes it is not the only one that it works for."""
+        """Start a task in the context of the run, because it serves more than one item."""
         self._context.run(lambda: self._tasks.start_soon(function, *args, name=name))
 
     async def _watch(self, batch: Batch) -> None:
@@ -216,7 +216,7 @@ class BatchRun:
                 lane.resume()
 
     async def _wait_for_end(self, batch: Batch) -> BatchState | None:
-        """Poll until a batch has ended. Errors of the server are waited out. Return None if there is no such batch."""
+        """Poll until a batch has ended, despite errors of the server. Return None if there is no such batch."""
         settings = self._settings
         age_s = max(0.0, time.time() - batch.created_s) if batch.resumed else 0.0
         deadline = anyio.current_time() + max(settings.max_wait_s - age_s, 0.0)
@@ -257,7 +257,7 @@ class BatchRun:
         results = Results(batch, self._ledger, self._settings.max_tries, self._send_again)
         await results.read(state)
         if not results.found and not batch.is_verified and batch.requests:
-            await self._handle_stranger(batch)
+            await self._handle_unrelated_batch(batch)
             return
         await results.finish()
         log.info("batch_ended", batch=batch.batch_id, number=batch.number, status=state.status)
@@ -287,7 +287,7 @@ class BatchRun:
                 self._send_again(ticket)
 
     def _send_smaller(self, batch: Batch, tickets: list[ParkedRequest], error: BackendError) -> None:
-        """Wait for room in the queue of the account, or make smaller batches if nothing else is in it."""
+        """Wait for room in the queue of the account, or create smaller batches if it is empty."""
         is_alone = len(self._running) == 1
         for lane in {ticket.lane for ticket in tickets}:
             lane.pause(self._settings.max_poll_interval_s)
@@ -299,8 +299,8 @@ class BatchRun:
             else:
                 ticket.fail(error)
 
-    async def _handle_stranger(self, batch: Batch) -> None:
-        """Handle a batch that was taken for one of ours, and has none of our requests."""
+    async def _handle_unrelated_batch(self, batch: Batch) -> None:
+        """Handle a batch that was mistaken for one of ours, but has none of our requests."""
         while batch.candidates:
             batch.batch_id = batch.candidates.pop(0)
             state = await self._wait_for_end(batch)
@@ -310,7 +310,7 @@ class BatchRun:
         await self._handle_loss(batch)
 
     async def _handle_loss(self, batch: Batch) -> None:
-        """Send the requests of a batch again that the provider does not know, or no longer."""
+        """Send the requests of a batch again that the provider does not know, or has deleted."""
         log.warning("batch_lost", batch=batch.batch_id, requests=len(batch.requests))
         tickets = list(batch.tickets.values())
         await self._ledger.end(batch)
@@ -392,14 +392,14 @@ def _clients_of(work: Work) -> dict[object, BatchClient]:
 
 
 def _prepare_budget(work: Work, price_factor: float) -> None:
-    """Let a budget reserve at the prices of a batch, because all of a batch is sent before any of it is settled."""
+    """Make a budget reserve at batch prices, because a whole batch is sent before any of it is settled."""
     budget = work.budget
     if budget is None or (budget.tokens is None and budget.cost is None):
         return
     if work.options is None or work.options.max_tokens is None:
         raise ValueError(
             "a budget of tokens or cost needs options=Options(max_tokens=…) with BatchEngine: "
-            "a batch is sent as a whole, so what it may use must be known before"
+            "a batch is sent as a whole, so its maximum usage must be known before"
         )
     if budget.cost is not None:
         prices = [one.price_of(work.options.model) for one in iter_backends(work.backend) if isinstance(one, Priced)]

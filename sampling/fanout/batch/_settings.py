@@ -8,7 +8,7 @@ import attrs
 __all__ = ["PRICE_FACTOR", "BatchProgress", "Settings"]
 
 PRICE_FACTOR: Final = 0.5
-"""The price of a request in a batch, as a part of the usual price, at OpenAI and Anthropic."""
+"""The price of a request in a batch, as a fraction of the usual price, at OpenAI and Anthropic."""
 
 
 @attrs.frozen(kw_only=True)

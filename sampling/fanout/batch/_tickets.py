@@ -18,7 +18,7 @@ __all__ = ["ItemRequests", "ParkedRequest"]
 
 
 class ParkedRequest:
-    """One request, from the moment that its backend is asked until it has an answer or an error."""
+    """One request, until it has an answer or an error."""
 
     def __init__(self, lane: "Lane", item: Item[Any], slot: int, custom_id: str, body: bytes) -> None:
         self.lane = lane
@@ -31,7 +31,7 @@ class ParkedRequest:
 
         self.is_sent = False
         self.is_abandoned = False
-        """True once nobody waits for it."""
+        """True once nothing waits for it any more."""
 
         self.reply: DeferredReply | None = None
         self._error: Exception | None = None

@@ -11,10 +11,11 @@ import enum
 import fractions
 import functools
 import hashlib
+import re
 import struct
 import sys
 import uuid
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import PurePath
@@ -36,6 +37,9 @@ CODE: Final = "code of Python "
 """The key of a code digest. Bytecode differs between Python versions, so it is compared within one version only."""
 
 _DEEPEST: Final = 24
+_MAX_INT_BITS: Final = 4_000
+"""Python refuses to write integers of more than 4,300 digits in decimal."""
+
 _MAX_FILE_BYTES: Final = 100_000_000
 _TEXTUAL: Final = (
     dt.date,
@@ -51,6 +55,9 @@ _TEXTUAL: Final = (
 )
 """Types whose `repr` shows everything."""
 
+_UNCHANGEABLE: Final = (str, int, float, bytes, re.Pattern)
+"""Types of values that stay as they are."""
+
 _INERT: Final = ("_thread", "threading", "logging", "structlog", "contextvars", "weakref", "_weakref", "anyio", "trio")
 """Packages whose objects can't change an answer."""
 
@@ -58,11 +65,13 @@ _SETTINGS: Final = ("loop_budget", "concurrency_budget", "deterministic", "check
 
 
 class Describer:
-    """Describes values, and collects the places of those that it can't see into."""
+    """Describes values, and collects the places of those that it can't inspect."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sees_constants: bool = True) -> None:
+        """Leave out the constants of classes, and those of modules in lower case, if `sees_constants` is False."""
+        self._sees_constants = sees_constants
         self.unseen: list[str] = []
-        """The places and types of objects that may differ without a difference in the description."""
+        """The places and types of objects whose changes the description does not show."""
 
         self._around: list[int] = []
         self._path: list[str] = []
@@ -76,8 +85,10 @@ class Describer:
 
     def describe(self, value: Any) -> Any:
         """Return JSON values that describe a value."""
-        if value is None or isinstance(value, bool) or type(value) in {str, int}:
+        if value is None or isinstance(value, bool) or type(value) is str:
             return value
+        if type(value) is int:
+            return value if value.bit_length() <= _MAX_INT_BITS else {"class": "int", "hex": hex(value)}
         if type(value) is float:
             return repr(value)
         if id(value) in self._around:
@@ -86,9 +97,18 @@ class Describer:
             return self._not_seen(value)
         self._around.append(id(value))
         try:
-            return self._container(value)
+            return self._guarded(self._container, value)
         finally:
             self._around.pop()
+
+    def _guarded(self, describe: Callable[[Any], Any], value: Any) -> Any:
+        """Describe a value. One that raises can't be seen into."""
+        depth = len(self._path)
+        try:
+            return describe(value)
+        except Exception:  # noqa: BLE001 - objects are the user's, and may raise anything
+            del self._path[depth:]
+            return self._not_seen(value)
 
     def _container(self, value: Any) -> Any:  # noqa: PLR0911 - one for each kind
         if isinstance(value, enum.Enum):
@@ -96,8 +116,7 @@ class Describer:
         if isinstance(value, str | int | float):
             return str(value) if isinstance(value, str) else repr(value) if isinstance(value, float) else int(value)
         if isinstance(value, Mapping):
-            pairs = cast("Iterable[tuple[Any, Any]]", value.items())
-            return {str(key): self._part(str(key), item) for key, item in pairs}
+            return self._mapping(list(cast("Iterable[tuple[Any, Any]]", value.items())))
         if isinstance(value, list | tuple):
             return [self._part(str(place), item) for place, item in enumerate(cast("Iterable[Any]", value))]
         if isinstance(value, AbstractSet):
@@ -108,6 +127,13 @@ class Describer:
         if isinstance(value, _TEXTUAL):
             return {"class": _class_name(value), "value": repr(cast("object", value))}
         return self._object(value)
+
+    def _mapping(self, pairs: list[tuple[Any, Any]]) -> Any:
+        described = {str(key): self._part(str(key), item) for key, item in pairs}
+        if len(described) == len(pairs):
+            return described
+        # Several keys have the same text, such as 1 and "1".
+        return {"pairs": [[self.describe(key), self._part(str(key), item)] for key, item in pairs]}
 
     def _part(self, place: str, value: Any) -> Any:
         with self.at(place):
@@ -147,11 +173,10 @@ class Describer:
         return self._special_by_methods(value)
 
     def _special_by_methods(self, value: Any) -> Any:  # noqa: PLR0911 - one for each kind
-        """Describe an object of a library by what its kind has in common."""
-        if callable(schema := getattr(value, "model_json_schema", None)) and isinstance(value, type):
-            return self.describe(schema())
+        """Describe an object of a library by the methods of its kind."""
         if isinstance(value, type):
-            return None
+            schema = _pydantic_schema(value)
+            return None if schema is None else self.describe(schema)
         name = name_of(type(value))
         if isinstance(given := getattr(value, "fingerprint", None), str) or callable(given):
             return {"class": name, "fingerprint": str(given() if callable(given) else given)}
@@ -193,14 +218,29 @@ class Describer:
 
     def _methods(self, kind: type[Any]) -> dict[str, Any]:
         """Describe the code of a class, as far as it is the user's."""
-        methods = {
-            name: self._part(name, getattr(method, "__func__", method))
+        members = {
+            name: self._plain_method(member)
             for one in reversed(kind.__mro__)
             if not _is_library(one.__module__)
-            for name, method in vars(one).items()
-            if isinstance(getattr(method, "__func__", method), FunctionType) and not _is_generated(method)
+            for name, member in vars(one).items()
         }
-        return {"methods": methods} if methods else {}
+        methods = {
+            name: self._part(name, member)
+            for name, member in members.items()
+            if isinstance(member, FunctionType) and not _is_generated(member)
+        }
+        constants = {
+            name: self._part(name, member)
+            for name, member in sorted(members.items())
+            if self._sees_constants and not name.startswith("__") and _is_constant(name, member)
+        }
+        return {**({"methods": methods} if methods else {}), **({"constants": constants} if constants else {})}
+
+    def _plain_method(self, member: Any) -> Any:
+        """Return the function of a method or a property, and anything else as it is."""
+        if self._sees_constants and isinstance(member, property):
+            return member.fget
+        return getattr(member, "__func__", member)
 
     def _not_seen(self, value: Any) -> dict[str, Any]:
         name = name_of(type(value))
@@ -211,6 +251,9 @@ class Describer:
 
     def function(self, function: Any) -> dict[str, Any]:
         """Describe a function by name, code, closure, defaults, bound object and the constants it reads."""
+        return cast("dict[str, Any]", self._guarded(self._function, function))
+
+    def _function(self, function: Any) -> dict[str, Any]:
         if isinstance(function, functools.partial):
             whole: Any = function.func
             inner = self.function(whole) if not isinstance(whole, type) else self._class(whole)
@@ -230,14 +273,14 @@ class Describer:
         owner = getattr(function, "__self__", None)
         if owner is not None:
             described["self"] = self._part("self", owner)
-        if constants := dict(_globals_of(plain)):
+        if constants := dict(_globals_of(plain, in_lower_case=self._sees_constants)):
             described["globals"] = self._part("globals", constants)
         return described
 
     def _other_callable(self, function: Any) -> dict[str, Any]:
         """Describe a builtin, such as the method of a str, or an object with `__call__`."""
         if type(function).__module__ == "functools" and hasattr(function, "__wrapped__"):
-            # A cache changes no answer, so what it wraps decides.
+            # A cache changes no answer, so describe the function that it wraps.
             return self.function(function.__wrapped__)
         owner = getattr(function, "__self__", None)
         named = {"name": name_of(function)}
@@ -273,6 +316,15 @@ class Describer:
         return {"class": name_of(type(strategy)), **own, **settings, **self._methods(type(strategy))}
 
 
+def _pydantic_schema(kind: type[Any]) -> Any:
+    """Return the schema of a pydantic model, or None for any other class, or one that has no schema."""
+    schema: Any = getattr(kind, "model_json_schema", None)
+    try:
+        return schema() if callable(schema) else None
+    except Exception:  # noqa: BLE001 - `BaseModel` itself has none, and a field of any class may have none
+        return None
+
+
 def _array(value: Any) -> dict[str, Any] | None:
     """Describe an array of numbers or texts, such as NumPy's. Return None for anything else."""
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
@@ -292,8 +344,14 @@ def _attributes_of(value: Any) -> dict[str, Any] | None:
     pointers = len(slots) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
     if kind.__basicsize__ > object.__basicsize__ + pointers * _POINTER_BYTES or kind.__itemsize__:
         return None
-    names = [name if not name.startswith("__") else f"_{one.__name__.lstrip('_')}{name}" for one, name in slots]
+    names = [_mangled(name, one) for one, name in slots]
     return {**{name: getattr(value, name) for name in names if hasattr(value, name)}, **getattr(value, "__dict__", {})}
+
+
+def _mangled(name: str, kind: type[Any]) -> str:
+    """Return the name under which Python keeps an attribute of a class."""
+    is_private = name.startswith("__") and not name.endswith("__")
+    return f"_{kind.__name__.lstrip('_')}{name}" if is_private else name
 
 
 _POINTER_BYTES: Final = struct.calcsize("P")
@@ -305,8 +363,8 @@ def _slots(kind: type[Any]) -> list[str]:
     return [name for name in names if name not in {"__weakref__", "__dict__"}]
 
 
-def _globals_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield what a function reads of its module: constants, and other functions of the same module."""
+def _globals_of(function: FunctionType, *, in_lower_case: bool) -> Iterator[tuple[str, Any]]:
+    """Yield the globals that a function reads: constants, and other functions of the same module."""
     if _is_library(function.__module__):
         return
     for name in sorted(_names_in(function.__code__)):
@@ -314,8 +372,16 @@ def _globals_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
         if isinstance(value, FunctionType):
             if value.__module__ == function.__module__:
                 yield name, value
-        elif name.isupper() and not callable(value) and not isinstance(value, ModuleType):
+        elif (in_lower_case or name.isupper()) and value is not None and _is_constant(name, value):
             yield name, value
+
+
+def _is_constant(name: str, value: object) -> bool:
+    """Return whether a name of a module or a class is one that code reads and does not change."""
+    # Names in lower case may hold state, such as a cache, unless their values can't change.
+    if name.isupper():
+        return not callable(value) and not isinstance(value, ModuleType)
+    return isinstance(value, _UNCHANGEABLE)
 
 
 def _names_in(code: CodeType) -> set[str]:
@@ -324,9 +390,9 @@ def _names_in(code: CodeType) -> set[str]:
 
 
 def _is_library(module: str | None) -> bool:
-    """Return whether a module is ours or Python's. Its code is known by its name."""
+    """Return whether a module is ours, pydantic's or Python's. Its code is known by its name."""
     package = (module or "").partition(".")[0]
-    return package == "sampling" or package in sys.stdlib_module_names - {"__main__"}
+    return package in {"sampling", "pydantic"} or package in sys.stdlib_module_names - {"__main__"}
 
 
 def _is_generated(method: Any) -> bool:

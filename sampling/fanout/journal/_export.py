@@ -64,8 +64,8 @@ def export(
     They are ordered by index. Return their number.
     The format follows the suffix `.jsonl`, `.csv`, `.parquet` or `.html` unless it is given. Parquet needs the extra
     `parquet`. HTML is a page about the run: its progress, its failures and its slowest items.
-    The file appears once it is complete. A run may write the journal meanwhile: its stored outcomes are exported.
-    In CSV, a text that a spreadsheet would take for a formula is preceded by an apostrophe.
+    The file appears once it is complete. A run may still be writing the journal: its stored outcomes are exported.
+    In CSV, text that a spreadsheet would treat as a formula is preceded by an apostrophe.
     """
     target = Path(to)
     write = _writer_for(target, format)

@@ -19,10 +19,10 @@ from sampling.protocols import BackendLike
 from sampling.requirements import Requirement
 from sampling.strategy import BaseSamplingStrategy
 
-__all__ = ["differences", "fingerprint_of", "item_digest", "legacy_item_digest"]
+__all__ = ["differences", "earlier_item_digests", "fingerprint_of", "item_digest"]
 
-_FORMAT = 2
-"""The number of this format. Fingerprints without a number are of the first, which saw less."""
+_FORMAT = 3
+"""The number of this format. Earlier ones saw less, and those without a number are of the first."""
 
 _LONGEST_SHOWN = 80
 _MODEL_NAMES = ("model", "model_name", "model_id")
@@ -73,7 +73,7 @@ def _options(options: Options, describer: Describer) -> dict[str, Any]:
 
 
 def _model_of(backend: Any) -> str | None:
-    """Return the name of the model that a backend asks, through all layers. Its server's address does not count."""
+    """Return the name of the model behind all layers of a backend. The server's address does not count."""
     inner: object = getattr(backend, "inner", None)
     if isinstance(inner, tuple):
         names = [_model_of(one) for one in cast("tuple[object, ...]", inner)]
@@ -90,16 +90,21 @@ def item_digest(given: object, index: int) -> int:
     # A plain text is the common case, and building an `Item` for each of a million is slow.
     if type(given) is str:
         return _digest_of(f"{index}\0\0{given}")
+    return _digest_with(as_item(given, index, ""), sees_constants=True)
+
+
+def earlier_item_digests(given: object, index: int) -> tuple[int, int]:
+    """Return the digests that earlier versions recorded, which saw less of a parser, or only its name."""
     item = as_item(given, index, "")
-    action = item.action
-    if action.parser is None and action.schema is None:
+    return _digest_with(item, sees_constants=False), _digest_of(_legacy_text(item))
+
+
+def _digest_with(item: Item[Any], *, sees_constants: bool) -> int:
+    parser, schema = item.action.parser, item.action.schema
+    if parser is None and schema is None:
         return _digest_of(_legacy_text(item))
-    return _digest_of(f"{_legacy_text(item)}\0{_described(action.parser)}\0{_described(action.schema)}")
-
-
-def legacy_item_digest(given: object, index: int) -> int:
-    """Return the digest that earlier versions recorded, which knew only the name of a parser."""
-    return _digest_of(_legacy_text(as_item(given, index, "")))
+    described = [_described(thing, sees_constants=sees_constants) for thing in (parser, schema)]
+    return _digest_of("\0".join([_legacy_text(item), *described]))
 
 
 def _legacy_text(item: Item[Any]) -> str:
@@ -108,17 +113,17 @@ def _legacy_text(item: Item[Any]) -> str:
     return f"{item.key}\0{'' if parser is None else name_of(parser)}\0{text}"
 
 
-def _described(thing: Any) -> str:
+def _described(thing: Any, *, sees_constants: bool) -> str:
     try:
-        return _described_once(thing)
+        return _described_once(thing, sees_constants=sees_constants)
     except TypeError:
         # It can't be hashed, such as a schema that is a dict.
-        return canonical(Describer().describe(thing))
+        return canonical(Describer(sees_constants=sees_constants).describe(thing))
 
 
 @lru_cache(maxsize=64)
-def _described_once(thing: Any) -> str:
-    return canonical(Describer().describe(thing))
+def _described_once(thing: Any, *, sees_constants: bool) -> str:
+    return canonical(Describer(sees_constants=sees_constants).describe(thing))
 
 
 def _digest_of(described: str) -> int:

@@ -19,7 +19,7 @@ from sampling._serialization.values import storable_numbers
 from sampling.budgets import Budget
 from sampling.errors import JournalDamaged, JournalError, JournalMismatch
 from sampling.fanout.items import Item, ItemOutcome, ItemStatus, as_item
-from sampling.fanout.journal._fingerprint import fingerprint_of, item_digest, legacy_item_digest
+from sampling.fanout.journal._fingerprint import earlier_item_digests, fingerprint_of, item_digest
 from sampling.fanout.journal._matching import RecordedItems
 from sampling.fanout.journal._notes import BATCH, JournalNotes, NoteStore
 from sampling.fanout.journal._page import read_findings, render_findings
@@ -146,7 +146,7 @@ class Journal:
         Return a page about the run: progress, cost, failures, slowest items, processes and pauses.
 
         It is self-contained, and its size does not grow with the number of items. This reads the whole file, and
-        blocks meanwhile. A run may go on.
+        blocks meanwhile. A run may be in progress.
         """
         return render_findings(read_findings(self.path))
 
@@ -206,11 +206,11 @@ class Session:
         )
         self._retry = frozenset(retry)
         self._items: RecordedItems | None = None
-        """The recorded items by key, if the run goes on after a change."""
+        """The recorded items by key, if the run continues after a change."""
 
         self._chunk: deque[RawRow] = deque()
         self._rows: dict[int, RawRow] = {}
-        """Outcomes by their place in the file, if the run goes on after a change."""
+        """Outcomes by their place in the file, if the run continues after a change."""
 
         self._slots: dict[int, int] = {}
         """The places in the file of items in flight, by index, where they differ from it."""
@@ -269,7 +269,7 @@ class Session:
             log.warning("journal_changed", path=str(self._journal.path), changes=len(self.state.changes))
 
     async def check_notes(self) -> None:
-        """Refuse to go on without an engine that knows the batches which a provider is working on."""
+        """Refuse to resume without the engine if batches are still in progress at a provider."""
         if self.notes.in_use or not (batches := await self.notes.names(BATCH)):
             return
         if self._journal.on_change == "refuse":
@@ -354,7 +354,7 @@ class Session:
     # Replay recorded outcomes.
 
     def is_new(self, index: int) -> bool:
-        """Return whether nothing can be recorded for an item, so that it need not be looked for."""
+        """Return whether an item is certainly not in the file, so that no lookup is needed."""
         return index > self.state.last_item and self._known_total is None and self._items is None
 
     def find(self, given: object, index: int, digest: int) -> int:
@@ -362,7 +362,7 @@ class Session:
         if self._items is None:
             return index
         key = str(index) if isinstance(given, str) else as_item(given, index, "").key
-        match = self._items.claim(key, (digest, legacy_item_digest(given, index)), index)
+        match = self._items.claim(key, (digest, *earlier_item_digests(given, index)), index)
         if match.slot != index:
             self._slots[index] = match.slot
             self._positions[match.slot] = index
@@ -425,7 +425,7 @@ class Session:
         return row
 
     def _compare(self, given: object, index: int, digest: int, recorded_digest: int) -> None:
-        if digest != recorded_digest and legacy_item_digest(given, index) != recorded_digest:
+        if digest != recorded_digest and recorded_digest not in earlier_item_digests(given, index):
             self._report_difference(_changed_item(given, index))
 
     def _load_record(self, record: str, given: object, index: int) -> Any:

@@ -14,7 +14,7 @@ class RecordedItem(NamedTuple):
     """The place of the outcome in the file."""
 
     position: int
-    """The index of the item when it was last asked for, or -1 if it was not among the items any more."""
+    """The index of the item when it was last asked for, or -1 if it was no longer among the items."""
 
     key: str
     digest: int

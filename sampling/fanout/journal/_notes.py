@@ -1,4 +1,4 @@
-"""What an engine keeps in a journal, so that a later process can go on with it."""
+"""The notes of an engine in a journal, with which a later process can continue."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -66,7 +66,7 @@ class NoteStore:
         with self._store.writing() as database:
             known = {int(name) for (name,) in database.execute("SELECT name FROM notes WHERE kind = ?", (_LIFE,))}
             rows = database.execute(in_flight, (self._store.process,)).fetchall()
-            # An item that an engine without notes has started may be billed twice all the same.
+            # An item that an engine without notes has started may still be billed twice.
             unknown = {item for item, process in rows if process not in known}
             items = {item for item, _ in rows} - unknown - set(in_doubt)
             earlier = [(item, self._store.process) for item in items]
@@ -114,7 +114,7 @@ class JournalNotes:
         return self._slot_of(item.index)
 
     async def begin(self) -> None:
-        """Say that this engine has notes. Call it before anything is sent."""
+        """Declare that this engine keeps notes. Call it before anything is sent."""
         self.in_use = True
         await self._in_thread(self._notes.begin)
 
@@ -138,7 +138,7 @@ class JournalNotes:
         return found
 
     async def account(self, in_doubt: Collection[int]) -> None:
-        """Say which of the interrupted items may be billed twice. Notes tell the state of the others."""
+        """Report which of the interrupted items may be billed twice. The notes have the state of the others."""
         self.accounted = frozenset(await self._in_thread(self._notes.forget_intents, in_doubt))
 
     def maybe_billed_twice(self, item: int) -> None:

@@ -23,7 +23,7 @@ class Pause:
 
     number: int
     began_s: float
-    """The time of the day, as `time.time` has it."""
+    """The wall-clock time, as in `time.time`."""
 
     error_type: str
     held: int
@@ -37,7 +37,7 @@ class Pause:
         return attrs.evolve(self, ended_s=now_s, ending=ending)
 
     def to_note(self, process: int) -> Note:
-        """Return the note of a process. It replaces that on the beginning of the same pause."""
+        """Return the note of a process, which replaces the one from the beginning of the pause."""
         value = json.dumps([self.number, self.began_s, self.error_type, self.held, self.ended_s, self.ending])
         return Note(PAUSE, f"{process}:{self.number}", None, value)
 

@@ -69,7 +69,7 @@ class Recorder:
         elapsed_s: float | None = None,
     ) -> tuple[str, list[str]]:
         """
-        Return an outcome as one line of ASCII JSON, and notes on what is stored as something else.
+        Return an outcome as one line of ASCII JSON, and notes on what could not be stored exactly.
 
         `known` are notes to begin with. `elapsed_s` is the time of an item without a result.
 
@@ -286,7 +286,7 @@ def _unusual(attempt: Slice[Any]) -> dict[str, int]:
 
 
 def _add_ids(record: dict[str, Any], result: SamplingResult[Any]) -> None:
-    """Add what the iterations alone don't tell: tiers of an escalation count anew, and have ids of their own."""
+    """Add the ids of an escalation, because each of its tiers counts iterations from 1."""
     attempts = result.attempts
     if len(attempts) > 1 and len({attempt.iteration for attempt in attempts}) < len(attempts):
         record["place"] = place_of(result.best, result.attempts)
@@ -342,7 +342,7 @@ class _Messages:
 
     @property
     def new(self) -> Sequence[Message]:
-        """The messages that a record has to have."""
+        """The messages that a record must contain."""
         return () if self._table is None else self._table.new
 
     def numbers(self, attempt: Slice[Any]) -> list[int] | None:
@@ -398,7 +398,7 @@ def _value(record: Mapping[str, Any], action: Action[T], best: Slice[T], notes: 
 
 
 def _summary_of(outcome: ItemOutcome[Any]) -> dict[str, Any]:
-    """Return the least that describes an outcome."""
+    """Return a minimal description of an outcome."""
     if outcome.error is not None:
         return {"error": {"type": type(outcome.error).__name__, "message": "an error that can't be stored"}}
     result = cast("SamplingResult[Any]", outcome.result)
@@ -414,7 +414,7 @@ def _summary_of(outcome: ItemOutcome[Any]) -> dict[str, Any]:
 
 
 def _timed(record: dict[str, Any], elapsed_s: float | None) -> dict[str, Any]:
-    """Return a record with when an item ended and how long it took, if its result does not say so."""
+    """Return a record with the end and the duration of an item, if its result does not have them."""
     return record if elapsed_s is None else {**record, "elapsed_s": elapsed_s, "finished_s": time.time()}
 
 

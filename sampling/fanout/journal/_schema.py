@@ -108,7 +108,7 @@ _VERSIONS: Final = (
         WHEN NOT EXISTS (SELECT 1 FROM replaced WHERE replaced.item = OLD.item AND replaced.life = OLD.life)
         BEGIN SELECT RAISE(ABORT, 'an outcome is never deleted'); END;
     """,
-    # 5: what an engine has to know after a restart, such as the batches that a provider works on.
+    # 5: what an engine needs to know after a restart, such as batches in progress.
     """
     CREATE TABLE notes (
         kind TEXT NOT NULL,

@@ -82,7 +82,7 @@ class Spent(NamedTuple):
     attempts: int = 0
     requests: int = 0
     estimated_tokens: int = 0
-    """The tokens that a budget estimated for requests whose usage nobody reported."""
+    """The tokens that a budget estimated for requests without a reported usage."""
 
     def plus(self, other: "Spent") -> "Spent":
         """Return the sum of both."""
@@ -305,8 +305,8 @@ class Store:
 
         `withdrawn` are items whose intent of this process is deleted.
         `positions` are the indexes of items that are stored under another number.
-        `replaced` are items that have an outcome already, which is kept apart.
-        `has_notes` says that the engine may have notes on these items, which go when they have an outcome.
+        `replaced` are items that already have an outcome, which is moved to another table.
+        `has_notes` says that the engine may have notes on these items, which are deleted with their outcome.
         `notes` are written, too.
         """
         process = self.process
@@ -396,8 +396,9 @@ class Store:
 
         It is known once a process has read all of them.
         """
-        (items,) = self._connection.execute("SELECT max(items) FROM lives").fetchone()
-        return cast("int | None", items)
+        with self._translate_errors("read"):
+            (items,) = self._connection.execute("SELECT max(items) FROM lives").fetchone()
+            return cast("int | None", items)
 
     @property
     def _connection(self) -> sqlite3.Connection:
@@ -564,7 +565,7 @@ def _unchanged(path: Path) -> Generator[None]:
 
 
 def _copy(path: Path, stack: ExitStack) -> Path:
-    """Copy a journal to where SQLite can create files beside it."""
+    """Copy a journal to a directory in which SQLite can create files."""
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     for suffix in ("", "-wal"):
         if _beside(path, suffix).exists():

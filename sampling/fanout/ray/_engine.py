@@ -68,7 +68,7 @@ class RayEngine:
         Configure the engine. Ray is started on first use.
 
         Args:
-            address: The address of a running cluster, as in `ray.init`. None uses RAY_ADDRESS, else an own Ray.
+            address: The address of a running cluster, as in `ray.init`. None uses RAY_ADDRESS, else starts a local Ray.
 
             actors: The number of worker processes.
 
@@ -190,7 +190,7 @@ class _RayRun:
         await self._stack.aclose()
 
     async def _warn_if_unsatisfiable(self) -> None:
-        # A cluster that scales may add a node that fits, so this is no error yet.
+        # A cluster that scales may add a node that fits, so this is not an error yet.
         problem = await self._cluster.unsatisfiable(self._engine.actor_options)
         if problem is not None:
             log.warning("workers_can_not_be_placed", why=problem, start_timeout_s=self._engine.start_timeout_s)
@@ -271,7 +271,7 @@ class _RayRun:
 
     @asynccontextmanager
     async def _isolated(self) -> AsyncGenerator[_Slot]:
-        """Yield a slot of its own for an item that may have killed its worker, while others have theirs."""
+        """Yield a separate slot for an item that may have killed its worker."""
         async with self._isolation:
             slot = self._idle.pop() if self._idle else _Slot(self._new_actor())
             self._used += 1
@@ -302,7 +302,7 @@ class _RayRun:
         """
         Wait for a slot and for room in the budget, and hold neither while waiting for the other.
 
-        Otherwise items that wait for a slot would hold the room that items need which run for the second time.
+        Otherwise items that wait for a slot would hold the budget that items on their second try need.
         """
         while True:
             chosen = slot or await self._pick_slot()

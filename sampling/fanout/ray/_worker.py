@@ -91,7 +91,7 @@ class Worker:
         """
         Sample one item.
 
-        The reply is sent when nothing of the item is running any more.
+        The reply is sent when no task of the item is running any more.
         """
         await self._open.wait()
         job = cast("WorkerJob", unpack(packed))
@@ -131,7 +131,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - the driver raises it, as if the call had run there
             return WorkerReply(error=with_traceback(error))
         except (SystemExit, KeyboardInterrupt) as request:
-            # In the event loop of an actor it would end the loop, and nobody would ever answer the driver.
+            # In the event loop of an actor it would end the loop, and the driver would never get a reply.
             return WorkerReply(exit=request)
         return WorkerReply(result=result)
 
@@ -155,7 +155,7 @@ def _end_with_event_loop() -> None:
     """
     End this process when its event loop ends.
 
-    A SystemExit in a task of its own ends the loop, but not the process. The driver would wait for ever.
+    A SystemExit in another task ends the loop but not the process, and the driver would wait forever.
     """
     loop: Any = current_token().native_token
     if callable(is_running := getattr(loop, "is_running", None)):

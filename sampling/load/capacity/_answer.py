@@ -105,7 +105,7 @@ class CapacityAnswer:
     refined: bool = False
     interrupted: bool = False
     about: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
-    """What was measured, and by what: workload, backend, strategy, versions and time."""
+    """The measured workload, backend and strategy, the versions, and the time."""
 
     @property
     def _bracket(self) -> Bracket:
@@ -137,10 +137,10 @@ class CapacityAnswer:
     @property
     def confidence(self) -> float | None:
         """
-        The confidence that the server holds `max_rate`, as far as the search can tell rates apart.
+        The confidence that the server sustains `max_rate`, within the precision of the search.
 
-        It is from all runs at and below `max_rate`, and None if it can't be computed. A search that refines tells rates
-        apart that differ by `precision`, which is 2 % unless told otherwise.
+        It is computed from all runs at and below `max_rate`, and None if that is not possible. The precision is 2 % by
+        default.
         """
         return find_confidence((step.trial for step in self.steps), self.max_rate)
 
@@ -348,7 +348,7 @@ def csv_row(step: Step) -> list[str]:
 
 
 def _operation_numbers(report: LoadReport) -> dict[str, Any]:
-    """Return the figures of each operation. They are JSON in one column, as their number differs between runs."""
+    """Return the numbers of each operation as JSON in one column, because operations differ between runs."""
     return {
         name: {
             "sent": operation.sent,

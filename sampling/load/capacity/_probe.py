@@ -15,7 +15,7 @@ __all__ = ["BacklogMonitor", "BacklogProbe"]
 log = Logger()
 
 BacklogProbe: TypeAlias = Callable[[], Awaitable[float | None]]
-"""Returns the number of requests in the server's queue, or None if there is no such queue (any more)."""
+"""Returns the number of requests in the server's queue, or None if there is no such queue, or no longer."""
 
 _POLLS = 30
 """Number of polls per measurement."""

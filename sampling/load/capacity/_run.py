@@ -57,7 +57,7 @@ class CapacitySettings:
     """End the ramp at the first step that trips."""
 
     confirm: bool = True
-    """Repeat a step that tripped, and believe the trip only if it trips again."""
+    """Repeat a step that tripped, and count the trip only if it trips again."""
 
     timeout_s: float | None = None
     """Time from sending a request after which it is cancelled and counts as failed."""
@@ -423,7 +423,7 @@ async def find_capacity(  # noqa: PLR0913 - a search has many settings, and near
 
         stop_on_trip: End the ramp at the first step that trips.
 
-        confirm: Repeat a step that tripped, and believe the trip only if it trips again. Any rate can trip once, if the
+        confirm: Repeat a step that tripped, and count the trip only if it trips again. Any rate can trip once, if the
             server pauses.
 
         timeout_s: Time from sending a request after which it is cancelled and counts as failed.

@@ -2,7 +2,7 @@
 Choose the next rate of a capacity search.
 
 These are pure functions of the history.
-The majority of its runs decides a rate, and the last run decides a tie. A trip is repeated before it is believed,
+The majority of its runs decides a rate, and the last run decides a tie. A trip is repeated before it counts,
 because a pause of the server can trip any rate. The bracket consists of the smallest rate that
 tripped and the largest rate below it that passed. It only shrinks, or is corrected by a repeated run. The answer is
 always a rate that ran and passed.
@@ -35,7 +35,7 @@ _WANTED = (0.95, 0.6, 0.0)
 """Confidence of an answer that needs no further run, after one longer run, two of them, and more."""
 
 _NEIGHBOURS = 0.1
-"""Distance of rates, as a share, below which runs at one say something about the other."""
+"""The relative distance below which runs at one rate count for another rate."""
 
 _MOST_HALVINGS = 6
 """Maximum number of halvings below the first step, when the first step trips."""
@@ -94,7 +94,7 @@ def needs_confirmation(trials: Iterable[Trial], rate: float) -> bool:
 
 
 def _conclusive(trials: Iterable[Trial]) -> list[Trial]:
-    """Return the runs that decide. A trip in which the server paused once does so only if no other run does."""
+    """Return the runs that decide. A trip during a pause of the server counts only if no other run does."""
     found = [trial for trial in trials if trial.verdict != "INCONCLUSIVE"]
     decided = {trial.rate for trial in found if trial.verdict == "PASS" or not trial.paused}
     return [trial for trial in found if trial.verdict == "PASS" or not trial.paused or trial.rate not in decided]
@@ -154,8 +154,8 @@ def _repeat_pass(trials: Sequence[Trial], bracket: Bracket, holds: int) -> Next 
     """
     Return a further run at the answer, or None.
 
-    It was chosen among several rates because it passed, perhaps by luck. So it has to pass once more, in a run that is
-    longer, and again if it is still uncertain.
+    It was chosen because it passed, which may have been luck. So it has to pass once more in a longer run, and again if
+    it is still uncertain.
     """
     runs = [trial for trial in trials if trial.rate == bracket.passed]
     if bracket.passed is None or len(runs) >= _MOST_RUNS + 2:
@@ -175,7 +175,7 @@ def _repeat_trip(trials: Sequence[Trial], bracket: Bracket) -> Next | None:
 
 
 def _confidence_at(trials: Sequence[Trial], rate: float) -> float:
-    """Return the confidence that a rate holds. Without figures, it is low if a pass was at the edge."""
+    """Return the confidence in a rate. If none was computed, it is low if a pass was close."""
     confidence = find_confidence(trials, rate)
     if confidence is not None:
         return confidence

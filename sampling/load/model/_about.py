@@ -1,4 +1,4 @@
-"""Describe what a report measured."""
+"""Describe the workload and the environment of a run."""
 
 import hashlib
 import json
@@ -24,14 +24,14 @@ __all__ = [
 ]
 
 DETAILS_OF_A_RUN = ("sampling", "python", "started")
-"""The parts of a description that differ between two runs of the same thing."""
+"""The parts of a description that differ between two runs of the same workload."""
 
 
 def describe_workload(workload: object) -> dict[str, Any]:
     """
-    Return what a workload sends, and to whom, in JSON types.
+    Describe a workload and its target, in JSON types.
 
-    A workload may have a method `describe()` that returns a mapping. Otherwise its name must do.
+    A workload may have a method `describe()` that returns a mapping. Otherwise its name is used.
     """
     if isinstance(workload, ImportedWorkload):
         arguments = json.dumps(workload.arguments, sort_keys=True, default=repr)
@@ -44,7 +44,7 @@ def describe_workload(workload: object) -> dict[str, Any]:
 
 
 def describe_run() -> dict[str, Any]:
-    """Return the versions and the time, in virtual time that of the virtual clock."""
+    """Return the versions and the time, which is virtual in virtual time."""
     now_s = anyio.current_time()
     started = datetime.now(UTC).isoformat(timespec="seconds") if is_real_clock() else f"virtual clock, {now_s:g} s"
     try:
@@ -60,7 +60,7 @@ def describe_briefly(about: Mapping[str, Any]) -> str:
 
 
 def digest(texts: Iterable[str]) -> str:
-    """Return a short digest of texts, to see whether two runs sent the same ones."""
+    """Return a short digest of texts, to tell whether two runs sent the same ones."""
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
 

@@ -4,8 +4,8 @@ Statistical confidence of a verdict.
 A 95th percentile below a limit means that at most 5 % of the requests exceed it. The number that do is a draw from a
 binomial distribution, so the observed share has a confidence interval (Wilson's), and the distance of the allowed
 share from it gives the confidence. This assumes independent requests. Requests that wait in the same queue are not
-independent: a pause makes many of them late together. How much the share varies from one part of the measurement to the
-next shows by how much, and `clustering` turns that into fewer, independent samples.
+independent: a pause makes many of them late together. `clustering` measures how much the share varies between parts
+of the measurement, and converts the requests into fewer, independent samples.
 """
 
 import math
@@ -46,7 +46,7 @@ def confidence_within(found: float, count: float, allowed: float) -> float | Non
 
 def clustering(parts: Sequence[tuple[int, int]]) -> float:
     """
-    Return how many requests are as good as one independent request.
+    Return the number of requests that count as one independent request.
 
     Each part of the measurement has a number of requests beyond the limit, and a number of all requests. For
     independent requests the share varies between parts as a binomial draw does, which gives 1.

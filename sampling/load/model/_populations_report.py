@@ -81,7 +81,7 @@ class PopulationsReport:
     schema: ClassVar[str] = "sampling.populations/1"
 
     seed: int
-    """The seed of the run. Each population has a seed of its own, which depends on its name and on nothing else."""
+    """The seed of the run. Each population has its own, which depends only on this and on its name."""
 
     populations: Mapping[str, LoadReport]
 

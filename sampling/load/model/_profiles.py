@@ -1,4 +1,4 @@
-"""Traffic profiles. `OpenLoop` sends by the clock, `ClosedLoop` sends after each answer."""
+"""Traffic profiles. `OpenLoop` sends on a schedule, `ClosedLoop` sends after each answer."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
@@ -16,7 +16,7 @@ Shape: TypeAlias = Callable[[float], float]
 """The factor of the rate at each fraction (0 to 1) of the measured time, for example a daily curve."""
 
 _CONTRADICTION = (
-    "rate and users contradict each other: a rate sends by the clock (OpenLoop), "
+    "rate and users contradict each other: a rate sends on a schedule (OpenLoop), "
     "users wait for their answers (ClosedLoop)"
 )
 
@@ -157,8 +157,8 @@ class ClosedLoop:
     Traffic of a fixed number of users.
 
     Each user waits for an answer before the next request.
-    It measures what a fixed number of callers get. It does not measure independent arrivals: when the server stalls,
-    the users stop sending, and the stall hardly shows in the latencies.
+    It measures the service that a fixed number of callers get, not that of independent arrivals: when the server
+    stalls, the users stop sending, and the stall hardly shows in the latencies.
     """
 
     model: ClassVar[str] = "closed"
@@ -174,7 +174,7 @@ class ClosedLoop:
     """No request starts after this many seconds, including the warm-up."""
 
     on_error: Literal["continue", "cancel"] = "continue"
-    """`continue` after a failed request, or `cancel` its user, for conversations that can't go on."""
+    """`continue` after a failed request, or `cancel` its user, for conversations that can't continue."""
 
     warmup_s: float = 0.0
     """Requests that start before this are not counted."""

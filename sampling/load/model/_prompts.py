@@ -66,10 +66,10 @@ class RandomPrompts:
         Args:
             tokens: The length of a prompt, with its prefix.
 
-            shared_prefix_tokens: The length of a beginning that several prompts have in common, like a system prompt.
+            shared_prefix_tokens: The length of a prefix that several prompts share, like a system prompt.
                 A server with a prefix cache answers them faster.
 
-            prefixes: The number of different beginnings. Each prompt has one of them, at random.
+            prefixes: The number of different prefixes. Each prompt gets one of them at random.
         """
         self._lengths = tokens if isinstance(tokens, Lengths) else Lengths(check_int("tokens", tokens, least=1))
         shared = check_int("shared_prefix_tokens", shared_prefix_tokens, least=0)

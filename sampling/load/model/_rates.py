@@ -86,7 +86,7 @@ def planned_s(profile: OpenLoop) -> float:
 
 
 def planned_rate(profile: OpenLoop) -> float | None:
-    """Return the average rate that a profile asks for. None for a trace, or a ramp that `requests` may cut off."""
+    """Return the average rate of a profile, or None for a trace, or a ramp that `requests` may cut off."""
     if profile.trace is not None:
         return None
     if profile.to_rate is None and profile.shape is None:

@@ -89,7 +89,7 @@ _LONGEST_GAP_S = 1e9
 
 
 def _number(value: object) -> float | None:
-    """Return a number of any kind as a float, or None if it is none. Text is no number."""
+    """Return a number of any type as a float, or None for anything else, including text."""
     if isinstance(value, str | bytes):
         return None
     try:
@@ -180,7 +180,7 @@ class Recording:
         self.operations: list[str] = []
         self._operation_numbers: dict[str, int] = {}
         self.ignored: Counter[str] = Counter()
-        """Number of figures in answers that were nonsense and left out, by name."""
+        """Number of invalid values in answers that were ignored, by name."""
 
         self.backoffs: int = 0
         """Number of times a user of a closed loop waited longer, because its requests failed at once."""
@@ -223,7 +223,7 @@ class Recording:
             self.cost += self._checked_cost(answer.cost)
 
     def _count(self, name: str, value: object, unknown: int) -> int:
-        """Return a count of an answer. A missing one is unknown, and nonsense is left out."""
+        """Return a count of an answer. A missing or invalid one is unknown."""
         if type(value) is int and 0 <= value <= _MOST_COUNT:
             return value
         if value is None:
@@ -242,7 +242,7 @@ class Recording:
         return 0.0
 
     def _checked_gap(self, value: object) -> float:
-        """Return a time between tokens, or NaN if it is unknown or nonsense."""
+        """Return a time between tokens, or NaN if it is unknown or invalid."""
         gap_s = _number(value)
         if gap_s is not None and 0 <= gap_s <= _LONGEST_GAP_S:
             return gap_s

@@ -1,7 +1,7 @@
 """
 The report of a load run.
 
-Its counts add up, its percentiles are exact, and its notes tell how far to trust it.
+Its counts add up, its percentiles are exact, and its notes say how reliable it is.
 """
 
 import json
@@ -156,7 +156,7 @@ class LoadReport:
     """
     Time from the first token to the end, per further token, of answers with several tokens from a single request.
 
-    This is what others call TPOT, or inter-token latency if they mean the average of a request.
+    Other tools call this TPOT, or inter-token latency if they mean the average of a request.
     """
 
     time_between_tokens: Summary = EMPTY
@@ -202,10 +202,10 @@ class LoadReport:
     """True if the workload ran out of requests early."""
 
     ignored: Mapping[str, int] = attrs.field(factory=dict[str, int])
-    """Number of figures in answers that were nonsense and left out, by name."""
+    """Number of invalid values in answers that were ignored, by name."""
 
     backoffs: int = 0
-    """Closed loop only: number of pauses of users whose requests failed at once, again and again."""
+    """Closed loop only: number of pauses of users whose requests repeatedly failed at once."""
 
     verdict: Verdict | None = None
     """The verdict on the SLO, or None without an SLO."""
@@ -217,7 +217,7 @@ class LoadReport:
     """The confidence of a PASS, or None if it can't be computed."""
 
     about: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
-    """What was measured, and by what: workload, backend, strategy, versions and time."""
+    """The measured workload, backend and strategy, the versions, and the time."""
 
     samples: Recording | None = attrs.field(default=None, eq=False, repr=False)
     """Every request, in columns, or None if the report was read from a file without them."""
@@ -382,7 +382,7 @@ class LoadReport:
     def _workload_notes(self) -> Iterator[str]:
         if self.ignored:
             figures = ", ".join(f"{name} {times:,} times" for name, times in self.ignored.items())
-            yield f"answers had figures that are nonsense, which are left out: {figures}"
+            yield f"answers had invalid numbers, which are ignored: {figures}"
         if self.backoffs:
             yield (
                 f"users backed off {self.backoffs:,} times, because their requests failed at once: "

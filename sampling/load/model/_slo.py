@@ -48,8 +48,8 @@ class Slo:
     A service level objective.
 
     A value exactly at its limit passes.
-    Latencies count from the instant a request was due. Limits on them are over everything that was due: a request that
-    failed, was dropped or was never answered is above every limit. So a server can't pass by failing fast.
+    Latencies count from the instant a request was due. Limits on them apply to every request that was due: one that
+    failed, was dropped or was never answered exceeds every limit. So a server can't pass by failing fast.
     """
 
     p50_s: float | None = None

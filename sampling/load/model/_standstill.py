@@ -20,7 +20,7 @@ _LEAST_WAITING = 10
 
 def count_lost_users(report: LoadReport, limit_s: float | None) -> int:
     """
-    Return the number of users of a closed loop who waited in vain until the end of the run.
+    Return the number of users of a closed loop who were still waiting at the end of the run.
 
     They waited for longer than the limit, or than the drain if there is none, and for longer than every answer took.
     """
@@ -44,7 +44,7 @@ def _count_unanswered(report: LoadReport, patience_s: float) -> int:
 
 def standstill_s(report: LoadReport, limit_s: float) -> float:
     """
-    Return for how long nobody was answered within the limit, while many users of a closed loop waited.
+    Return the time in which many users of a closed loop waited and none was answered within the limit.
 
     A request sent in that time would have been beyond the limit.
     """
@@ -54,7 +54,7 @@ def standstill_s(report: LoadReport, limit_s: float) -> float:
     until_s = from_s + report.duration_s
     found_s = 0.0
     for start_s, end_s in _gaps(report, report.samples, limit_s):
-        blocked_s = min(end_s - limit_s, until_s) - max(start_s, from_s) - _own_s(report, start_s, end_s)
+        blocked_s = min(end_s - limit_s, until_s) - max(start_s, from_s) - _generator_stall_s(report, start_s, end_s)
         if blocked_s > 0 and _count_waiting(report.samples, end_s - limit_s, end_s) >= _LEAST_WAITING:
             found_s += blocked_s
     return found_s
@@ -67,8 +67,8 @@ def _gaps(report: LoadReport, samples: Recording, longer_than_s: float) -> Itera
     return ((start_s, end_s) for start_s, end_s in pairwise(instants) if end_s - start_s > longer_than_s)
 
 
-def _own_s(report: LoadReport, start_s: float, end_s: float) -> float:
-    """Return for how long the load generator itself stood still."""
+def _generator_stall_s(report: LoadReport, start_s: float, end_s: float) -> float:
+    """Return the time in which the load generator itself stood still."""
     stalls = ((stall.at_s + report.profile.warmup_s, stall.blocked_s) for stall in report.stalls)
     return sum(blocked_s for at_s, blocked_s in stalls if at_s <= end_s and start_s <= at_s + blocked_s)
 

@@ -3,8 +3,8 @@ Steadiness of the latencies of a measurement.
 
 Requests that wait in the same queue are late together, so that a thousand of them can say as little as three
 independent ones. Near its limit, a queue moves so slowly that a measurement sees only a part of its ups and downs, and
-may end before the first request is too late. How the medians of equal parts of the measurement depend on each other
-shows both.
+may end before the first request is too late. The correlation between the medians of equal parts of the measurement
+reveals both.
 """
 
 import math
@@ -25,7 +25,7 @@ _PAUSE_INTERVALS, _PAUSE_TIMES_NEXT = 10, 3
 """A pause is this many times the usual interval between answers, and this many times the next longest interval."""
 
 _MOST_DEPENDENCE = 0.95
-"""Highest correlation of neighbours. With more, a measurement would say nothing at all."""
+"""Highest correlation of neighbours. With more, a measurement would have no information at all."""
 
 
 def batch_medians(report: LoadReport, series: str = "latency", operation: str | None = None) -> list[float] | None:
@@ -41,7 +41,7 @@ def batch_medians(report: LoadReport, series: str = "latency", operation: str | 
 
 
 def find_pause(report: LoadReport) -> float:
-    """Return the length of the one pause in which the server answered nothing, in seconds, or 0 if there was none."""
+    """Return the seconds of the only pause in which the server answered nothing, or 0."""
     if report.samples is None:
         return 0.0
     start_s, end_s = report.profile.warmup_s, report.profile.warmup_s + report.duration_s
@@ -57,7 +57,7 @@ def find_pause(report: LoadReport) -> float:
 
 def count_independent(values: Sequence[float]) -> float:
     """
-    Return the number of independent values that say as much about the mean as these values in a row.
+    Return the number of independent values with as much information about the mean as this sequence.
 
     The correlation of neighbours is that of an autoregressive process, corrected for its bias in short series.
     """
@@ -75,7 +75,7 @@ def confidence_of_level(medians: Sequence[float], value: float, limit: float, pe
     """
     Return the confidence that a percentile stays below its limit in the long run.
 
-    `value` is the percentile that was measured. Its error is that of a level which wanders as the medians do.
+    `value` is the percentile that was measured. Its error is that of a level that drifts as the medians do.
     """
     independent, middle = count_independent(medians), math.fsum(medians) / len(medians)
     spread = math.sqrt(math.fsum((each - middle) ** 2 for each in medians) / (len(medians) - 1))

@@ -3,12 +3,12 @@ Judge a step by an SLO.
 
 `judge` is a pure function from a report to a verdict with reasons.
 The order of the checks matters. A failed measurement is INCONCLUSIVE. A broken limit is a TRIP, even if the target
-rate was not reached, because backpressure by the server is not a limit of the load generator. Only when the service
-looks healthy, a shortfall or a late generator makes the step INCONCLUSIVE.
+rate was not reached, because backpressure by the server is not a limit of the load generator. A shortfall or
+a late generator makes the step INCONCLUSIVE only if the service looks healthy.
 
-Limits on latencies are over everything that was due. A request that failed, was dropped or was never answered is above
-every limit, so that a server can't pass because only its fast answers are counted. In a closed loop, where users who
-wait send nothing, so are the times in which nobody was answered, and users who were never answered again.
+Limits on latencies apply to every request that was due. One that failed, was dropped or was never answered exceeds
+every limit, so a server can't pass because only its fast answers are counted. In a closed loop, users who wait send
+nothing, so times in which nobody was answered, and users who were never answered again, count against the limits too.
 """
 
 import math
@@ -100,8 +100,8 @@ class _Finding:
 
     close: bool = False
     too_few: str | None = None
-    is_latency: bool = False
-    """True for latencies, which a late load generator makes worse by itself."""
+    suffers_from_lag: bool = False
+    """True for latencies and drops, which a late load generator makes worse by itself."""
 
     service_time_breaks: bool = False
     """True if the service time alone breaks the limit, so that the generator's lag is not the cause."""
@@ -110,7 +110,7 @@ class _Finding:
     """The confidence that the limit is met in the long run, where it does not follow from counts."""
 
     too_small_pool: float | None = None
-    """The latency limit, if only drops break it, and the pool is too small to say that they are the server's."""
+    """The latency limit, if only drops break it, and the pool is too small to blame the server for them."""
 
     @property
     def edge(self) -> bool:
@@ -145,14 +145,18 @@ def judge(
     if not any(finding.broken for finding in findings):
         findings += _growth_findings(report, slo)
     late = _client_lag(report, slo)
-    # A late generator adds its lag to all latencies. Then only the service time can prove that a limit is broken.
+    # A late generator adds its lag to all latencies, and fills the pool when it catches up. Then only the service time
+    # and errors can prove that a limit is broken.
     broken = [
         finding
         for finding in findings
-        if finding.broken and (late is None or not finding.is_latency or finding.service_time_breaks)
+        if finding.broken and (late is None or not finding.suffers_from_lag or finding.service_time_breaks)
     ]
     if broken:
-        return Judgement("TRIP", tuple(finding.reason for finding in broken), edge=all(f.edge for f in broken))
+        # A late generator makes no server fail. But who reads the reasons should know both.
+        also = (f"the load generator was late, too: its p99 lag was {_lag(report)}",) if late else ()
+        reasons = (*(finding.reason for finding in broken), *also)
+        return Judgement("TRIP", reasons, edge=all(f.edge for f in broken))
     doubts = [*_shortfalls(report, rate_tolerance, findings), *([late] if late else [])]
     doubts += [finding.too_few for finding in findings if finding.too_few]
     if doubts:
@@ -319,15 +323,15 @@ def _latency_finding(part: _Part, limit: LatencyLimit) -> _Finding:
         allowed=1 - limit.percent / 100,
         close=abs(value - limit.limit_s) <= _NEAR * limit.limit_s,
         too_few=f"{name} needs {least} samples, there are {due}: hold longer" if due < least else None,
-        is_latency=limit.is_from_due,
-        # The first token has no service time of its own, unless there was none.
+        suffers_from_lag=limit.is_from_due,
+        # The time to first token has no separate service time, unless nothing was answered.
         service_time_breaks=math.isinf(service) or (limit.series != "time_to_first_token" and service > limit.limit_s),
         too_small_pool=limit.limit_s if excused else None,
-        sure=_sure(part, limit, value),
+        sure=_level_confidence(part, limit, value),
     )
 
 
-def _sure(part: _Part, limit: LatencyLimit, value: float) -> float | None:
+def _level_confidence(part: _Part, limit: LatencyLimit, value: float) -> float | None:
     """Return the confidence that the level of a series stays below its limit, or None if it can't be computed."""
     profile = part.report.profile
     if not 0 < limit.percent < 100 or (isinstance(profile, OpenLoop) and not _is_constant(profile)):
@@ -350,7 +354,7 @@ def _counts(part: _Part, limit: LatencyLimit, lost: int, due: int) -> tuple[floa
 
 
 def _is_pool_too_small(report: LoadReport, limit_s: float) -> bool:
-    """Return True if the pool can't hold the target even if every answer takes exactly as long as it may."""
+    """Return True if the pool is too small for the target even if no answer exceeds its limit."""
     profile = report.profile
     return isinstance(profile, OpenLoop) and profile.max_in_flight < _target(report) * limit_s
 
@@ -363,7 +367,7 @@ def _unserved(part: _Part, value: float, due: int) -> str:
 
 
 def _drop_findings(part: _Part, slo: Slo) -> Iterator[_Finding]:
-    """Compare the share of dropped arrivals with the error limit: they are not served either."""
+    """Compare the share of dropped arrivals with the error limit, because they are not served either."""
     shed, due = part.shed, part.sent + part.shed
     if slo.error_rate is None or not shed:
         return
@@ -374,12 +378,13 @@ def _drop_findings(part: _Part, slo: Slo) -> Iterator[_Finding]:
     yield attrs.evolve(
         finding,
         broken=finding.broken and not excused,
+        suffers_from_lag=True,
         too_small_pool=limit_s if finding.broken and excused else None,
     )
 
 
 def _waiting_findings(report: LoadReport, slo: Slo) -> Iterator[_Finding]:
-    """Compare what the latencies of a closed loop hide with the shares that the limits allow."""
+    """Compare the hidden waits of a closed loop with the shares that the limits allow."""
     if not isinstance(report.profile, ClosedLoop):
         return
     limits = [limit for limit in slo.latency_limits if limit.is_from_due]
@@ -390,7 +395,7 @@ def _waiting_findings(report: LoadReport, slo: Slo) -> Iterator[_Finding]:
             f"{limit.name}: for {format_seconds(stood_s)}, {_compared(share, allowed, format_share)} of the time, "
             f"nobody was answered within {format_seconds(limit.limit_s)}"
         )
-        yield _Finding("standstill", reason, share > allowed, is_latency=True)
+        yield _Finding("standstill", reason, share > allowed, suffers_from_lag=True)
     lost, users = count_lost_users(report, _longest_limit_s(slo)), report.profile.users
     allowed = min((1 - limit.percent / 100 for limit in limits), default=1.0)
     allowed = allowed if slo.error_rate is None else slo.error_rate
@@ -400,9 +405,9 @@ def _waiting_findings(report: LoadReport, slo: Slo) -> Iterator[_Finding]:
 
 def _growth_findings(report: LoadReport, slo: Slo) -> Iterator[_Finding]:
     """
-    Find latencies that rise all the time, because the server answers fewer requests than arrive.
+    Find latencies that keep rising, because the server answers fewer requests than arrive.
 
-    A short measurement can end before they reach the limit, but the rate can't be held.
+    A short measurement can end before they reach the limit, but the rate is not sustainable.
     """
     if not isinstance(report.profile, OpenLoop) or not _is_constant(report.profile) or slo.tightest_s is None:
         return
@@ -414,7 +419,7 @@ def _growth_findings(report: LoadReport, slo: Slo) -> Iterator[_Finding]:
         "growth",
         f"not steady: latency grows by {format_seconds(growth)} every second, so this rate can't be held",
         broken=sure < _DOUBTFUL,
-        is_latency=True,
+        suffers_from_lag=True,
         sure=sure,
     )
 
@@ -465,18 +470,22 @@ def _compared(value: float, limit: float, show: _Show, sign: str = ">") -> str:
 # Limits of the load generator.
 
 
+def _lag(report: LoadReport) -> str:
+    return format_seconds(report.schedule_lag.p99 or 0.0)
+
+
 def _client_lag(report: LoadReport, slo: Slo) -> str | None:
     lag, tightest_s = report.schedule_lag.p99, slo.tightest_s
     if lag is None or tightest_s is None or lag <= _LAG_SHARE * tightest_s:
         return None
     return (
-        f"client-limited: the load generator could not emit on schedule (p99 lag {format_seconds(lag)}, "
+        f"client-limited: the load generator could not emit on schedule (p99 lag {_lag(report)}, "
         f"more than a tenth of {format_seconds(tightest_s)}): use more workers, or a lighter workload"
     )
 
 
 def _target(report: LoadReport) -> float:
-    """Return the rate that was asked for, or that of the schedule where the profile names none."""
+    """Return the target rate, or that of the schedule if the profile has none."""
     asked = planned_rate(report.profile) if isinstance(report.profile, OpenLoop) else None
     return report.scheduled_rate if asked is None else asked
 

@@ -141,7 +141,7 @@ class Answered:
     """True if the answer is usable. An invalid answer is neither an error nor goodput."""
 
     input_tokens: int | None = 0
-    """Number of input tokens, or None if unknown. A figure that is nonsense is left out of the report and counted."""
+    """Number of input tokens, or None if unknown. An invalid number is ignored, and counted in the report."""
 
     output_tokens: int | None = 0
     cost: float | None = 0.0

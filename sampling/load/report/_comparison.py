@@ -219,15 +219,15 @@ def _dropped(report: LoadReport) -> float | None:
     return report.dropped / report.scheduled if report.scheduled else None
 
 
-def _unlike(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how the things that were measured differ."""
+def _workload_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the differences between the measured workloads."""
     for name in sorted({*before, *after} - {*DETAILS_OF_A_RUN}):
         if before.get(name) != after.get(name):
             yield f"not the same thing: {name} was {before.get(name)!r} and is {after.get(name)!r}"
 
 
 def _remarks(before: LoadReport, after: LoadReport) -> Iterator[str]:
-    yield from _unlike(before.about, after.about)
+    yield from _workload_differences(before.about, after.about)
     theirs, ours = before.profile.to_dict(), after.profile.to_dict()
     for name in sorted({*theirs, *ours}):
         if theirs.get(name) != ours.get(name):
@@ -261,7 +261,7 @@ def _compare_answers(before: CapacityAnswer, after: CapacityAnswer, tolerance: f
             found = _run_changes(both[0], both[1], classify, f"at {target:g}: ")
             changes += [change for change in found if _has_value(change) and change.name.endswith(_AT_STEPS)]
     missing = sorted({*theirs} ^ {*ours})
-    remarks = [*_unlike(before.about, after.about)]
+    remarks = [*_workload_differences(before.about, after.about)]
     remarks += [f"steps that only one of them has: {', '.join(f'{target:g}' for target in missing)}"] if missing else []
     return Comparison(changes=tuple(changes), tolerance=tolerance, remarks=tuple(remarks))
 

@@ -139,7 +139,7 @@ def read_report(path: str | Path) -> Report:
     except OSError as error:
         raise ValueError(f"can't read {str(path)!r}: {error.strerror}") from None
     except ValueError:
-        raise ValueError(f"{name} is no JSON: give the .json of a report, not its page or its CSV") from None
+        raise ValueError(f"{name} is not JSON: give the .json of a report, not its page or its CSV") from None
     kind = _kind_of(found, name)
     try:
         return kind.from_dict(found)
@@ -153,7 +153,7 @@ def _kind_of(found: Any, name: str) -> _Kind:
     if parts is None or parts["kind"] not in _KINDS:
         known = ", ".join(kind.schema for kind in _KINDS.values())
         raise ValueError(
-            f"{name} is no report of sampling: its schema must be one of {known}, got {short_repr(schema)}"
+            f"{name} is not a report of sampling: its schema must be one of {known}, got {short_repr(schema)}"
         )
     kind = _KINDS[parts["kind"]]
     ours, theirs = int(kind.schema.partition("/")[2]), int(parts["version"])

@@ -95,7 +95,7 @@ def _random(profile: OpenLoop, rng: random.Random) -> Iterator[float]:
     """
     Yield Poisson arrivals, the pattern of many independent users.
 
-    Their number is fixed, because a run that happens to send less than it was asked for measures another rate. Given
+    Their number is fixed, because a run that happens to send fewer requests measures another rate. Given
     its number of arrivals, a Poisson process is a set of independent uniform times.
     """
     integral = RateIntegral(profile)
@@ -205,7 +205,7 @@ def _is_heading(field: str) -> bool:
 
 
 def _parse_stamp(field: str) -> float | None:
-    """Return seconds, or None for a text that is no time. Milliseconds since 1970 are too large to be seconds."""
+    """Return seconds, or None for a text that is not a time. Milliseconds since 1970 are too large."""
     try:
         stamp = float(field)
     except ValueError:

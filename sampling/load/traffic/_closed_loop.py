@@ -31,7 +31,7 @@ _LONGEST_BACKOFF_S = 0.2
 
 def _backoff_s(failures: int) -> float:
     """
-    Return the least time between two requests of a user after failures in a row.
+    Return the minimum time between two requests of a user after consecutive failures.
 
     A server that refuses connections fails at once, and without think time its users would only spin.
     """
@@ -55,6 +55,7 @@ class _UserGroup:
         self._follow_ups = math.inf if follow_ups is None else shard.of(follow_ups)
         self._unsent = len(range(shard.worker, self.starting_users, shard.workers))
         self._index = shard.worker
+        self._thinking: set[int] = set()
         # Without a warm-up, users count as active if they start within the think time over which they are spread.
         self._settled_s = profile.warmup_s or profile.think_time_s
         if profile.horizon_s is not None:
@@ -72,6 +73,8 @@ class _UserGroup:
         try:
             end = await self._send_requests(user)
         finally:
+            if end == "cancelled" and user in self._thinking and self._sender.recording.exhausted:
+                end = "completed"  # there was nothing left to send
             self._sender.recording.user_ends[end] += 1
 
     async def _send_requests(self, user: int) -> UserEnd:
@@ -81,13 +84,19 @@ class _UserGroup:
         while True:
             if profile.horizon_s is not None and intended_s > profile.horizon_s:
                 return "horizon"
+            self._thinking.add(user)
             await self._sender.wait_for(intended_s)
+            self._thinking.discard(user)
+            if self._sender.recording.exhausted:
+                return "completed"
             arrival = Arrival(
                 self._index, intended_s, user=user, number=number, seed=self._seed, worker=self._shard.worker
             )
             send = self._sender.draw(arrival, self._draw)
             if send is None:
                 self._sender.recording.exhausted = True
+                # There are no more requests, so the drain begins.
+                self._end_by(self._sender.elapsed_s)
                 return "completed"
             self._admit(arrival)
             outcome, done_s = await self._sender.send(arrival, send)

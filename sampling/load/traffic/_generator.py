@@ -34,7 +34,7 @@ _MOST_LEVELS = 100_000
 
 
 def levels_of(profile: Profile) -> tuple[float, float]:
-    """Return how often the requests in flight are sampled, and until when."""
+    """Return the levels to record: how often requests in flight are sampled, and until when."""
     measured_s = profile.measured_s
     if not measured_s:
         return 1.0, math.inf

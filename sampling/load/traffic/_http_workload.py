@@ -1,4 +1,4 @@
-"""`HttpWorkload`, which sends one request again and again, with as little work as possible."""
+"""`HttpWorkload`, which sends the same request repeatedly with little overhead."""
 
 import ssl
 import sys
@@ -27,7 +27,7 @@ class HttpWorkload:
 
     Use it as `async with HttpWorkload(url, body) as workload`.
     Any response with a status from 200 to 299 is valid, and the first byte of its body counts as the first token.
-    The name of the host is resolved when the workload is opened, so that a slow resolver is no latency of the server.
+    The name of the host is resolved when the workload is opened, so that a slow resolver does not count as latency.
     There are as many connections as requests in flight. A connection that the server has closed is replaced, if no
     byte of a response had arrived.
     """
@@ -120,7 +120,7 @@ class HttpWorkload:
         raise Timeout(f"no whole answer within {self._timeout_s:g} s")
 
     async def _post(self, arrival: Arrival) -> int:
-        # Outside of `async with`, it works all the same, but nobody closes its connections.
+        # It also works outside of `async with`, but then nothing closes its connections.
         client = self._client or self._open()
         response = await client.post(self._origin, self._payload, _note_nothing)
         try:

@@ -1,5 +1,5 @@
 """
-Open-loop traffic: requests are sent by the clock.
+Open-loop traffic: requests are sent on schedule.
 
 Each tick first takes a permit and then draws from the workload, so that a dropped arrival draws nothing.
 """

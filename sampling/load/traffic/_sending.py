@@ -113,7 +113,7 @@ class Sender:
             if not _is_cancellation(error, self._cancelled):
                 raise
             # Raises again, and so leaves the request cancelled, if the run is being cancelled. Otherwise the workload
-            # made up this cancellation, which must not end the traffic.
+            # raised a cancellation of its own, which must not end the traffic.
             await anyio.lowlevel.checkpoint_if_cancelled()  # noqa: ASYNC102 - it must raise
             outcome = "failed"
             self._count_error(arrival, UnexpectedCancellation())

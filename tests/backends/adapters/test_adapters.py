@@ -142,9 +142,12 @@ async def test_each_keeps_every_promise_of_a_backend(on_llama):
 async def test_each_has_tools_parts_seeds_and_all_endings(library, chat_server, everything):
     """The conformance suite passes with all that a provider may have."""
     rules = await check_backend(lambda: adapted(library, chat_server), **everything)
-    assert {"calls tools, and takes their results", "takes images beside text", "says how its answers ended"} <= {
-        *rules
+    claimed = {
+        "calls tools, and accepts their results",
+        "accepts images along with text",
+        "reports how its answers ended",
     }
+    assert claimed <= {*rules}
 
 
 @with_each_library
@@ -292,7 +295,7 @@ async def test_an_answer_without_an_end_is_incomplete(library):
     ("anyio_backend", "strict"), [("asyncio", "langchain"), ("asyncio", "pydantic-ai"), ("trio", "pydantic-ai")]
 )
 async def test_a_model_that_never_says_why_it_ended_can_be_allowed_to(strict, anyio_backend):
-    """For models that give no finish_reason, the answer is taken as it is when the caller says so."""
+    """With `allow_missing_finish=True`, an answer without a finish_reason is accepted."""
     async with (
         OpenAIServer(Reply(finish_reason=None)) as server,
         adapted(strict, server.url, allow_missing_finish=True) as backend,
@@ -344,7 +347,7 @@ async def test_tool_messages_are_refused_where_they_can_not_be_passed_on(strict,
 
 @pytest.mark.parametrize("adapter", [from_langchain, from_litellm, from_openai_client, from_pydantic_ai])
 def test_what_is_not_of_the_library_is_refused(adapter):
-    """An adapter says what it takes, where it is called."""
+    """An adapter raises an error that names the type it accepts."""
     with pytest.raises(TypeError, match=r"must be .*, got 7"):
         adapter(7)
 
@@ -366,7 +369,7 @@ def test_a_timeout_must_be_positive():
 
 
 def test_no_library_is_imported_before_it_is_used():
-    """Importing the adapters costs nothing to those who have none of the libraries."""
+    """Importing the adapters imports none of the libraries."""
     program = (
         "import sys, sampling.backends.adapters\n"
         "print(*({'openai', 'litellm', 'langchain_core', 'pydantic_ai', 'httpx2'} & set(sys.modules)))"

@@ -143,7 +143,7 @@ async def test_every_option_that_a_model_does_not_have_is_refused_by_name(kind, 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_what_a_model_does_not_have_can_be_dropped(anyio_backend):
-    """If the caller says so. The other options are sent."""
+    """With `drop_unsupported=True`, only the supported options are sent."""
     body = await sent("google", ask(min_p=0.013, top_k=37), drop_unsupported=True)
     assert "37" in body
     assert "0.013" not in body
@@ -254,7 +254,7 @@ async def test_langchain_models_get_options_under_their_own_names(package, anyio
     assert arguments == model.given
     assert ({"token": "so", "logprob": -0.5},) == answer.logprobs
     for name in refused:
-        with pytest.raises(Unsupported, match=f"LangChain's Model has no Options.{name}"):
+        with pytest.raises(Unsupported, match=f"LangChain's Model does not support Options.{name}"):
             await from_langchain(model).generate(ask(**{name: OPTIONS[name][0]}))
 
 

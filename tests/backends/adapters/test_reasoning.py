@@ -320,7 +320,7 @@ ANSWERED = [
 
 @pytest.mark.parametrize("provider", ["anthropic", "gemini", "responses"])
 def test_a_provider_does_not_get_the_thoughts_of_another_library(provider, anyio_backend):
-    """It would refuse the conversation, although a fallback may well go on with it."""
+    """Otherwise the provider would refuse the conversation after a fallback."""
     if provider == "anthropic":
         sent = load("sampling.backends.anthropic._messages").wire_messages(ANSWERED)
     elif provider == "gemini":

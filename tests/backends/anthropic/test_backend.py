@@ -207,7 +207,7 @@ class TestConformance:
         ],
     )
     async def test_stop_reasons_are_in_our_words(self, given, expected):
-        """So that a cut off or refused answer is not taken for a whole one."""
+        """A truncated or refused answer is not mistaken for a complete one."""
         assert (await ask([whole(begun() + block() + said("x") + ended(given) + STOP)])).finish_reason == expected
 
     async def test_an_answer_that_is_cut_off_is_invalid(self):
@@ -219,7 +219,7 @@ class TestConformance:
             assert not result.success, reason
 
     def test_it_is_not_pickled(self):
-        """It holds a key."""
+        """A backend holds a key, so pickling it raises."""
         backend = AnthropicBackend("m", "k")
         with pytest.raises(TypeError, match="an AnthropicBackend can't be pickled or copied"):
             backend.__reduce__()
@@ -273,7 +273,7 @@ class TestErrors:
             assert elsewhere.connections == 0
 
     async def test_a_connection_that_breaks_keeps_the_text_for_diagnosis(self):
-        """And is counted as billed."""
+        """The error has the text so far, and counts as billed."""
         error = await failing(ConnectionLost, [head(length=9_999) + begun() + block() + said("Hel"), Pause(0.05)])
         assert (error.partial_text, error.maybe_billed) == ("Hel", True)
 
@@ -288,7 +288,7 @@ class TestErrors:
         assert error.maybe_billed
 
     async def test_an_answer_that_is_cut_off_anywhere_is_incomplete(self):
-        """There is no stop_reason, so nobody knows what is missing."""
+        """Without a stop_reason, the answer is an `Incomplete` error."""
         events = ANSWER.removesuffix(STOP).removesuffix(ended())
         cuts = [index for index in range(len(events)) if events.startswith(b"event:", index)]
         assert len(cuts) == 5
@@ -376,7 +376,7 @@ class TestErrors:
         assert (await ask([whole(body)])).usage == Usage(1, 2)
 
     async def test_data_after_the_end_is_dropped(self):
-        """Nor does it hold anybody up."""
+        """Data after the end is ignored, and does not delay the answer."""
         assert (await ask([head() + ANSWER + ANSWER, Step.HANG])).text == "Hello world"
 
     @pytest.mark.parametrize("encoding", ["gzip", "br"])

@@ -1,4 +1,4 @@
-"""What `AnthropicBackend` sends: as the official SDK does for the same call, and nothing that the API would refuse."""
+"""`AnthropicBackend` sends the same requests as the official SDK, and nothing that the API would refuse."""
 
 import base64
 import json
@@ -379,7 +379,7 @@ async def test_a_class_is_sent_as_the_official_sdk_does():
 
 
 async def test_a_beta_header_is_passed_on():
-    """As with the SDK."""
+    """Beta headers are sent as by the SDK."""
     headers = {"anthropic-beta": "context-1m-2025-08-07"}
     theirs, ours = await of_the_sdk(headers=headers), await of_ours(headers=headers)
     assert theirs.headers["anthropic-beta"] == ours.headers["anthropic-beta"] == headers["anthropic-beta"]
@@ -430,7 +430,7 @@ class TestSchemas:
         assert {"model", "max_tokens", "messages", "stream"} == body.keys()
 
     async def test_effort_and_schema_are_one_setting(self):
-        """And what the caller adds to it stays beside them."""
+        """Both are in `output_config`, next to what the caller adds."""
         options = Options(schema=SCHEMA, reasoning_effort="minimal", extra={"output_config": {"x": 1}})
         config = (await body_of(options=options))["output_config"]
         assert config == {"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}, "x": 1}
@@ -473,7 +473,7 @@ class TestConversations:
         assert [block["text"] for block in body["messages"][0]["content"]] == ["hi", "still there?"]
 
     async def test_arguments_that_are_no_json_are_sent_as_an_object(self):
-        """So that the model can see its mistake, and the API accepts the conversation."""
+        """The model can see its mistake, and the API accepts the conversation."""
         messages = (*HI, Message("assistant", [ToolCall("t", "f", "{oops")]), Message("tool", [ToolResult("t", "no")]))
         body = await body_of(messages)
         assert body["messages"][1]["content"][0]["input"] == {"INVALID_JSON": "{oops"}
@@ -535,10 +535,10 @@ class TestBadInput:
             (HI, {"extra": {"messages": []}}, BadRequest, "sets messages"),
             (HI, {"extra": {"system": "x"}}, BadRequest, "sets system"),
             (HI, {"extra": {"x": object()}}, BadRequest, "is not JSON"),
-            (HI, {"seed": 7}, Unsupported, r"has no Options\.seed"),
-            (HI, {"logprobs": True}, Unsupported, r"has no Options\.logprobs"),
+            (HI, {"seed": 7}, Unsupported, r"does not support Options\.seed"),
+            (HI, {"logprobs": True}, Unsupported, r"does not support Options\.logprobs"),
             (HI, {"frequency_penalty": 1, "presence_penalty": 1}, Unsupported, "frequency_penalty, Options.presence"),
-            (HI, {"temperature": 1.0}, Unsupported, r"has no Options\.temperature"),
+            (HI, {"temperature": 1.0}, Unsupported, r"does not support Options\.temperature"),
             (HI, {"logit_bias": {1: 1}, "min_p": 0.1}, Unsupported, "min_p, Options.logit_bias"),
         ],
     )
@@ -561,12 +561,12 @@ class TestBadInput:
             await body_of(options=options)
 
     async def test_a_request_that_is_too_large_is_not_sent(self):
-        """By the limit of the backend."""
+        """A request above the limit of the backend raises before it is sent."""
         with pytest.raises(RequestTooLarge, match="max_request_bytes=100"):
             await body_of((Message("user", "x" * 100),), max_request_bytes=100)
 
     async def test_options_are_dropped_if_the_caller_says_so(self):
-        """With a warning, and without an error."""
+        """With `drop_unsupported=True`, unsupported options are left out."""
         body = await body_of(options=Options(seed=3, min_p=0.5), drop_unsupported=True)
         assert {"model", "max_tokens", "messages", "stream"} == body.keys()
 
@@ -584,7 +584,7 @@ class TestBadInput:
         ],
     )
     def test_a_constructor_says_what_is_wrong(self, arguments, message):
-        """Before the first request."""
+        """Invalid arguments raise before the first request."""
         with pytest.raises(ValueError, match=message):
             AnthropicBackend(**{"model": "m", "api_key": "k", "base_url": "https://example.com", **arguments})
 
@@ -601,7 +601,7 @@ class TestAddresses:
         assert AnthropicBackend().base_url == "https://llm.example.com"
 
     async def test_the_key_of_the_environment_does_not_go_elsewhere(self, monkeypatch):
-        """An address that the caller passes gets it only if the caller says so."""
+        """A base_url that the caller passes gets the key only with `send_env_key=True`."""
         monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-x")
         async with AnthropicServer() as server:
             for send in (False, True):
@@ -610,7 +610,7 @@ class TestAddresses:
         assert [request.headers.get("x-api-key") for request in server.requests] == [None, "sk-ant-x"]
 
     async def test_a_base_url_may_end_in_v1(self):
-        """As those of other APIs do."""
+        """A base_url with /v1 works, as with other APIs."""
         async with AnthropicServer() as server:
             for url in (server.url, server.url.removesuffix("/v1"), f"{server.url}/"):
                 async with AnthropicBackend("m", base_url=url) as backend:

@@ -1,4 +1,4 @@
-"""What Anthropic's API sends, read as it was meant. Each file in `shapes` says where it comes from."""
+"""Recorded responses of Anthropic's API are read correctly. Each file in `shapes` names its source."""
 
 from pathlib import Path
 
@@ -118,7 +118,7 @@ async def test_a_refusal_says_why():
 
 
 async def test_what_else_the_server_said_is_kept():
-    """Its id, and the parts of the usage that have a price of their own."""
+    """`raw` has the id, and the parts of the usage with separate prices."""
     generation, _ = await ask("server_tool_cache.sse")
     assert generation.raw["id"] == "msg_011CdYfpjpVtBoXyXCQD1tQP"
     assert generation.raw["usage"]["cache_creation_input_tokens"] == generation.usage.cache_write_tokens == 3337
@@ -126,7 +126,7 @@ async def test_what_else_the_server_said_is_kept():
 
 
 async def test_an_error_inside_the_stream_is_typed():
-    """An overloaded server is one that may recover, and what it said so far may be billed."""
+    """An overloaded server is a transient error, and the text so far may be billed."""
     with pytest.raises(ServerError, match="529: Overloaded") as caught:
         await ask("error.sse")
     assert (caught.value.status, caught.value.partial_text, caught.value.maybe_billed) == (529, "Hello", True)

@@ -107,7 +107,7 @@ class TestFinish:
         )
 
     def test_a_stream_without_an_answer_is_incomplete(self):
-        """Usage alone is none."""
+        """A stream with only a usage is incomplete."""
         with pytest.raises(Incomplete, match="before the answer"):
             generated({"usageMetadata": {"promptTokenCount": 3}})
 
@@ -128,7 +128,7 @@ class TestFinish:
             read(chunk(text("a")), chunk(text("b"), finish="STOP"), chunk(text("c")))
 
     def test_a_mark_of_a_gateway_ends_the_stream(self):
-        """Gemini sends none."""
+        """Gateways send an end mark, although Gemini does not."""
         answer = read(chunk(text("a"), finish="STOP"))
         assert not answer.done
         answer.add("[DONE]")
@@ -136,7 +136,7 @@ class TestFinish:
 
     @pytest.mark.parametrize("reason", ["SAFETY", "OTHER", "PROHIBITED_CONTENT"])
     def test_a_blocked_prompt_is_an_answer_that_was_filtered(self, reason):
-        """There is no candidate, and nothing is missing."""
+        """A response without a candidate ends with "content_filter"."""
         generation = generated({"promptFeedback": {"blockReason": reason}, "usageMetadata": {"promptTokenCount": 9}})
         assert ("", "content_filter", Usage(9, 0)) == (generation.text, generation.finish_reason, generation.usage)
 
@@ -163,12 +163,12 @@ class TestParts:
         assert len(long.tool_calls[0].id) <= 40
 
     def test_arguments_are_json_text(self):
-        """With every character as it is."""
+        """Arguments become JSON text that keeps every character."""
         (found,) = generated(chunk(call(args={"city": "Zürich", "days": [1]}), finish="STOP")).tool_calls
         assert '{"city": "Zürich", "days": [1]}' == found.arguments
 
     def test_logprobs_are_one_item_for_each_token(self):
-        """With the alternatives, if there are any."""
+        """Each token has its log probability and its alternatives, if there are any."""
         chosen = [{"token": "a", "logProbability": -0.1}, {"token": "b", "logProbability": -0.2}]
         top = [{"candidates": [chosen[0]]}, {"candidates": []}]
         one = chunk(text("ab"), finish="STOP")
@@ -316,7 +316,7 @@ class TestUsage:
         assert Usage(9, 2) == answer.generation().usage
 
     def test_without_counts_it_is_estimated(self):
-        """From the question and the chunks."""
+        """Without counts, the usage is estimated from the question and the chunks."""
         assert Usage(7, 2) == generated(chunk(text("a")), chunk(text("b"), finish="STOP")).usage
 
 
@@ -365,7 +365,7 @@ class TestErrors:
         [("53s", 53.0), ("0.25s", 0.25), ("3600s", 120.0), ("-1s", None), ("soon", None), (5, None), ("1e9s", None)],
     )
     def test_delays_are_bounded(self, delay, expected):
-        """Absurd ones are ignored."""
+        """Implausible delays are ignored."""
         info = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": delay}
         with pytest.raises(RateLimited) as caught:
             read({"error": {"code": 429, "details": [info]}})
@@ -378,7 +378,7 @@ class TestErrors:
             read({"error": {"code": 429, "details": details}})
 
     def test_an_error_after_the_end_does_not_undo_the_answer(self):
-        """It is complete."""
+        """An error after the end is ignored, because the answer is complete."""
         assert "a" == generated(chunk(text("a"), finish="STOP"), {"error": {"code": 500}}).text
 
     def test_the_key_is_not_in_a_message(self):

@@ -91,7 +91,7 @@ async def test_it_keeps_every_promise_of_a_backend(everything):
     """The conformance suite passes: tools, parts, endings, usage, limits, seeds, streams, and nothing left behind."""
     claims = [*everything["claims"], "stop"]
     rules = await check_backend(babbling, bad_request=Request(()), claims=claims, endings=everything["endings"])
-    assert "says how its answers ended" in rules
+    assert "reports how its answers ended" in rules
     assert {"tools", "parts", "distinct_seeds", "usage"} <= set(claims)
 
 
@@ -159,7 +159,7 @@ class TestAddresses:
 
     @pytest.mark.parametrize("name", ["GEMINI_API_KEY", "GOOGLE_API_KEY"])
     async def test_unless_it_is_told_to(self, monkeypatch, name):
-        """`send_env_key=True`."""
+        """With `send_env_key=True`, the key goes to a given base_url."""
         monkeypatch.setenv(name, "environment-key")
         async with GeminiServer() as server, GeminiBackend("m", base_url=server.url, send_env_key=True) as backend:
             await backend.generate(asking())
@@ -214,12 +214,12 @@ class TestAddresses:
         ],
     )
     def test_wrong_arguments_are_named(self, wrong, problem):
-        """At construction."""
+        """Invalid arguments are named at construction."""
         with pytest.raises((TypeError, ValueError), match=problem):
             GeminiBackend(**{"model": "m", "api_key": "a-key", **wrong})
 
     def test_it_is_neither_pickled_nor_copied(self):
-        """It holds a key."""
+        """A backend holds a key, so pickling and copying it raises."""
         with pytest.raises(TypeError, match="a GeminiBackend can't be pickled"):
             pickle.dumps(GeminiBackend("m", "a-key"))
 
@@ -229,7 +229,7 @@ class TestAddresses:
         assert f"<GeminiBackend '{GOOGLE}', model='m', api_version='v1beta', key given, not open>" == shown
 
     def test_it_is_at_the_front_door(self):
-        """And imported on first use."""
+        """`GeminiBackend` can be imported from `sampling`, on first use."""
         assert sampling.GeminiBackend is GeminiBackend
         assert "GeminiBackend" in sampling.__all__
 

@@ -83,12 +83,12 @@ class TestToolResults:
         assert "image/png" == response["parts"][0]["inlineData"]["mimeType"]
 
     def test_a_result_without_its_call_is_a_bad_request(self):
-        """The API needs the name of the tool, and nobody knows it."""
+        """The API needs the name of the tool, which only the call has."""
         with pytest.raises(BadRequest, match="'z'"):
             contents(self.CALLS, Message("tool", [ToolResult("z", "x")]))
 
     def test_arguments_that_are_no_json_do_not_end_the_conversation(self):
-        """Another model wrote them, and was told that they are wrong."""
+        """Invalid arguments of another model are sent as an object."""
         (part,) = parts(ToolCall("a", "f", '{"x": '))
         assert {"invalid_json": '{"x": '} == part["functionCall"]["args"]
 
@@ -107,7 +107,7 @@ class TestSignatures:
         )
 
     def test_a_signed_thought_is_a_thought(self):
-        """A text of its own came with it."""
+        """A signed thought keeps its text and its signature."""
         assert [{"text": "Hm.", "thought": True, "thoughtSignature": "c2ln"}, {"text": "Hello."}] == parts(
             Reasoning("Hm.", "thought:c2ln"), Text("Hello.")
         )

@@ -97,7 +97,7 @@ class TestThinking:
 async def test_options_that_the_api_does_not_have_are_unsupported(option):
     """Nothing is sent."""
     async with GeminiServer() as server, GeminiBackend("m", base_url=server.url) as backend:
-        with pytest.raises(Unsupported, match=f"the Gemini API has no Options.{next(iter(option))}"):
+        with pytest.raises(Unsupported, match=f"the Gemini API does not support Options.{next(iter(option))}"):
             await backend.generate(Request(HI, Options(**option)))
     assert [] == server.requests
 
@@ -141,7 +141,7 @@ class TestExtra:
 
 class TestTools:
     def test_a_choice_without_tools_is_a_bad_request(self):
-        """As for OpenAI. "none" is fine."""
+        """A tool choice without tools is a bad request, except for "none"."""
         with pytest.raises(BadRequest, match=r"no options\.tools"):
             body(tool_choice="required")
         assert ["contents"] == list(body(tool_choice="none"))
@@ -189,11 +189,11 @@ class TestSchemas:
         assert "child" not in sent["required"]
 
     def test_a_schema_of_known_keywords_is_sent_as_it_is(self):
-        """So is that of a caller."""
+        """A schema with supported keywords is sent unchanged."""
         assert RIVER == body(schema=RIVER)["generationConfig"]["responseJsonSchema"]
 
     def test_the_given_schema_is_not_changed(self):
-        """It may be shared."""
+        """The caller's schema may be shared, so it is not changed."""
         given = {"type": "string", "const": "x", "minLength": 1}
         assert {"type": "string", "enum": ["x"], "description": "minLength: 1"} == reduced_schema(
             given, {"type", "enum", "description"}
@@ -201,7 +201,7 @@ class TestSchemas:
         assert {"type": "string", "const": "x", "minLength": 1} == given
 
     async def test_a_typed_action_gets_its_value_in_every_mode(self):
-        """Native, tool and prompt."""
+        """Native, tool and prompt mode all give the typed value."""
         for mode, reply in (
             ("native", {"text": '{"river": "Rhine"}'}),
             ("tool", {"functionCall": {"name": "River", "args": {"river": "Rhine"}}}),
@@ -248,7 +248,7 @@ async def typed_answer(mode, part):
     ],
 )
 def test_a_model_has_a_path(model, path):
-    """Tuned models have one of their own."""
+    """Tuned models have another path than others."""
     assert path == model_path(model)
 
 

@@ -1,4 +1,4 @@
-"""What we send, compared with what Google's own SDK sends for the same call."""
+"""`GeminiBackend` sends the same requests as Google's own SDK."""
 
 import re
 import warnings

@@ -1,4 +1,4 @@
-"""What Gemini sends, read as it was meant. Each file in `shapes` says where it comes from and what was changed."""
+"""Recorded responses of Gemini are read correctly. Each file in `shapes` names its source and all changes."""
 
 from pathlib import Path
 

@@ -94,7 +94,7 @@ def test_a_failed_response_is_tried_again_only_if_that_may_help(code):
 
 @pytest.mark.parametrize("kind", ["BadRequestError", "content_filter", "exceed_context_size_error", "invalid_prompt"])
 def test_an_error_in_a_stream_may_be_about_the_request(kind):
-    """There is no status in a stream."""
+    """Without a status, the code of the error decides."""
     error = ErrorResponse.from_error_object({"type": kind, "message": "so"}, Redactor()).as_error()
     assert type(error) is BadRequest
 

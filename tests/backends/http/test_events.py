@@ -105,7 +105,7 @@ def test_an_event_that_says_nothing_is_no_template():
 
 
 def test_padding_inside_of_another_field_matters():
-    """Only the field of the chunk itself means nothing."""
+    """Only the padding field of the chunk itself is ignored."""
     answer, reader = reader_of()
     for padding in ("a1", "b2"):
         reader.feed(chunk("hi ", extra={"obfuscation": padding}))

@@ -36,7 +36,7 @@ CONNECTION = Connection()
 class TestProxy:
     @pytest.mark.parametrize("given", ["proxy.example:3128", "http://proxy.example:3128"])
     def test_a_proxy_needs_no_scheme(self, environment, given):
-        """Without one it is http, as for curl."""
+        """A proxy without a scheme is an http proxy, as for curl."""
         environment(HTTPS_PROXY=given)
         assert "http://proxy.example:3128" == proxy_from_environment("https://api.example/v1").reveal()
 

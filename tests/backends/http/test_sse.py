@@ -132,7 +132,7 @@ class TestJson:
         assert len(str(caught.value)) < 100
 
     def test_brackets_inside_strings_do_not_count(self):
-        """Row 78: text may hold what it likes."""
+        """Row 78: brackets inside of strings do not count as nesting."""
         text = json.dumps({"a": "[{" * 1_000 + '\\"', "b": [[]] * 100})
         assert json.loads(text) == loads(text)
 
@@ -273,7 +273,7 @@ def test_a_surrogate_pair_that_was_cut_in_two_is_whole_again():
 
 
 def test_the_error_quotes_at_most_200_bytes():
-    """Row 16: what is malformed is shown, but neither all of it nor raw."""
+    """Row 16: an error quotes only the escaped beginning of a malformed response."""
     with pytest.raises(MalformedResponse) as caught:
         read(random.Random(0), "data: \x1b[31mred\u202e ".encode() + "é".encode() * 5_000 + b"\n\n")
     text = str(caught.value)

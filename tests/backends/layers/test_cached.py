@@ -227,7 +227,7 @@ def test_an_attempt_that_asks_the_same_thrice_gets_three_answers(run, store):
 
 
 def test_a_retry_is_the_same_sample_as_the_try_before(run):
-    """With Retrying around it: what failed was no answer, so it takes no number."""
+    """A failed request releases its number, so that a retry gets the same sample."""
     backend = ScriptedBackend([TransientError("no"), "first", "second"])
     cached = Cached(backend)
 
@@ -239,7 +239,7 @@ def test_a_retry_is_the_same_sample_as_the_try_before(run):
 
 
 def test_failures_and_cancelled_requests_are_asked_again(run, store):
-    """Only whole answers are kept."""
+    """Only complete answers are cached."""
     backend = ScriptedBackend([TransientError("no"), After(10.0, "late"), "done"])
     cached = Cached(backend, store=store)
 
@@ -254,7 +254,7 @@ def test_failures_and_cancelled_requests_are_asked_again(run, store):
 
 
 def test_two_who_want_the_same_sample_at_once_share_one_generation(run):
-    """The second waits for the first, and is told what it got."""
+    """The second request waits for the first, and gets the same answer."""
     backend = ScriptedBackend([After(1.0, "one")])
     cached = Cached(backend)
     answers = []
@@ -297,7 +297,7 @@ def test_if_the_first_of_two_is_cancelled_the_second_asks_for_itself(run):
 
 
 def test_a_cancellation_at_any_step_leaves_nothing_behind():
-    """Row 38: no lock is kept, and the next who asks is answered."""
+    """Row 38: no lock is left behind, and the next request is answered."""
     made = []
 
     async def scenario(world):
@@ -392,7 +392,7 @@ def test_a_memory_store_forgets_what_was_not_used_for_longest():
 
 
 def test_a_file_store_outlives_the_process_that_wrote_it(run, tmp_path):
-    """Everything about an answer is there again, but what it cost: that was paid once."""
+    """A restored answer has all fields but the usage, which was already paid for."""
     path = tmp_path / "answers.db"
     whole = Generation("text\ud800\n\0", Usage(1, 2, 0.5), "length", "model", reasoning="because")
 
@@ -524,7 +524,7 @@ def test_bad_settings_are_refused_by_name():
 
 
 def test_the_repr_says_where_answers_are_kept(tmp_path):
-    """And for which backend."""
+    """The repr has the store and the backend."""
     path = tmp_path / "answers.db"
 
     assert "Cached(texts, store=MemoryStore(10000) with 0 answers)" == repr(Cached(texts))

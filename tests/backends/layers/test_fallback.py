@@ -25,7 +25,7 @@ ASK = Request((Message("user", "hello"),))
 
 
 def test_the_next_one_is_asked_when_one_fails_for_good(run):
-    """And none after the one that answers."""
+    """Backends after the one that answers are not called."""
     first = ScriptedBackend([AuthenticationFailed("bad key")])
     second = ScriptedBackend(["done"])
     third = ScriptedBackend([])
@@ -35,7 +35,7 @@ def test_the_next_one_is_asked_when_one_fails_for_good(run):
 
 
 def test_other_errors_come_through_at_once(run):
-    """By default only a FatalError makes it go on: a TransientError is for a retry."""
+    """By default only a FatalError leads to the next backend."""
     second = ScriptedBackend([])
 
     with pytest.raises(TransientError, match="busy"):
@@ -45,7 +45,7 @@ def test_other_errors_come_through_at_once(run):
 
 @pytest.mark.parametrize("on", [BackendError, [BackendError], (LookupError, TransientError)])
 def test_on_says_what_makes_it_go_on(run, on):
-    """A type, or several."""
+    """`on` is one error type, or several."""
     assert (
         "done"
         == run(Fallback(ScriptedBackend([TransientError("busy")]), ScriptedBackend(["done"]), on=on).generate, ASK).text

@@ -141,7 +141,7 @@ def test_the_same_key_shares_the_limits(run):
 
 
 def test_it_works_on_one_event_loop_after_the_other():
-    """Each has a clock of its own, and the rate begins anew."""
+    """Each event loop has its own clock, so the rate starts again."""
     limited = Limited(Clocked(lambda request: "done"), max_in_flight=1, requests_per_s=1, adaptive=True)
     for loop in ("asyncio", "trio", "asyncio"):
         limited.inner[0].sent_at.clear()
@@ -161,7 +161,7 @@ def test_a_stream_comes_through(run):
 
 
 def test_a_backend_that_does_not_stream_gives_its_text_in_one_piece(run):
-    """So every layer can be streamed from, whatever is inside."""
+    """Every layer can stream, whatever backend it wraps."""
 
     async def stream():
         pieces = []
@@ -346,7 +346,7 @@ def test_bad_settings_are_refused_by_name(settings, message):
 
 
 def test_the_repr_says_what_is_limited():
-    """Only what was asked for."""
+    """The repr shows only the limits that are set."""
     assert "Limited(load, max_in_flight=2, adaptive=True, key='k')" == repr(
         Limited(load, max_in_flight=2, adaptive=True, key="k")
     )

@@ -74,7 +74,7 @@ def test_a_budget_stops_by_the_price(run):
 
 
 def test_a_stream_has_its_price_too(run):
-    """And its pieces come through."""
+    """A streamed answer has a cost, and its pieces are passed on."""
     pieces = []
 
     generation = run(Priced(ScriptedBackend([Generation("a b", Usage(0, 2))]), PRICE).stream, ASK, pieces.append)

@@ -198,7 +198,7 @@ def test_retries_around_it_see_what_the_recorded_ones_saw(run, tmp_path):
 
 
 def test_a_stream_is_replayed_in_its_pieces(run, tmp_path):
-    """And what was recorded whole is streamed in one."""
+    """An answer that was recorded whole is streamed in one piece."""
     path = tmp_path / "cassette"
     recorded = Recorded(SimulatedBackend(output_tokens=4), path)
 
@@ -263,7 +263,7 @@ def test_what_was_asked_less_often_is_a_miss_too(run, tmp_path):
 
 
 def test_an_empty_cassette_says_so(run, tmp_path):
-    """There is no nearest request then."""
+    """The error says that the cassette has no requests."""
     Recorded(SimulatedBackend(), tmp_path / "cassette")
 
     with pytest.raises(CassetteMiss, match="has no requests in it"):
@@ -331,7 +331,7 @@ def test_the_file_is_json_lines_with_a_version(tmp_path):
 
 
 def test_a_file_that_is_there_is_not_overwritten(run, tmp_path):
-    """It is added to if you say so, and what it holds already stays good."""
+    """`append=True` adds to the file, and keeps its entries."""
     path = tmp_path / "cassette"
 
     async def record(text, **how):
@@ -501,7 +501,7 @@ def test_bad_settings_are_refused_by_name(tmp_path):
 
 
 def test_the_repr_shows_the_file(tmp_path):
-    """And what is recorded."""
+    """The repr has the file and the recorded backend."""
     path = str(tmp_path / "cassette")
 
     assert f"Recorded(sample, path={path!r})" == repr(Recorded(sample, path))
@@ -509,7 +509,7 @@ def test_the_repr_shows_the_file(tmp_path):
 
 
 def test_usage_and_all_else_of_a_generation_survive(run, tmp_path):
-    """To the last field."""
+    """A replayed generation has every field of the recorded one."""
     whole = Generation("text\ud800\n\0", Usage(1, 2, 0.5), "length", "model", reasoning="because")
     run(Recorded(ScriptedBackend([whole]), tmp_path / "cassette").generate, ASK)
 

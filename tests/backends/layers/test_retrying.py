@@ -57,7 +57,7 @@ def test_a_wait_is_clamped(run, asked_s, waited_s):
 
 @pytest.mark.parametrize("asked_s", [float("nan"), -1, -1e9, None])
 def test_a_wait_that_makes_no_sense_is_ignored(run, asked_s):
-    """Row 2: then it is a backoff like any other, never negative and never for ever."""
+    """Row 2: an implausible wait is replaced by the usual backoff."""
     backend = ScriptedBackend([RateLimited(retry_after_s=asked_s), "done"])
 
     waited_s = run(timed, Retrying(backend, backoff_s=0.5, seed=1))[1]
@@ -80,7 +80,7 @@ def test_backoff_has_full_jitter_and_doubles(run):
 
 
 def test_two_subsamples_do_not_come_back_in_step(run):
-    """Row 3: those who fail together draw different waits."""
+    """Row 3: requests that fail together draw different waits."""
     sent_at = {}
 
     async def failing(request):
@@ -357,7 +357,7 @@ def test_a_backend_that_is_none_is_refused():
 
 
 def test_the_repr_shows_the_stack():
-    """From the outside in."""
+    """The repr lists the layers from the outside in."""
     assert repr(Retrying(Limited(timed, max_in_flight=2), attempts=3)) == (
         "Retrying(Limited(timed, max_in_flight=2), attempts=3, max_wait_s=120.0)"
     )

@@ -127,7 +127,7 @@ PLAIN = Tool("plain", "", {"type": "object", "properties": {}}, lambda n: f"{n}"
     ],
 )
 async def test_an_error_goes_back_to_the_model(anyio_backend, call, says):
-    """And the model can try again."""
+    """The model gets the error as the result of its call, and can try again."""
     backend = ScriptedBackend([calling(call), SUNNY])
     tools = [fails, is_cancelled_by_nobody, hangs, BY_HAND, PLAIN]
     # Without a virtual clock, because a thread works outside of it.
@@ -188,7 +188,7 @@ class Reading:
     ],
 )
 async def test_a_result_is_text_parts_or_json(anyio_backend, returned, content):
-    """As the tool returned it, from a thread."""
+    """Text and parts are sent as the tool returned them, and other values as JSON."""
 
     def look() -> object:
         return returned
@@ -220,12 +220,12 @@ def is_broken():
         (lambda: nested(100_000), "nested too deeply"),
         (itertools.count, "it returned a count, which is not JSON: return a list"),
         (lambda: {"picture": PIXEL}, "it returned Image inside of something else: return it alone, or in a list"),
-        (lambda: b"\xff\xfe", "it returned bytes that are no text"),
+        (lambda: b"\xff\xfe", "it returned bytes that are not text"),
         (is_broken, "the tool failed"),
     ],
 )
 async def test_a_result_that_no_model_can_read_is_an_error_of_its_tool(anyio_backend, look, says):
-    """The conversation goes on, and nobody pays for bytes as text."""
+    """The model gets an error instead of bytes that it can't read."""
     backend = ScriptedBackend([calling(ToolCall("1", "look", "")), SUNNY])
     answer = await ToolLoop(backend, [Tool("look", "", {"type": "object"}, look)]).generate(ASK)
     [result] = answer.turns[1].content
@@ -298,7 +298,7 @@ def test_every_request_and_token_is_counted(run):
 
 @pytest.mark.parametrize("limit", [{"requests": 1}, {"tokens": 25}, {"cost": 0.015}])
 def test_a_round_that_the_budget_has_no_room_for_is_not_sent(run, limit):
-    """And what was spent before is on the record."""
+    """The usage of earlier rounds is on the slice."""
     asked = Generation("", Usage(10, 5, 0.01), "tool_calls", tool_calls=[OSLO])
     backend = ScriptedBackend([asked, SUNNY])
     budget = Budget(**limit)
@@ -341,7 +341,7 @@ def test_a_round_waits_for_what_others_only_reserved(run):
 
 
 def test_a_failure_in_a_later_round_keeps_the_usage_of_the_earlier_ones(run):
-    """They were paid for."""
+    """Earlier rounds were paid for, so their usage counts."""
     backend = ToolLoop(ScriptedBackend([calling(OSLO), ServerError("busy"), SUNNY]), [weather])
     result = run(RejectionSamplingStrategy(loop_budget=2).sample, "?", None, backend)
     assert [USED, USED] == [one.usage for one in result.attempts]
@@ -389,7 +389,7 @@ async def test_a_loser_leaves_a_thread_behind_and_does_not_wait_for_it(anyio_bac
 
 
 def test_it_can_be_cancelled_at_every_step():
-    """Whatever is cut off, the books balance."""
+    """After a cancellation at any step, requests and usage still add up."""
 
     async def look() -> str:
         await anyio.sleep(0.1)
@@ -420,7 +420,7 @@ class Streaming:
 
 
 def test_text_is_streamed_piece_by_piece(run):
-    """As it comes, from every round."""
+    """Pieces of every round are passed on as they arrive."""
     pieces = []
     answer = run(ToolLoop(Streaming(calling(OSLO), Generation("it rains")), [weather]).stream, ASK, pieces.append)
     assert ["it ", "rains "] == pieces
@@ -428,7 +428,7 @@ def test_text_is_streamed_piece_by_piece(run):
 
 
 def test_partial_checks_see_the_answer_alone(run):
-    """Words before a call are no part of it, in any layer."""
+    """Text before a tool call is not part of the answer, in any layer."""
     seen = []
     short = Requirement("is short", lambda text: True, partial=lambda text: seen.append(text) or len(text) < 12)
     backend = Retrying(ToolLoop(Streaming(calling(OSLO, text="Let me see"), Generation("it rains")), [weather]))
@@ -492,7 +492,7 @@ def test_each_round_has_an_idempotency_key_of_its_own(run):
 
 
 def test_a_cache_around_it_has_the_whole_conversation(run, tmp_path):
-    """And knows tools apart."""
+    """A cached answer has the turns before it, and a usage of zero."""
 
     async def ask():
         first = await Cached(ToolLoop(ScriptedBackend([calling(OSLO), SUNNY]), [weather]), store=path).generate(ASK)
@@ -537,7 +537,7 @@ def test_the_identity_includes_the_tools():
     ],
 )
 def test_what_could_not_work_is_refused_at_construction(make, error, says):
-    """Before anything is paid."""
+    """Invalid tools are refused before anything is paid for."""
     with pytest.raises(error, match=says):
         make()
 
@@ -552,7 +552,7 @@ def test_options_that_do_not_fit_the_tools_are_refused_before_anything_is_sent(r
 
 
 def test_the_repr_names_the_tools():
-    """For logs."""
+    """The repr names the tools, for logs."""
     assert "ToolLoop(weather, tools=['weather'], max_rounds=8)" == repr(ToolLoop(weather, [tool(weather)]))
 
 

@@ -401,7 +401,7 @@ class TestLife:
         assert [entry["event"] for entry in logs] == ["connections_not_reused"]
 
     async def test_it_can_be_opened_again_after_it_was_closed(self):
-        """But not twice at once."""
+        """A closed backend can be opened again, but an open one can't."""
         async with OpenAIServer() as server:
             backend = OpenAIBackend(server.url, model="m")
             async with backend:

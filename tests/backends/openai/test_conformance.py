@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 async def test_it_has_tools_parts_seeds_and_all_endings(anyio_backend, both_transports, chat_server, everything):
     """The conformance suite passes with all that a provider may have."""
     rules = await check_backend(lambda: OpenAIBackend(chat_server, model="any"), **everything)
-    assert "says how its answers ended" in rules
+    assert "reports how its answers ended" in rules
 
 
 async def test_the_responses_api_has_all_that_openai_has_there(anyio_backend, chat_server, everything):

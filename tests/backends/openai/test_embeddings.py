@@ -92,7 +92,7 @@ async def test_a_server_that_is_not_there_is_a_typed_error():
 
 
 async def test_bad_input_is_refused_and_the_key_stays_inside():
-    """By name, before anything is sent."""
+    """Invalid arguments are named before anything is sent."""
     embed = OpenAIEmbeddings("http://127.0.0.1:1/v1", KEY, model="small")
     with pytest.raises(TypeError, match="can't be pickled"):
         copy.copy(embed)

@@ -2,6 +2,7 @@
 
 import json
 
+import attrs
 import pytest
 
 from sampling import Audio, File, Image, Message, Options, Reasoning, Request, Text, Tool, ToolCall, ToolResult
@@ -52,6 +53,35 @@ def test_tool_calls_and_their_results():
     ] == body(asked, told)["messages"]
 
 
+def test_the_same_options_in_another_request_are_the_same_fields():
+    """What is remembered of the last options is neither mixed up with others nor changed by a request."""
+    given = [Options(seed=1, extra={"tools": [{"type": "web"}]}), Options(seed=1, tools=[LOOK]), Options(seed=2)]
+
+    def sent(options, name, endpoint):
+        return encode_body(
+            Request([Message("user", "Q")], options),
+            model="m",
+            endpoint=endpoint,
+            max_tokens_name=name,
+            include_usage=False,
+            max_bytes=10_000,
+        )
+
+    every = [
+        (attrs.evolve(options, max_tokens=5, logprobs=3), name, "chat")
+        for options in given
+        for name in ("max_tokens", "max_completion_tokens")
+    ]
+    every.append((every[-1][0], every[-1][1], "completions"))
+    first = [sent(*one) for one in every]
+    assert len(set(first)) == len(every)
+    assert [sent(*one) for one in every for _ in range(2)] == [body for body in first for _ in range(2)]
+    # Once more in another order, in which the same options follow each other.
+    last = every[-1][0]
+    assert sent(last, "max_tokens", "chat") != sent(last, "max_completion_tokens", "chat") == first[-2]
+    assert sent(last, "max_completion_tokens", "completions") == first[-1]
+
+
 def test_options():
     """All of them have their place."""
     sent = body(
@@ -96,7 +126,7 @@ def test_options():
     ],
 )
 def test_what_the_api_does_not_take_is_refused(message, says):
-    """By name, before anything is sent."""
+    """Unsupported parts are named before anything is sent."""
     with pytest.raises(Unsupported, match=says):
         body(message)
 
@@ -106,16 +136,16 @@ def test_what_the_api_does_not_take_is_refused(message, says):
 )
 @pytest.mark.anyio
 async def test_a_backend_for_text_refuses_media(backend):
-    """By name, before anything is sent."""
+    """Media are refused by name before anything is sent."""
     with pytest.raises(Unsupported, match="can't send a part of type Image"):
         await backend.generate(Request([Message("user", [Image(PNG)])]))
 
 
 @pytest.mark.anyio
 async def test_an_option_that_the_api_lacks_is_an_error_or_dropped():
-    """OpenAI has no top_k."""
+    """OpenAI does not support `top_k`."""
     asked = Request([Message("user", "Q")], Options(top_k=3))
-    with pytest.raises(Unsupported, match=r"has no Options\.top_k"):
+    with pytest.raises(Unsupported, match=r"does not support Options\.top_k"):
         await OpenAIBackend(api_key="k", model="m").generate(asked)
     dropping = OpenAIBackend(api_key="k", model="m", drop_unsupported=True)
     assert None is dropping._support.check(asked).options.top_k

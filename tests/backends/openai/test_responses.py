@@ -69,7 +69,7 @@ class TestAnswers:
         assert ("", "tool_calls", Usage(45, 25)) == (generation.text, generation.finish_reason, generation.usage)
 
     async def test_a_failure_is_typed(self):
-        """By the code in the stream."""
+        """The code in the stream decides the type of the error."""
         with pytest.raises(RateLimited, match="Request too large"):
             await ask("responses_failed.sse")
 
@@ -84,7 +84,7 @@ class TestAnswers:
         [("max_output_tokens", "length"), ("content_filter", "content_filter"), ("steered", "incomplete")],
     )
     def test_an_answer_that_was_cut_off_says_why(self, reason, expected):
-        """With its usage, cached and reasoning tokens included."""
+        """A truncated answer has its reason, and its usage with cached and reasoning tokens."""
         usage = {
             "input_tokens": 9,
             "input_tokens_details": {"cached_tokens": 4},
@@ -166,7 +166,7 @@ class TestAnswers:
             answer.generation()
 
     async def test_a_reply_that_is_not_streamed_is_read(self):
-        """As from a proxy that ignores `stream`."""
+        """A whole reply is read, as from a proxy that ignores `stream`."""
         whole = json.loads((SHAPES / "responses_text.sse").read_text().rpartition("data: ")[2])["response"]
         body = json.dumps(whole).encode()
         head = b"HTTP/1.1 200 .\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
@@ -343,8 +343,8 @@ class TestRequests:
         assert theirs.json() == ours.json()
 
     async def test_what_the_api_does_not_have_is_refused_or_dropped(self):
-        """Before anything is sent."""
-        with pytest.raises(Unsupported, match=r"Responses API has no Options\.stop"):
+        """Unsupported options are refused or dropped before anything is sent."""
+        with pytest.raises(Unsupported, match=r"Responses API does not support Options\.stop"):
             await ask("responses_text.sse", Request(HI, Options(stop=["x"])))
         _, _, request = await ask("responses_text.sse", Request(HI, Options(seed=3)), drop_unsupported=True)
         assert {"model", "input", "stream"} == request.json().keys()

@@ -75,14 +75,14 @@ class TestToolCalls:
         assert (ToolCall("a", "f", '{"x": 1}'),) == generation.tool_calls
 
     def test_pieces_without_an_index_continue_the_last_call(self):
-        """Only a name begins another one."""
+        """A piece without an index begins another call only if it has a name."""
         generation = read(
             call(None, "a", "f", '{"x"'), call(None, None, None, ": 1}"), call(None, None, "g", "{}"), END
         )
         assert (ToolCall("a", "f", '{"x": 1}'), ToolCall("call_1", "g", "{}")) == generation.tool_calls
 
     def test_calls_that_are_interleaved_are_kept_apart(self):
-        """By their index, which also orders them."""
+        """Interleaved calls are assembled and ordered by their index."""
         generation = read(
             call(1, "b", "g", '{"y"'),
             call(0, "a", "f", '{"x"'),
@@ -103,7 +103,7 @@ class TestToolCalls:
 
 class TestChunks:
     def test_a_finish_reason_on_every_chunk_ends_the_answer_at_the_last(self):
-        """And one that is empty is none."""
+        """A finish_reason in every chunk counts at the last, and an empty one is ignored."""
         assert "abc" == read(*[choice("stop", content=piece) for piece in "abc"]).text
         assert "abc" == read(*[choice("", content=piece) for piece in "abc"], choice("stop")).text
 
@@ -134,7 +134,7 @@ class TestChunks:
 
     @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
     def test_reasoning_has_many_names(self, name):
-        """And is told once where a server gives it twice."""
+        """A server that sends the reasoning in two fields does not duplicate it."""
         details = [{"type": "reasoning.text", "text": "hm"}]
         generation = read(choice(**{name: "hm", "reasoning_details": details}), choice("stop", content="a"))
         assert ("a", "hm") == (generation.text, generation.reasoning)
@@ -142,7 +142,7 @@ class TestChunks:
 
     @pytest.mark.parametrize(("given", "expected"), [("eos", "stop"), ("MAX_TOKENS", "length"), ("odd", "odd")])
     def test_finish_reasons_are_in_openais_words(self, given, expected):
-        """One that nobody knows is passed on."""
+        """An unknown finish_reason is passed on."""
         assert expected == read(choice(given, content="a")).finish_reason
 
     @pytest.mark.parametrize("reason", ["error", "insufficient_system_resource", "abort"])
@@ -334,7 +334,7 @@ class TestRefusals:
         assert kind is type(caught.value)
 
     async def test_an_answer_that_the_server_refuses_costs_one_attempt(self):
-        """The siblings and later attempts go on."""
+        """Siblings and later attempts continue."""
 
         def reply(request):
             error = {"message": "Failed to generate JSON.", "code": "json_validate_failed", "failed_generation": "{"}

@@ -150,7 +150,7 @@ def test_a_deadline_cancels_the_batches(run, provider, path):
 
 
 def test_without_a_journal_the_batches_are_cancelled_too(run, provider):
-    """F21: nobody could use the answers."""
+    """F21: without a journal, no later run could use the answers."""
     server = server_of()
     run(cut_off, HOUR / 2, provider(server), questions(10))
     assert ["cancelled"] == [batch.status for batch in server.batches]
@@ -209,7 +209,7 @@ def test_a_budget_counts_what_earlier_processes_spent_once(run, provider, path):
 
 
 def test_a_batch_that_somebody_else_cancelled_ends_the_run(run, provider, path):
-    """F21: who cancels a batch at the provider wants it to stop."""
+    """F21: a batch that was cancelled at the provider ends the run."""
     server = server_of()
 
     def cancel_elsewhere(method, path):

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import attrs
+import pydantic
 import pytest
 
 from sampling import (
@@ -21,7 +22,7 @@ from sampling import (
     fan_out,
 )
 from sampling.errors import JournalMismatch
-from sampling.fanout.journal._fingerprint import differences, fingerprint_of, item_digest
+from sampling.fanout.journal._fingerprint import differences, earlier_item_digests, fingerprint_of, item_digest
 from sampling.strategies import Tier
 from sampling.testing import ScriptedBackend
 from tests.faults.journals import InlineJournal, answering, numbers
@@ -63,6 +64,64 @@ class Slotted:
 
     def check(self, text):
         return len(text) >= self.least
+
+
+def counting(most):
+    class Counting:
+        limit = most
+
+        def __call__(self, text):
+            return len(text) < self.limit
+
+    return Counting()
+
+
+def with_property(first):
+    class Measured:
+        if first:
+
+            @property
+            def least(self):
+                return 1
+        else:
+
+            @property
+            def least(self):
+                return 2
+
+        def __call__(self, text):
+            return len(text) > self.least
+
+    return Measured()
+
+
+class Person(pydantic.BaseModel):
+    model_config = {"extra": "allow"}
+    name: str = ""
+
+
+class Raising:
+    """An object whose every unknown attribute raises."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+class Unprintable(str):
+    __slots__ = ()
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+class Unknown:
+    """A check whose fingerprint raises."""
+
+    def __call__(self, text):
+        return True
+
+    def fingerprint(self):
+        raise RuntimeError("unknown")
 
 
 def closing_over(value):
@@ -115,6 +174,24 @@ CHANGES = {
         lambda: with_check(functools.lru_cache(closing_over(1))),
         lambda: with_check(functools.lru_cache(closing_over(2))),
     ),
+    "a constant of a class": (lambda: with_check(counting(3)), lambda: with_check(counting(4))),
+    "a property": (lambda: with_check(with_property(first=True)), lambda: with_check(with_property(first=False))),
+    "a pydantic object in a closure": (
+        lambda: with_check(closing_over(Person(name="a"))),
+        lambda: with_check(closing_over(Person(name="b"))),
+    ),
+    "what a pydantic object has beyond its fields": (
+        lambda: with_check(closing_over(Person(age=1))),
+        lambda: with_check(closing_over(Person(age=2))),
+    ),
+    "a number of many digits": (
+        lambda: with_check(closing_over(10**5000)),
+        lambda: with_check(closing_over(10**5000 + 1)),
+    ),
+    "keys with the same text": (
+        lambda: with_check(closing_over({1: "a", "1": "b"})),
+        lambda: with_check(closing_over({1: "c", "1": "b"})),
+    ),
     "a regex": (
         lambda: fingerprint(requirements=[checks.matches("a+")]),
         lambda: fingerprint(requirements=[checks.matches("b+")]),
@@ -151,6 +228,35 @@ def test_a_constant_of_the_module_is_seen(monkeypatch):
     before = with_check(check)
     monkeypatch.setitem(check.__globals__, "WORDS", {"a", "c"})
     assert differences(before, with_check(check))
+
+
+def test_a_number_of_the_module_is_seen(monkeypatch):
+    """F16: a constant need not be in capitals. A cache, whose content changes, is none."""
+
+    def check(text):
+        return len(text) > least and text not in seen_before  # noqa: F821 - set below
+
+    monkeypatch.setitem(check.__globals__, "least", 3)
+    monkeypatch.setitem(check.__globals__, "seen_before", {"a"})
+    before = with_check(check)
+    monkeypatch.setitem(check.__globals__, "seen_before", {"b"})
+    assert [] == differences(before, with_check(check))
+    monkeypatch.setitem(check.__globals__, "least", 4)
+    assert differences(before, with_check(check))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Raising(), Unprintable("x"), {Unprintable("key"): 1}, Unknown()],
+    ids=["attributes", "text", "key", "fingerprint"],
+)
+def test_what_raises_is_named_and_asked_about(run, tmp_path, value):
+    """F16: an object that raises when it is looked at can't be compared, and ends neither a run nor an item."""
+    for check in [closing_over(value), *([value] if callable(value) else [])]:
+        assert ["requirements[0].check"] == [place[:21] for place in with_check(check)["unseen"]]
+    items = ["0", Action("1", closing_over(value))]
+    result = run(fan_out, ONCE, items, None, answering(), journal=InlineJournal(tmp_path / "run.db"))
+    assert 2 == result.counts()["succeeded"]
 
 
 def test_the_content_of_a_file_is_seen(tmp_path):
@@ -251,6 +357,13 @@ def test_a_parser_that_gains_a_field_is_another_question():
     two = attrs.make_class("Answer", ["a", "b"])
     assert item_digest(Action("q", one), 0) != item_digest(Action("q", two), 0)
     assert item_digest(Action("q"), 0) == item_digest("q", 0)
+
+
+def test_a_constant_of_a_parser_is_a_part_of_the_question():
+    """F17: and what earlier versions recorded, which did not see it, is the same question."""
+    one, two = counting(1), counting(2)
+    assert item_digest(Action("q", one), 0) != item_digest(Action("q", two), 0)
+    assert earlier_item_digests(Action("q", one), 0) == earlier_item_digests(Action("q", two), 0)
 
 
 def test_options_are_compared_whole():

@@ -60,7 +60,7 @@ class River:
 
 
 class OddError(Exception):
-    """Of a type that nobody else knows."""
+    """An error of an unknown type."""
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def _without_errors(attempt):
 
 class TestIdentity:
     def test_the_run_keeps_its_id_and_every_process_is_on_record(self, run, path):
-        """F14: who worked on it, and how that ended."""
+        """F14: the journal records every process and its end."""
         broken = answering({"3": RuntimeError("broken")})
         with pytest.raises(RuntimeError):
             run(fan_out, ONCE, numbers(5), None, broken, journal=InlineJournal(path))
@@ -411,7 +411,7 @@ class TestFile:
         assert 2 == len(rows(path, "SELECT * FROM sqlite_master WHERE type = 'trigger'"))
 
     def test_a_newer_version_is_refused(self, run, path):
-        """Row 62: who knows what it means."""
+        """Row 62: a journal of a newer version is refused, because its meaning is unknown."""
         run(fan_out, ONCE, numbers(3), None, answering(), journal=InlineJournal(path))
         database = sqlite3.connect(path, isolation_level=None)
         database.execute("PRAGMA user_version = 99")
@@ -600,7 +600,7 @@ class TestExport:
         assert (2, 8) == (row["attempts"], row["requests"])
 
     def test_an_export_never_replaces_its_journal(self, run, path):
-        """Not even through a link: the answers were paid for."""
+        """An export refuses to overwrite the journal, even through a link."""
         self.fill(run, path)
         link = path.with_name("out.jsonl")
         link.symlink_to(path)

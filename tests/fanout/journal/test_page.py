@@ -185,7 +185,7 @@ def test_the_page_of_a_run_that_goes_on_changes_nothing(run, tmp_path):
                     assert before == sorted(one.name for one in tmp_path.iterdir())
 
     anyio.run(look)
-    assert "The run is going on, or its last process was killed" in seen[0]
+    assert "The run is in progress, or its last process was killed" in seen[0]
     finished = path.read_bytes()
     assert Journal(path).to_html() == Journal(path).to_html()
     assert path.read_bytes() == finished

@@ -85,6 +85,7 @@ def numpy_array(text):
         (lambda text: {1, 2}, "value is stored as a list"),
         (lambda text: Decimal("1.5"), "value of type Decimal is stored as text"),
         (lambda text: 10**5000, "value is too large, and is not stored"),
+        (lambda text: {1: "a", "1": "b"}, "value has several keys with the same text"),
         (lambda text: nested(100), "value.*is stored as text"),
         (lambda text: Hostile(), "summary|stored as text"),
     ],

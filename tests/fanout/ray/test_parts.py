@@ -250,7 +250,7 @@ def no_backend() -> None:
 
 
 def test_a_worker_that_cannot_start_says_why(run):
-    """F13: to whoever waits for it, and to whoever asks it all the same."""
+    """F13: a worker that could not start reports its error to every caller."""
 
     async def ask(worker: Worker) -> tuple[WorkerReply, WorkerReply]:
         return unpack_reply(await worker.ready(), {}), await reply_to(worker)
@@ -294,7 +294,7 @@ def test_all_items_together_never_hold_more_than_there_is(run):
 
 
 def test_what_a_dead_worker_spent_is_taken_to_be_the_worst(run):
-    """I10: nobody can say, so nobody may rely on less."""
+    """I10: if a worker dies, its item is charged the worst case."""
     budget = Budget(requests=10)
     work = simple_work(strategy=RejectionSamplingStrategy(loop_budget=4), budget=budget)
 

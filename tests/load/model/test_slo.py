@@ -25,7 +25,7 @@ def test_an_slo_is_read_from_one_line():
 
 
 def test_an_slo_that_is_written_can_be_read():
-    """On one line, and as JSON."""
+    """An SLO is restored from its text and from JSON."""
     slo = Slo(p95_s=0.25, max_s=3, error_rate=0.001, backlog_slope=0.5, operations={"chat": Slo(p99_s=2)})
     assert slo == Slo.parse(str(slo))
     assert slo == Slo.from_dict(slo.to_dict())
@@ -59,7 +59,7 @@ def test_the_tightest_limit_and_what_a_single_request_is_held_to():
 
 
 def test_times_and_shares_are_written_as_people_read_them():
-    """Milliseconds below a second."""
+    """Times below a second are in milliseconds."""
     assert ("143ms", "2.5s", "1234s", "0.1%") == (
         format_seconds(0.143),
         format_seconds(2.5),

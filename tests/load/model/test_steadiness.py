@@ -1,4 +1,4 @@
-"""How far the latencies of a measurement can be relied upon."""
+"""Pauses, drift and dependence of latencies are recognised."""
 
 import random
 from itertools import accumulate

@@ -110,7 +110,7 @@ def test_what_finds_no_permit_is_dropped_and_what_is_late_is_cancelled():
     ],
 )
 def test_a_server_that_can_not_be_is_refused(changes, complaint):
-    """By the name of what is wrong."""
+    """The error names the invalid parameter."""
     with pytest.raises(ValueError, match=complaint):
         attrs.evolve(SERVER, **changes)
 
@@ -138,14 +138,14 @@ def test_a_known_server_is_found_from_two_runs(run):
 
 
 def test_slots_that_were_never_full_are_said_to_be_a_guess(run):
-    """Unless they are given."""
+    """A note says that the slots are a guess, unless they are given."""
     idle = run(run_load, on_the_server(SERVER), busy(0.05, 60), seed=3)
     assert "there may be more slots" in calibrate(idle).notes[0]
     assert (4, ()) == (calibrate(idle, slots=4).server.slots, calibrate(idle, slots=4).notes)
 
 
 def test_what_can_not_be_calibrated_from_is_refused(run):
-    """With what to record instead."""
+    """The error says what to record instead."""
     good = run(run_load, on_the_server(SERVER), busy(0.3, 60), seed=3)
     deep = run(run_load, on_the_server(SERVER, depth=3), busy(0.3, 60), seed=3)
 
@@ -224,14 +224,14 @@ def test_a_plan_is_a_function_of_its_seed_and_shows_every_pair():
     ],
 )
 def test_a_plan_that_can_not_be_made_is_refused(arguments, complaint):
-    """By the name of the argument."""
+    """The error names the argument."""
     given = {"rate": 1, "slo": Slo(p95_s=1), **arguments}
     with pytest.raises(ValueError, match=complaint):
         plan(SERVER, **given)
 
 
 def test_a_plan_never_recommends_what_gives_no_valid_answer():
-    """Even if the SLO is silent about validity."""
+    """This holds even if the SLO has no limit on validity."""
     server = ServerModel(
         slots=8, time_to_first_token_s=0.1, time_per_token_s=0.01, output_tokens=(10,), pass_probability=0.0
     )

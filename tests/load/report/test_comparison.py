@@ -17,7 +17,7 @@ def slower(report: LoadReport, factor: float) -> LoadReport:
 
 
 def test_a_report_is_the_same_as_itself():
-    """Exit code 0, and one line that says so."""
+    """Two equal reports have exit code 0 and one line of output."""
     same = compare(load_report(), load_report())
     assert (0, "the same, within 5%") == (same.exit_code, str(same))
 
@@ -79,6 +79,6 @@ def test_a_search_that_finds_less_is_worse():
 
 @pytest.mark.parametrize("tolerance", [-0.1, 1.0, float("nan")])
 def test_a_tolerance_is_a_share(tolerance):
-    """Anything else is refused."""
+    """A tolerance outside of 0 to 1 is refused."""
     with pytest.raises(ValueError, match="tolerance"):
         compare(load_report(), load_report(), tolerance=tolerance)

@@ -41,8 +41,8 @@ def test_single_requests_are_written_only_if_wanted(tmp_path):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("<html>", "r.json is no JSON: give the .json of a report, not its page or its CSV"),
-        ("[1, 2]", "r.json is no report of sampling"),
+        ("<html>", "r.json is not JSON: give the .json of a report, not its page or its CSV"),
+        ("[1, 2]", "r.json is not a report of sampling"),
         (
             '{"schema": "locust/1"}',
             "its schema must be one of sampling.load/1, sampling.populations/1, sampling.capacity/1, sampling.plan/1",
@@ -79,7 +79,7 @@ def test_counts_that_do_not_add_up_are_damage(tmp_path):
 
 
 def test_a_file_that_is_not_there_is_said_so(tmp_path):
-    """With its name."""
+    """The error names the missing file."""
     with pytest.raises(ValueError, match=r"can't read .*nowhere.json"):
         read_report(tmp_path / "nowhere.json")
 
@@ -95,14 +95,14 @@ def test_csv_has_one_row_a_run_in_the_same_columns(make, tmp_path):
 
 
 def test_another_ending_is_refused(tmp_path):
-    """Before anything is written."""
+    """An unknown extension is refused before anything is written."""
     with pytest.raises(ValueError, match=r"written as .csv, .html, .json, got the file name .*r\.pdf"):
         write_report(load_report(), tmp_path / "r.pdf")
     assert [] == list(tmp_path.iterdir())
 
 
 def test_a_page_of_a_plan_is_refused(tmp_path):
-    """There is none."""
+    """A plan can't be written as HTML."""
     with pytest.raises(TypeError, match=r"\.json or \.csv"):
         write_report(small_plan(), tmp_path / "p.html")
 

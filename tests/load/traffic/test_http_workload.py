@@ -33,7 +33,7 @@ async def test_it_posts_over_connections_that_are_kept_open():
 
 @pytest.mark.anyio
 async def test_another_status_than_200_is_a_failure():
-    """And the connection can be used again."""
+    """Another status is a failure, and the connection is reused."""
     async with OpenAIServer(Reply(status=500)) as server, chat(server) as workload:
         report = await run_load(workload, ClosedLoop(users=1, requests=5))
         assert {"ServerError": 5} == report.errors
@@ -62,7 +62,7 @@ async def test_a_server_that_misbehaves_gives_a_typed_error(script, error):
 
 @pytest.mark.anyio
 async def test_an_answer_that_never_ends_has_a_timeout():
-    """For the whole answer."""
+    """The timeout covers the whole response."""
     script = [b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhi", Step.HANG]
     async with HostileServer(script) as server, chat(server, timeout_s=0.1) as workload:
         with pytest.raises(Timeout, match=r"no whole answer within 0.1 s"):

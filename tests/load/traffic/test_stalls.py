@@ -231,7 +231,7 @@ def test_stalls_are_on_every_form_of_a_report():
     assert said == report.blocked
     assert f"note: {said}" in load_table(report)
     page = render_html(report)
-    assert "What blocked the load generator" in page
+    assert "Code that blocked the load generator" in page
     assert all(place in page for place in STALL.where)
 
 

@@ -48,7 +48,7 @@ async def test_a_worker_that_dies_fails_the_run():
 
 
 async def test_a_worker_that_can_not_start_says_why():
-    """With the error's own words."""
+    """The error has the message of the worker."""
     with pytest.raises(WorkerFailed, match=r"could not start: LookupError: 'no such server'"):
         await run_load(ImportedWorkload(f"{HERE}:not_there", {}), OpenLoop(rate=100, requests=10), workers=2)
 

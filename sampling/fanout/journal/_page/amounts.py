@@ -1,4 +1,4 @@
-"""Write times and amounts for people."""
+"""Format times and amounts for people."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""Show the attempts of an item as it is in the journal."""
+"""Show the attempts of an item from the journal."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast

@@ -1,4 +1,4 @@
-"""Read what a page shows of a run, in bounded memory."""
+"""Read the data of a run's page, in bounded memory."""
 
 import heapq
 import math
@@ -22,10 +22,10 @@ __all__ = ["Findings", "Group", "Process", "ShownItem", "read_findings"]
 _MAX_SLOWEST: Final = 10
 _MAX_EXAMPLES: Final = 3
 _MAX_GROUPS: Final = 500
-"""The number of kinds of failures that are told apart. A run has few, but a check may have a description per answer."""
+"""The maximum number of kinds of failures. A run has few, but a check may have a description per answer."""
 
 _LATEST_S: Final = 32_503_680_000.0
-"""The year 3000. A later time is damage, or a joke."""
+"""The year 3000. A later time counts as damage."""
 
 
 @attrs.frozen
@@ -68,7 +68,7 @@ class Process:
 
 @attrs.define(kw_only=True)
 class Findings:
-    """What a journal tells about its run."""
+    """The data of a run's page."""
 
     run_id: str
     created_s: float
@@ -115,7 +115,7 @@ class Findings:
 
     @property
     def span_s(self) -> float:
-        """The time from the start to the last thing that is known."""
+        """The time from the start to the last known event."""
         known = [process.ended_s or process.started_s for process in self.processes]
         return max([self.last_s, *known, self.created_s]) - self.created_s
 
@@ -137,7 +137,7 @@ def most_frequent(groups: Mapping[str, Group]) -> list[Group]:
 
 
 def read_findings(journal: Path) -> Findings:
-    """Read the journal of a run, also while the run goes on. It writes nothing."""
+    """Read the journal of a run, which may be in progress. Nothing is written."""
     with connect_to_read(journal) as database:
         # One transaction, so that all numbers are of the same moment.
         database.execute("BEGIN")

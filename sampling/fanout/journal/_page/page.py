@@ -59,7 +59,7 @@ _STATUSES: Final = {
     "halted": "The run was halted",
     "stopped": "The run was stopped before its end",
     "failed": "The run ended with an error",
-    "running": "The run is going on, or its last process was killed",
+    "running": "The run is in progress, or its last process was killed",
 }
 
 
@@ -74,7 +74,7 @@ def _notes(findings: Findings) -> Iterator[str]:
     killed = [one for one in findings.processes[:-1] if one.ended_s is None]
     if killed:
         were = "1 process was" if len(killed) == 1 else f"{len(killed):,} processes were"
-        yield f"{were} killed, or could not write an end. Items in flight were asked again."
+        yield f"{were} killed, or could not record the end. Items in flight were asked again."
     if findings.pauses:
         waited = sum((pause.ended_s or pause.began_s) - pause.began_s for _, pause in findings.pauses)
         times = "once" if len(findings.pauses) == 1 else f"{len(findings.pauses):,} times"
@@ -136,7 +136,7 @@ def _failures(findings: Findings) -> Iterator[Markup]:
 
 
 def _counted(which: str) -> Markup:
-    text = f"“items” are those {which}, “attempts” also those that a later one mended."
+    text = f"“items” are those {which}, “attempts” include those that a later attempt repaired."
     return element("p", text, class_="lead")
 
 
@@ -193,7 +193,7 @@ def _interruptions(findings: Findings) -> Iterator[Markup]:
 def _process_row(process: Process, findings: Findings) -> list[str]:
     lasted = "—" if process.ended_s is None else long_time(max(process.ended_s - process.started_s, 0.0))
     last = process.number == findings.processes[-1].number
-    unknown = "going on, or killed" if last else "killed, or could not write its end"
+    unknown = "in progress, or killed" if last else "killed, or could not record its end"
     ended = process.status if process.ended_s is not None else unknown
     why = f"{ended}: {process.error}" if process.error else ended
     return [clock_time(process.started_s), f"process {process.number}", lasted, f"{process.outcomes:,}", why]
@@ -220,7 +220,7 @@ def _attempts(findings: Findings) -> Iterator[Markup]:
         descriptions = [one["description"] for one in findings.fingerprint["requirements"]]
         known = len(findings.fingerprint.get("context", ())) + 1
         yield element("h2", "Attempts")
-        yield element("p", "Of the items above. The journal has all of them, without their questions.", class_="lead")
+        yield element("p", "Only of the items above. The journal has all attempts, but not the prompts.", class_="lead")
         yield from (show_item(item, descriptions, known) for item in shown)
 
 
@@ -235,7 +235,7 @@ def _settings(findings: Findings) -> Iterator[Markup]:
     ]
     rows += [["requirement", one["description"]] for one in described["requirements"][:MAX_SHOWN_GROUPS]]
     rows += [[name, str(value)] for name, value in described.get("options", {}).items()]
-    yield element("h2", "What was asked, and how")
+    yield element("h2", "Settings of the run")
     yield table(("setting", "value"), _short(rows), "Settings")
 
 

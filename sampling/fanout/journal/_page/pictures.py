@@ -60,7 +60,7 @@ def _caption(findings: Findings) -> str:
     if findings.pauses:
         parts.append("Bars are pauses, in which the run waited for the backend.")
     if len(findings.processes) > 1:
-        parts.append("Upright lines are where a later process went on.")
+        parts.append("Vertical lines mark where a later process resumed.")
     if findings.unplaced:
         parts.append(f"{findings.unplaced:,} outcomes have no time, and are not drawn.")
     return " ".join(parts)
@@ -72,7 +72,7 @@ def _time_axis(findings: Findings) -> ChartAxis:
 
 
 def _sums(findings: Findings, amount: Callable[[Interval], float]) -> list[tuple[float, float | None]]:
-    """Return the running sum of an amount, with a point where the run stood still and then went on."""
+    """Return the running sum of an amount, with a point at the end of each pause."""
     unit_s, _ = tick_time(findings.span_s)
     timeline, total = findings.timeline, 0.0
     points: list[tuple[float, float | None]] = [(0.0, 0.0)]

@@ -62,7 +62,7 @@ class Interval:
 
 
 class Timeline:
-    """Intervals of the same length from the start of a run on. Their length doubles when they do not suffice."""
+    """Intervals of equal length since the start of a run. Their length doubles when there are too many."""
 
     def __init__(self) -> None:
         self.every_s = 0.001

@@ -64,7 +64,7 @@ def _details(report: LoadReport, place: str) -> Iterator[Markup]:
 
 
 def _load_headline(report: LoadReport) -> str:
-    """Return the traffic, unless the outcome is all that matters."""
+    """Return the traffic as a headline, unless nothing was answered."""
     title = _title(report.profile)
     if report.succeeded:
         return title
@@ -116,12 +116,12 @@ def _load_tiles(report: LoadReport) -> Iterator[tuple[str, str, str]]:
     yield (
         "sent",
         f"{number_or_dash(report.achieved_rate)}/s",
-        f"{share_or_dash(report.delivered_share)} of what was due",
+        f"{share_or_dash(report.delivered_share)} of arrivals due",
     )
     yield "errors", share_or_dash(report.error_rate), f"{report.failed:,} failed, {report.cancelled:,} unanswered"
     yield "valid", share_or_dash(report.validity_rate), f"{report.valid:,} of {report.succeeded:,} answers"
     if report.good is not None:
-        yield "goodput", f"{number_or_dash(report.goodput)}/s", f"{share_or_dash(report.good_share)} of what was sent"
+        yield "goodput", f"{number_or_dash(report.goodput)}/s", f"{share_or_dash(report.good_share)} of requests sent"
     if report.cost:
         each = report.cost / report.valid if report.valid else None
         yield "cost", number_or_dash(report.cost), f"{number_or_dash(each)} per valid answer"
@@ -142,7 +142,7 @@ def _stalls(report: LoadReport) -> Iterator[Markup]:
             [f"{stall.at_s:.3f} s", format_seconds(stall.blocked_s), ", called from ".join(stall.where)]
             for stall in report.stalls
         ]
-        yield element("h2", "What blocked the load generator")
+        yield element("h2", "Code that blocked the load generator")
         yield table(("at", "for", "why"), rows, "Times when the event loop stood still")
 
 
@@ -157,7 +157,7 @@ def _settings(report: LoadReport) -> Iterator[Markup]:
     rows = [*about, *given, ["seed", str(report.seed)], ["workers", str(report.workers)]]
     if report.slo is not None:
         rows.append(["slo", str(report.slo).replace(",", ", ")])
-    yield element("h2", "What was measured, and how")
+    yield element("h2", "Settings of the run")
     yield table(("setting", "value"), rows, "Settings")
 
 
@@ -231,7 +231,7 @@ def _lead(answer: CapacityAnswer) -> str:
 
 
 def _capacity_notes(answer: CapacityAnswer) -> list[str]:
-    notes = ["interrupted: this is what was found until then"] if answer.interrupted else []
+    notes = ["interrupted: these are the results until then"] if answer.interrupted else []
     unproven = [step for step in answer.steps if step.verdict == "INCONCLUSIVE"]
     notes += [f"{step.target_rate:g} proved nothing: {'; '.join(step.reasons)}" for step in unproven]
     return [*notes, *answer.notes]

@@ -184,8 +184,8 @@ def _over_time(report: LoadReport) -> Picture | None:
             y=_time_axis("latency", values),
             lines=lines,
         ),
-        "By the second at which requests were due. p50 and p99 count from then: that is how long a user waits. "
-        "The broad line counts from when they were really sent; where the two part, the load generator ran late.",
+        "By the time at which requests were due. p50 and p99 count from then: that is how long a user waits. "
+        "The broad line counts from when they were sent. Where the two differ, the load generator ran late.",
         ("from, s", "sent", "p50", "p99", "p99, from sent"),
         _every(
             [
@@ -243,7 +243,7 @@ def _spread(report: LoadReport) -> Picture | None:
     summary = report.latency
     return Picture(
         Chart(
-            title="How latencies are spread",
+            title="Distribution of latencies",
             description=f"Half within {seconds_or_dash(summary.p50)}, 99 of 100 within {seconds_or_dash(summary.p99)}.",
             x=axis,
             y=ChartAxis("share of answers that took no longer", lambda share: f"{share:.0%}", least=0.0, most=1.0),
@@ -262,7 +262,7 @@ def _spread(report: LoadReport) -> Picture | None:
             ],
             rules=[Rule(limit.limit_s, _limit_name(limit), "limit", upright=True) for limit in limits],
         ),
-        "How many answers had come after how long: from when they were due, and from when they were sent.",
+        "The share of answers received within a time, from when they were due and from when they were sent.",
         SUMMARY_COLUMNS,
         summary_rows(report),
     )
