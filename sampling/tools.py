@@ -73,6 +73,8 @@ class Tool:
         check_str("description", self.description)
         if self.function is not None and not callable(self.function):
             raise wrong_type("function", self.function, "a function or None")
+        if inspect.isgeneratorfunction(self.function) or inspect.isasyncgenfunction(self.function):
+            raise TypeError(f"function must return its result, and {self.name} yields: return a list instead")
 
     def arguments_of(self, call: ToolCall) -> dict[str, Any]:
         """

@@ -51,6 +51,14 @@ def untyped(query):
     """Search."""
 
 
+def yielding(query: str):
+    yield query
+
+
+async def yielding_later(query: str):
+    yield query
+
+
 def greedy(*words: str) -> None:
     """Search."""
 
@@ -61,6 +69,9 @@ def greedy(*words: str) -> None:
         (lambda: tool(untyped), TypeError, "an annotation for every parameter, and untyped has none for 'query'"),
         (lambda: tool(greedy), TypeError, "named parameters only"),
         (lambda: tool(lambda: 3), ValueError, "got a lambda"),
+        (lambda: tool(yielding), TypeError, "yielding yields: return a list"),
+        (lambda: tool(yielding_later), TypeError, "yielding_later yields: return a list"),
+        (lambda: Tool("a", "", SCHEMA, yielding_later), TypeError, "a yields"),
         (lambda: tool(3), TypeError, "a function"),
         (lambda: Tool("a b", "", SCHEMA), ValueError, "ASCII letters"),
         (lambda: Tool("a", "", None), TypeError, "schema must be"),

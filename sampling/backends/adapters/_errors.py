@@ -13,6 +13,7 @@ from sampling.errors import (
     BadRequest,
     ConnectFailed,
     ConnectionLost,
+    FatalError,
     MalformedResponse,
     ModelNotFound,
     RateLimited,
@@ -78,6 +79,8 @@ def translate_error(error: Exception, library: str) -> BackendError | None:
     """Return the equivalent `BackendError`, or None if there is none."""
     status = None if type(error).__name__ in _NOT_SENT else _status(error)
     message = f"{library} raised {type(error).__name__}: {Redactor().sample(str(error))}"
+    if (missing := _missing_package(error)) is not None:
+        return FatalError(message, hint=f"{library} needs the package {missing!r}: install it.")
     if status is None or status >= 500:
         # Some libraries report every failure as a 500, but the true cause is still in the chain.
         kind = next((kind for link in _chain(error) if (kind := _kind(_TRANSPORT_KINDS, link)) is not None), None)
@@ -87,6 +90,15 @@ def translate_error(error: Exception, library: str) -> BackendError | None:
         return _refusal(error, status)
     kind = _kind(_KINDS, error)
     return None if kind is None else kind(message)
+
+
+def _missing_package(error: Exception) -> str | None:
+    """Return the package that the library failed to import. litellm calls that a lost connection."""
+    for link in _chain(error):
+        # Other ones were handled, or the error would not quote them.
+        if isinstance(link, ImportError) and link.name and str(link) in str(error):
+            return link.name.partition(".")[0]
+    return None
 
 
 def _status(error: Exception) -> int | None:

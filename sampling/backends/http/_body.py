@@ -14,6 +14,10 @@ __all__ = ["add_extra", "encode_json", "resolve_model"]
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=dict)
 
 
+_ADDED = ("tools", "include")
+"""Lists of a request that extra options add to."""
+
+
 def resolve_model(model: str | None, variable: str) -> str:
     """Return the name of the model, or raise an error that says where to give one."""
     if model is None:
@@ -28,17 +32,20 @@ def add_extra(body: dict[str, Any], options: Options, reserved: Collection[str])
     """
     Add the extra options to a body, or raise if they set a field of the backend's own.
 
-    Extra tools, such as those that the server runs, are added to those of the request.
+    Extra tools, such as those that the server runs, are added to those of the request, and so is what the answer
+    should include.
     """
     if found := sorted(options.extra.keys() & set(reserved)):
         raise BadRequest(
             f"options.extra sets {', '.join(found)}, which the backend sets itself",
             hint="Remove them: the messages come from the request, and every request is streamed so that it can stop.",
         )
-    tools, more = body.get("tools"), options.extra.get("tools")
+    ours = {name: body.get(name) for name in _ADDED}
     body.update(options.extra)
-    if tools and isinstance(more, list | tuple):
-        body["tools"] = [*tools, *cast("Sequence[object]", more)]
+    for name, given in ours.items():
+        more = options.extra.get(name)
+        if given and isinstance(more, list | tuple):
+            body[name] = [*given, *[item for item in cast("Sequence[object]", more) if item not in given]]
 
 
 def encode_json(body: dict[str, Any], max_bytes: int) -> bytes:

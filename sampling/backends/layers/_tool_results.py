@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import date, time
 from enum import Enum
 from typing import Any, cast
@@ -67,7 +67,7 @@ def _plain(value: Any) -> object:
         return value.isoformat()
     if isinstance(value, set | frozenset):
         return sorted(cast("Any", value), key=str)
-    if isinstance(value, Iterator):
+    if isinstance(value, Iterator | AsyncIterator):
         # Not read here, where it would block the event loop, perhaps forever.
         kind = type(cast("object", value)).__name__
         raise TypeError(f"it returned a {kind}, which is not JSON: return a list")

@@ -99,6 +99,8 @@ def _assistant_items(content: Sequence[Part]) -> Iterable[Json]:
             yield {"type": "function_call", **call}
         elif isinstance(part, Reasoning):
             yield from _thought(part, has_calls=any(isinstance(other, ToolCall) for other in content))
+        else:
+            raise Unsupported(f"the OpenAI Responses API takes no {type(part).__name__} in the message of an assistant")
 
 
 def _thought(part: Reasoning, *, has_calls: bool) -> Iterable[Json]:

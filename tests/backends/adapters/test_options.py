@@ -13,7 +13,7 @@ import pytest
 from sampling import Message, Options, Request
 from sampling.backends.adapters import AdaptedBackend, from_langchain, from_litellm, from_pydantic_ai
 from sampling.backends.adapters._errors import translate_error
-from sampling.errors import BadRequest, ConnectionLost, RateLimited, Unsupported
+from sampling.errors import BadRequest, ConnectionLost, FatalError, RateLimited, Unsupported
 from sampling.testing.servers import HostileServer
 
 # Or importing litellm would ask the network for the prices of models.
@@ -280,3 +280,20 @@ def test_a_status_is_found_on_the_response():
     response = httpx2.Response(503, request=httpx2.Request("POST", "http://x"))
     error = httpx2.HTTPStatusError("no", request=response.request, response=response)
     assert "503" in str(translate_error(error, "it"))
+
+
+def wrapped(message, cause):
+    """Return an error as libraries wrap others, with a name that means a lost connection."""
+    error = type("APIConnectionError", (Exception,), {})(message)
+    error.__context__ = cause
+    return error
+
+
+def test_a_package_that_the_library_misses_is_no_lost_connection():
+    """litellm 1.106 needs mcp for tools, and another try can't help."""
+    cause = ModuleNotFoundError("No module named 'mcp'", name="mcp.types")
+    error = translate_error(wrapped("OpenAIException - No module named 'mcp'", cause), "litellm")
+    assert type(error) is FatalError
+    assert "the package 'mcp'" in error.hint
+    # One that was handled before the connection broke.
+    assert type(translate_error(wrapped("reset by peer", cause), "litellm")) is ConnectionLost

@@ -554,3 +554,20 @@ def test_options_that_do_not_fit_the_tools_are_refused_before_anything_is_sent(r
 def test_the_repr_names_the_tools():
     """The repr names the tools, for logs."""
     assert "ToolLoop(weather, tools=['weather'], max_rounds=8)" == repr(ToolLoop(weather, [tool(weather)]))
+
+
+def test_a_tool_that_returns_an_iterator_is_told_to_return_a_list(run):
+    """The model would get the address of an object."""
+
+    async def later():
+        yield 1
+
+    async def pages() -> object:
+        """Return all pages."""
+        return later()
+
+    backend = ScriptedBackend([calling(ToolCall("1", "pages", "{}")), SUNNY])
+    answer = run(ToolLoop(backend, [pages]).generate, ASK)
+    [result] = answer.turns[-1].content
+    assert result.is_error
+    assert "async_generator, which is not JSON: return a list" in result.content

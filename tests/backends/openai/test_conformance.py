@@ -15,6 +15,15 @@ async def test_it_has_tools_parts_seeds_and_all_endings(anyio_backend, both_tran
     assert "reports how its answers ended" in rules
 
 
+async def test_the_responses_api_has_all_that_openai_has_there(anyio_backend, chat_server, everything):
+    """The conformance suite passes. The API has no seeds."""
+    claims = [claim for claim in everything["claims"] if claim not in {"seed", "distinct_seeds"}]
+    rules = await check_backend(
+        lambda: OpenAIBackend(chat_server, model="any", endpoint="responses"), **{**everything, "claims": claims}
+    )
+    assert "says how its answers ended" in rules
+
+
 async def test_tools_that_are_run_change_nothing_else(anyio_backend, chat_server, everything):
     """`ToolLoop` streams, stops and accounts like the backend inside. Only the calls of tools are its own."""
 

@@ -349,6 +349,18 @@ class TestRequests:
         _, _, request = await ask("responses_text.sse", Request(HI, Options(seed=3)), drop_unsupported=True)
         assert {"model", "input", "stream"} == request.json().keys()
 
+    async def test_what_the_answer_should_include_is_added(self):
+        """Log probabilities were lost when the caller asked for encrypted reasoning, too."""
+        more = {"include": ["reasoning.encrypted_content", "message.output_text.logprobs"], "store": False}
+        _, _, request = await ask("responses_text.sse", Request(HI, Options(logprobs=True, extra=more)))
+        assert ["message.output_text.logprobs", "reasoning.encrypted_content"] == request.json()["include"]
+        assert request.json()["store"] is False
+
+    async def test_an_image_of_an_assistant_is_refused(self):
+        """It was left out, and the answer was one to another question."""
+        with pytest.raises(Unsupported, match="no Image in the message of an assistant"):
+            await ask("responses_text.sse", Request([*HI, Message("assistant", [Text("Here."), Image(PNG)]), *HI]))
+
     async def test_a_repair_sends_a_conversation(self):
         """The answer of the first attempt is an assistant's message in the second."""
         async with (
