@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final, cast
 
@@ -47,7 +47,8 @@ def _with_notes(record: Mapping[str, Any], notes: list[str]) -> Mapping[str, Any
 
 def _escape_brackets(text: str) -> str:
     """Escape brackets in strings, if there are so many in all that the text would not be read back."""
-    if text.count("[") + text.count("{") <= bounded_json.MAX_BRACKETS:
+    # A short text is not counted, because most are.
+    if len(text) <= bounded_json.MAX_BRACKETS or text.count("[") + text.count("{") <= bounded_json.MAX_BRACKETS:
         return text
     return _STRING.sub(lambda match: match[0].replace("[", "\\u005b").replace("{", "\\u007b"), text)
 
@@ -148,12 +149,12 @@ def _from_array(value: Any) -> Any:
         return value
 
 
-def storable_numbers(named: Mapping[str, float], notes: list[str]) -> list[int]:
-    """Return counts as ints that SQLite can store and add up."""
-    numbers = list(map(int, named.values()))
+def storable_numbers(names: Sequence[str], values: Sequence[float], notes: list[str]) -> list[int]:
+    """Return counts as ints that SQLite can store and add up. The names are for the notes."""
+    numbers = list(map(int, values))
     if max(numbers) <= MAX_NUMBER:
         return numbers
-    return [_storable_number(value, name, notes) for name, value in named.items()]
+    return [_storable_number(value, name, notes) for name, value in zip(names, values, strict=True)]
 
 
 def _storable_number(value: float, name: str, notes: list[str]) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from sampling import Journal, RejectionSamplingStrategy, Requirement, fan_out, open_fan_out
+from sampling import Budget, Journal, RejectionSamplingStrategy, Requirement, fan_out, open_fan_out
 from sampling.errors import JournalDamaged, JournalError, JournalWriteFailed
 from sampling.fanout.journal import _store as store
 from sampling.testing import After, ScriptedBackend, cancel_at_every_step, explore, run_virtual
@@ -43,9 +43,10 @@ class Failing(sqlite3.Connection):
 
     left = float("inf")
     fault: Exception
+    statements = WRITES
 
     def _count(self, sql):
-        if sql.lstrip().upper().startswith(WRITES):
+        if sql.lstrip().upper().startswith(Failing.statements):
             Failing.left -= 1
             if Failing.left < 0:
                 raise Failing.fault
@@ -64,10 +65,10 @@ class Failing(sqlite3.Connection):
 
 
 @contextlib.contextmanager
-def failing_after(count, fault):
+def failing_after(count, fault, statements=WRITES):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store.sqlite3, "connect", partial(sqlite3.connect, factory=Failing))
-        Failing.left, Failing.fault = count, fault
+        Failing.left, Failing.fault, Failing.statements = count, fault, statements
         yield
 
 
@@ -98,6 +99,24 @@ def test_a_failing_write_claims_nothing_that_was_not_stored(tmp_path, fault, loo
         assert on_disk.items() <= stored(path).items(), "an outcome that was stored has changed"
         k += 1
     assert failures > 12, "a run of six items writes more often than that"
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+@pytest.mark.parametrize("on_change", ["refuse", "continue"])
+def test_a_failing_statement_of_a_resume_is_an_error_of_the_journal(tmp_path, on_change, loop):
+    """Row 61: the k-th statement fails, reads too, for every k of a resume. What was stored stays."""
+    path, k, done = tmp_path / "run.db", 0, False
+    call = partial(fan_out, ONCE, numbers(6), None, answering(), journal=InlineJournal(path, on_change=on_change))
+    run_virtual(partial(call, budget=Budget(requests=2)), loop=loop)
+    while not done:
+        before = stored(path)
+        # Any other error would end the test.
+        with failing_after(k, FAULTS["I/O error"], statements=("",)), contextlib.suppress(JournalError):
+            done = 6 == len(run_virtual(call, loop=loop).outcomes)
+        assert before.items() <= stored(path).items()
+        assert is_whole(path)
+        k += 1
+    assert k > 12, "a resume makes more statements than that"
 
 
 async def _run_with_a_bad_disk(path, k, fault):

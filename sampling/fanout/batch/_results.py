@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Final, TypeAlias, cast
 
+import anyio
 import attrs
 
 from sampling._json.bounded import loads
@@ -15,6 +16,7 @@ from sampling.backends.http._errors import ErrorResponse
 from sampling.backends.http._fields import Json
 from sampling.errors import (
     BackendError,
+    BadRequest,
     FatalError,
     MalformedResponse,
     RateLimited,
@@ -31,6 +33,9 @@ log = Logger("sampling.fanout.batch")
 
 _CHUNK: Final = 200
 """The number of answers that are written to the journal at once."""
+
+_PAUSES_S: Final = (10.0, 60.0, 300.0)
+"""The seconds before results that are not whole are read again."""
 
 _CUSTOM_ID: Final = re.compile(rb'"custom_id"\s*:\s*"([\w-]{1,64})"')
 _HEAD_BYTES: Final = 1_000
@@ -54,6 +59,9 @@ class Results:
         factory=list[tuple[str, "BatchReply | BackendError"]]
     )
     _pending: set[str] = attrs.field(factory=set[str])
+    _is_last_read: bool = False
+    """Whether a malformed line settles its request, because reading again did not help."""
+
     ignored: int = 0
     """The number of lines that are malformed, or belong to no request of the batch."""
 
@@ -61,11 +69,34 @@ class Results:
     """The number of requests that have a line."""
 
     async def read(self, state: BatchState) -> None:
-        """Read all lines. After a broken connection, read again from the beginning: settled requests are skipped."""
+        """
+        Read all lines. After a broken connection, read again from the beginning: settled requests are skipped.
+
+        If lines are missing or can't be read, the file may be whole a moment later, and the answers were paid for.
+        """
+        for pause_s in _PAUSES_S:
+            if await self._is_whole(state):
+                return
+            log.warning("batch_results_incomplete", batch=self._batch.batch_id, again_in_s=pause_s)
+            await anyio.sleep(pause_s)
+        self._is_last_read = True
         await retry_transient_errors(lambda: self._read(state))
+
+    async def _is_whole(self, state: BatchState) -> bool:
+        """Read the lines, and return whether there is nothing to gain from reading them again."""
+        batch = self._batch
+        try:
+            await retry_transient_errors(lambda: self._read(state))
+        except BadRequest as error:
+            if error.status != 404:
+                raise
+            return False
+        is_stranger = not self.found and not batch.is_verified
+        return is_stranger or batch.size - len(batch.requests) >= state.done
 
     async def _read(self, state: BatchState) -> None:
         self._answers, self._others, self._pending = [], [], set()
+        self.ignored = 0
         await self._batch.client.read(state, self._take)
         await self._flush()
 
@@ -74,6 +105,8 @@ class Results:
         # A second line about the same request does not count.
         if entry is None or custom_id not in self._batch.requests or custom_id in self._pending:
             self.ignored += 1
+            return True
+        if isinstance(entry, BackendError) and entry.retryable and not self._is_last_read:
             return True
         self._pending.add(custom_id)
         if isinstance(entry, BatchReply) and entry.reply is not None and entry.reply.status == 200:
@@ -115,6 +148,8 @@ class Results:
 
     def _hand_out(self, ticket: ParkedRequest, entry: BatchReply | BackendError) -> None:
         if isinstance(entry, BackendError):
+            # The provider has worked on it, and asking again would be paid again.
+            self._ledger.in_doubt.add(ticket.custom_id)
             ticket.fail(entry)
         elif entry.reply is not None:
             self._hand_out_error(ticket, entry.reply)

@@ -52,6 +52,16 @@ Ts = TypeVarTuple("Ts")
 
 log = Logger()
 
+_COUNTS = (
+    "input_tokens",
+    "output_tokens",
+    "cached_input_tokens",
+    "reasoning_tokens",
+    "attempts",
+    "requests",
+    "estimated_tokens",
+)
+
 _CHUNK = 1_000
 """The number of outcomes to read at once when a run resumes."""
 
@@ -500,15 +510,16 @@ class Session:
         usage = spent.usage
         notes: list[str] = []
         input_tokens, output_tokens, cached, reasoning, attempts, requests, estimated = storable_numbers(
-            {
-                "input_tokens": usage.input_tokens,
-                "output_tokens": usage.output_tokens,
-                "cached_input_tokens": usage.cached_input_tokens,
-                "reasoning_tokens": usage.reasoning_tokens,
-                "attempts": spent.attempts,
-                "requests": spent.requests,
-                "estimated_tokens": spent.estimated_tokens,
-            },
+            _COUNTS,
+            (
+                usage.input_tokens,
+                usage.output_tokens,
+                usage.cached_input_tokens,
+                usage.reasoning_tokens,
+                spent.attempts,
+                spent.requests,
+                spent.estimated_tokens,
+            ),
             notes,
         )
         record, notes = self._recorder.dump(outcome, item.action, notes, entry.elapsed_s)

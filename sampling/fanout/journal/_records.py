@@ -287,12 +287,12 @@ def _unusual(attempt: Slice[Any]) -> dict[str, int]:
 
 def _add_ids(record: dict[str, Any], result: SamplingResult[Any]) -> None:
     """Add the ids of an escalation, because each of its tiers counts iterations from 1."""
-    attempts = result.attempts
+    attempts, sampling_id = result.attempts, result.sampling_id
     if len(attempts) > 1 and len({attempt.iteration for attempt in attempts}) < len(attempts):
-        record["place"] = place_of(result.best, result.attempts)
-    for attempt, dumped in zip(result.attempts, record["attempts"], strict=True):
-        if attempt.iteration_id != iteration_id(result.sampling_id, attempt.iteration):
-            dumped["iteration_id"] = attempt.iteration_id
+        record["place"] = place_of(result.best, attempts)
+    for place, attempt in enumerate(attempts):
+        if attempt.iteration_id != iteration_id(sampling_id, attempt.iteration):
+            record["attempts"][place]["iteration_id"] = attempt.iteration_id
 
 
 def _best(record: Mapping[str, Any], attempts: Sequence[Slice[T]]) -> Slice[T] | None:

@@ -455,9 +455,13 @@ def _connect(path: Path, parameters: str) -> sqlite3.Connection:
         check_same_thread=False,
         timeout=BUSY_TIMEOUT_S,
     )
-    # Do not run functions that the schema of a crafted file names.
-    database.execute("PRAGMA trusted_schema = OFF")
-    database.execute("PRAGMA cell_size_check = ON")
+    try:
+        # Do not run functions that the schema of a crafted file names.
+        database.execute("PRAGMA trusted_schema = OFF")
+        database.execute("PRAGMA cell_size_check = ON")
+    except BaseException:
+        database.close()
+        raise
     return database
 
 

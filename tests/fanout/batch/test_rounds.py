@@ -48,6 +48,7 @@ from tests.fanout.batch.batch_kit import (
     server_of,
     sizes,
 )
+from tests.faults.journals import InlineJournal
 
 
 @pytest.fixture(params=PROVIDERS)
@@ -399,6 +400,48 @@ class TestHostileResults:
         server.mangle = lambda lines: lines[1:] if len(server.batches) == 1 else lines
         assert 5 == run(batched, provider(server), questions(5)).counts()["succeeded"]
         assert [5, 1] == sizes(server)
+
+    @pytest.mark.parametrize(
+        "cut",
+        [lambda lines: [], lambda lines: lines[:2], lambda lines: [*lines[:-1], lines[-1][:60]]],
+        ids=["empty", "half", "torn"],
+    )
+    @pytest.mark.parametrize("times", [1, 3])
+    def test_results_that_are_not_whole_are_read_again(self, run, provider, cut, times):
+        """F21: the answers were paid for, and a moment later the file may be whole."""
+        server, reads = server_of(), []
+
+        def mangle(lines):
+            reads.append(lines)
+            return cut(lines) if len(reads) <= times else lines
+
+        server.mangle = mangle
+        result = run(batched, provider(server), questions(5))
+        assert 5 == result.counts()["succeeded"]
+        assert ([5], {}) == (sizes(server), paid_twice(server))
+        assert times + 1 == len(reads)
+
+    def test_results_that_are_not_there_yet_are_read_again(self, run, provider):
+        """F21: a file may be listed before it can be read."""
+        server, refused = server_of(), []
+
+        def intercept(method, path):
+            if path.endswith(("/content", "/results")) and len(refused) < 3:
+                refused.append(path)
+                return 404, {"error": {"message": "no such file"}}
+            return None
+
+        server.intercept = intercept
+        assert 5 == run(batched, provider(server), questions(5)).counts()["succeeded"]
+        assert ([5], {}, 3) == (sizes(server), paid_twice(server), len(refused))
+
+    def test_a_request_whose_line_can_not_be_read_may_be_billed_twice(self, run, provider, tmp_path):
+        """F21: if it is asked again after all, the run says so."""
+        server = server_of()
+        server.mangle = lambda lines: [*lines[:-1], lines[-1][:60]] if len(server.batches) == 1 else lines
+        result = run(batched, provider(server), questions(5), journal=InlineJournal(tmp_path / "run.db"))
+        assert 5 == result.counts()["succeeded"]
+        assert 1 == len(result.maybe_billed_twice) == len(paid_twice(server))
 
     def test_a_huge_line_is_the_error_of_its_request(self, run, provider):
         """F21: it is not held in memory, and the other lines count."""
