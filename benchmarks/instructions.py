@@ -34,7 +34,7 @@ def run(_: Settings) -> list[Section]:
     for scenario in SCENARIOS:
         parts: Counter[str] = Counter()
         for code, instructions in count(ours.prepare, scenario).items():
-            parts[_part(code.co_filename)] += instructions
+            parts[part_of(code.co_filename)] += instructions
         values: dict[str, float | None] = {part: parts[part] for part in ("ours", "anyio", "asyncio", OTHER)}
         at_least = count(floor.prepare, scenario).total()
         rows.append(Row(scenario.name, {**values, "all of it": parts.total(), "floor, all of it": at_least}))
@@ -67,12 +67,14 @@ def count(prepare: Prepare, scenario: Scenario) -> Counter[CodeType]:
     return Counter({code: instructions / (CALLS * scenario.attempts) for code, instructions in found.items()})
 
 
-def _part(file: str) -> str:
+def part_of(file: str) -> str:
+    """Return which library a file belongs to."""
     words = file.removeprefix(GENERATED).replace(".", "/").split("/")
     return next((PARTS[word] for word in reversed(words) if word in PARTS), OTHER)
 
 
-def _name(code: CodeType) -> str:
+def name_of(code: CodeType) -> str:
+    """Return the name of a function, with its class."""
     file = code.co_filename
     if file.startswith(GENERATED):
         return f"{file.removeprefix(GENERATED).rstrip('>').rpartition('.')[2]}.{code.co_qualname}"
@@ -88,7 +90,7 @@ def main() -> None:
     if name not in known:
         sys.exit(f"which scenario? One of {', '.join(known)}")
     for code, instructions in count(ours.prepare, known[name]).most_common(60):
-        print(f"{instructions:8.1f}  {_part(code.co_filename):8}  {_name(code)}")
+        print(f"{instructions:8.1f}  {part_of(code.co_filename):8}  {name_of(code)}")
 
 
 if __name__ == "__main__":
