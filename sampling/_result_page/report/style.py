@@ -44,7 +44,7 @@ table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:ta
 th,td{padding:5px 12px 5px 0;text-align:right;white-space:nowrap;border-bottom:1px solid var(--hair)}
 th{color:var(--muted);font-weight:500}
 th:first-child,td:first-child,.words{text-align:left}
-td.words{white-space:normal;min-width:22em}
+td.words{white-space:normal;overflow-wrap:anywhere;min-width:min(22em,50vw)}
 td.good{color:var(--good)}td.bad{color:var(--bad)}td.limit{color:var(--limit)}
 .grid{stroke:var(--hair);stroke-width:1}.base{stroke:var(--base);stroke-width:1}
 .mark,.axis{fill:var(--muted)}.mark{font-variant-numeric:tabular-nums}

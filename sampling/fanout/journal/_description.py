@@ -396,9 +396,14 @@ def _is_library(module: str | None) -> bool:
 
 
 def _is_generated(method: Any) -> bool:
-    """Return whether attrs or dataclasses wrote a method. It follows from the fields."""
-    code = getattr(getattr(method, "__func__", method), "__code__", None)
-    return code is not None and code.co_filename.startswith("<")
+    """Return whether attrs or dataclasses wrote a method, or Python did. It follows from the fields."""
+    function = getattr(method, "__func__", method)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return False
+    # Dataclasses wrap some of theirs in functions of Python, and which ones depends on its version.
+    is_wrapped = _is_library(function.__globals__.get("__name__"))
+    return is_wrapped or code.co_filename.startswith("<attrs") or code.co_filename == "<string>"
 
 
 def _class_name(value: Any) -> str:

@@ -24,6 +24,9 @@ __all__ = ["differences", "earlier_item_digests", "fingerprint_of", "item_digest
 _FORMAT = 3
 """The number of this format. Earlier ones saw less, and those without a number are of the first."""
 
+_ONCE_DESCRIBED = ("__repr__", "__replace__")
+"""Methods that Python generates for a dataclass, which earlier formats described, too."""
+
 _LONGEST_SHOWN = 80
 _MODEL_NAMES = ("model", "model_name", "model_id")
 
@@ -154,7 +157,8 @@ def _differences(where: str, then: Any, now: Any, *, blind: bool) -> Iterator[st
         before, after = cast("dict[str, Any]", then), cast("dict[str, Any]", now)
         for name in dict.fromkeys([*before, *after]):
             missing = name not in before or name not in after
-            if not (missing and (name.startswith(CODE) or (blind and name not in before))):
+            is_ignored = name.startswith(CODE) or (blind and (name not in before or name in _ONCE_DESCRIBED))
+            if not (missing and is_ignored):
                 yield from _differences(f"{where}.{name}", before.get(name), after.get(name), blind=blind)
     elif isinstance(then, list) and isinstance(now, list):
         pairs = zip_longest(cast("Iterable[Any]", then), cast("Iterable[Any]", now))

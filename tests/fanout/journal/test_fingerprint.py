@@ -259,6 +259,25 @@ def test_what_raises_is_named_and_asked_about(run, tmp_path, value):
     assert 2 == result.counts()["succeeded"]
 
 
+@dataclasses.dataclass
+class AtLeast:
+    characters: int
+
+    def __call__(self, text):
+        return len(text) >= self.characters
+
+
+def test_what_python_generates_for_a_dataclass_is_not_compared():
+    """F16: it differs between versions of Python, and a journal may be resumed with a later one."""
+    now = with_check(AtLeast(1))
+    described = now["requirements"][0]["check"]["methods"]
+    assert ["__call__"] == list(described)
+    then = {**now, "format": 2, "requirements": [{**now["requirements"][0]}]}
+    check = now["requirements"][0]["check"]
+    then["requirements"][0]["check"] = {**check, "methods": {**described, "__repr__": {"name": "wrapper"}}}
+    assert [] == differences(then, now)
+
+
 def test_the_content_of_a_file_is_seen(tmp_path):
     """F16: a file that a requirement reads may change under the same name."""
     file = tmp_path / "words.txt"

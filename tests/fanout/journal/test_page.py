@@ -79,6 +79,9 @@ def test_a_page_fits_every_screen_and_obeys_nothing_that_a_run_says(pages, tmp_p
 def _check_screen(browser: Browser, path: Path, name: str, width: int, scheme: str):
     browser.open(path, width=width, scheme=scheme)
     assert browser.evaluate("document.documentElement.scrollWidth") <= width, name
+    # A long description is wrapped, so that the count beside it needs no scrolling.
+    counts = "[...document.querySelectorAll('td.words:first-child + td')]"
+    assert browser.evaluate(f"Math.max(0, ...{counts}.map(cell => cell.getBoundingClientRect().right))") <= width, name
     assert browser.evaluate("document.scripts.length") == 0
     assert browser.evaluate("document.title") != "owned"
     assert browser.complaints == []

@@ -152,7 +152,7 @@ def _groups(kind: str, groups: Mapping[str, Group]) -> Markup:
         ]
         for group in shown
     ]
-    content = table((f"{kind} ", "items", "attempts", "examples", "why"), rows, f"Failures by {kind}")
+    content = table((kind, "items", "attempts", "examples", "why"), rows, f"Failures by {kind}")
     left_out = len(groups) - MAX_SHOWN_GROUPS
     more = [element("p", f"{left_out:,} more are in the journal.", class_="lead")] if left_out > 0 else []
     return joined(content, *more)
