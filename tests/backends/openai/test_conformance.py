@@ -21,7 +21,7 @@ async def test_the_responses_api_has_all_that_openai_has_there(anyio_backend, ch
     rules = await check_backend(
         lambda: OpenAIBackend(chat_server, model="any", endpoint="responses"), **{**everything, "claims": claims}
     )
-    assert "says how its answers ended" in rules
+    assert "reports how its answers ended" in rules
 
 
 async def test_tools_that_are_run_change_nothing_else(anyio_backend, chat_server, everything):
