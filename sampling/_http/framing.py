@@ -21,7 +21,7 @@ MAX_EXTENSION_BYTES: Final = 65_536
 """The limit of all chunk extensions of a response together."""
 
 MANY_CHUNKS_BYTES: Final = 1_024
-"""Where so much is there to parse, it is probably many chunks."""
+"""The number of bytes from which a read probably contains many chunks."""
 
 CACHED_HEAD_BYTES: Final = 1_024
 """The longest head that is remembered."""
@@ -45,7 +45,7 @@ class FramingError(Exception):
 
 
 class _Head(NamedTuple):
-    """What the bytes of a head mean."""
+    """The parsed head of a response."""
 
     status: int
     headers: Mapping[str, str]

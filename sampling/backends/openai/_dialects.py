@@ -1,4 +1,4 @@
-"""Tell how a server words what servers with the chat API disagree about."""
+"""Describe how servers with OpenAI's chat API differ."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -17,15 +17,15 @@ __all__ = ["COMPATIBLE", "MISTRAL", "OPENAI", "Dialect", "dialect_of"]
 
 @attrs.frozen
 class Dialect:
-    """The words of a kind of server."""
+    """The field names and formats of one kind of server."""
 
     without: tuple[str, ...] = ()
-    """The names of options that it does not have."""
+    """The options that it does not support."""
 
     seed: str = "seed"
     has_stream_options: bool = True
     roles: Mapping[str, str] = MappingProxyType({})
-    """Its names of roles that it calls otherwise."""
+    """Roles that it calls by another name."""
 
     call_id: Callable[[str], str] = short_id
     reasoning: Literal["all", "thinking", "none"] = "all"
@@ -38,7 +38,7 @@ class Dialect:
 
 
 COMPATIBLE = Dialect()
-"""A server that is not known."""
+"""Any other server."""
 
 OPENAI = Dialect(without=("top_k", "min_p"), reasoning="none")
 
@@ -46,7 +46,7 @@ OPENAI = Dialect(without=("top_k", "min_p"), reasoning="none")
 MISTRAL = Dialect(
     without=("min_p", "logit_bias"),
     seed="random_seed",
-    # It reports the usage without being asked.
+    # It always reports the usage.
     has_stream_options=False,
     roles=MappingProxyType({"developer": "system"}),
     call_id=nine_letter_id,
