@@ -135,7 +135,12 @@ class TestChecks:
             return verdict
 
         requirement = Requirement("is well answered", check=answers_later if is_async else lambda text: verdict)
-        other = Requirement("waits", check=lambda text: anyio.sleep(5.0))
+
+        async def passes_later(text):
+            await anyio.sleep(5.0)
+            return True
+
+        other = Requirement("waits", check=passes_later)
         with pytest.raises(TypeError, match="'is well answered'") as caught:
             run(
                 sample, RejectionSamplingStrategy(loop_budget=3, concurrency_budget=breadth), None, [other, requirement]
