@@ -90,7 +90,10 @@ class TestToolCalls:
             (calling(("time", "{}")), "there is no tool 'time': call one of weather"),
             (calling(("weather", "{city}")), "the arguments of weather are not JSON"),
             (calling(("weather", "[1]")), "the arguments of weather must be a JSON object"),
-            (calling(("weather", "{}")), "the arguments of weather do not fit: at the top level: 'city' is a required"),
+            (
+                calling(("weather", "{}")),
+                "the arguments of weather do not match its schema: at the top level: 'city' is a required",
+            ),
             (calling(*[("weather", "{}")] * 3), "it calls 3 tools instead of at most 2: call fewer"),
             (calling(("weather", "[" * 100_000)), "the arguments of weather are not JSON"),
         ],
