@@ -116,7 +116,7 @@ def call_in_loop(token: EventLoopToken, function: Callable[[], object]) -> None:
         return
 
 
-def limiter_of_this_loop(variable: "RunVar[anyio.CapacityLimiter]", tokens: int) -> anyio.CapacityLimiter:
+def limiter_of_this_loop(variable: "RunVar[anyio.CapacityLimiter]", tokens: int) -> "anyio.CapacityLimiter":
     """Return the limiter of the running event loop, made when it is first needed."""
     limiter = variable.get(None)
     if limiter is None:

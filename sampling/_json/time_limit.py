@@ -32,7 +32,7 @@ could take years.
 
 _STEPS_PER_LOOK = 16
 _MAX_THREADS = 32
-_threads: RunVar[anyio.CapacityLimiter] = RunVar("sampling_slow_checks")
+_threads: "RunVar[anyio.CapacityLimiter]" = RunVar("sampling_slow_checks")
 
 
 class TooComplex(Picklable, Exception):

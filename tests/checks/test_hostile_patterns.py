@@ -172,7 +172,7 @@ async def test_a_cancelled_check_does_not_wait_for_its_thread(anyio_backend):
         if threading.current_thread() is threading.main_thread():
             raise time_limit.TooComplex
         anyio.from_thread.run_sync(begun.set, token=token)
-        may_end.wait()
+        may_end.wait(10)  # If the check waits for this, it ends too early, and the test fails.
         ended.set()
 
     async def check():
