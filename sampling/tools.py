@@ -11,7 +11,6 @@ import attrs
 
 from sampling._arguments import check_str, short_repr, wrong_type
 from sampling._json.extraction import join_problems, json_pointer
-from sampling._json.time_limit import TooComplex, time_limit
 from sampling._schemas.validation import Schema
 from sampling.errors import MissingExtra
 from sampling.parts import ToolCall
@@ -231,11 +230,7 @@ def _check_schema(schema: Mapping[str, Any], arguments: dict[str, Any]) -> None:
         validator = Schema(schema)
     except MissingExtra:
         return
-    try:
-        with time_limit(_SCHEMA_TIMEOUT_S):
-            problems = validator.problems(arguments)
-    except TooComplex as error:
-        problems = [str(error)]
+    problems = validator.problems_within(_SCHEMA_TIMEOUT_S, arguments)
     if problems:
         raise ValueError(join_problems(problems))
 

@@ -10,7 +10,7 @@ from sampling.messages import Context, Message, Options
 from sampling.protocols import BackendLike
 from sampling.requirements import Validation, View
 
-__all__ = ["Judge", "Scale", "Scored", "YesOrNo"]
+__all__ = ["Judge", "Scale", "Scored", "YesOrNo", "without_thoughts"]
 
 _INSTRUCTIONS = """\
 You check whether an answer meets a requirement.
@@ -33,7 +33,10 @@ ANSWER-{mark}>>>
 {question}"""
 
 # Reasoning models write their thoughts before the verdict, and some servers leave them in the text.
-_THOUGHTS = re.compile(r"\s*<(think|thinking|thought|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
+_THOUGHTS = [
+    (re.compile(f"<{name}>", re.IGNORECASE), re.compile(f"</{name}>", re.IGNORECASE))
+    for name in ("think", "thinking", "thought", "reasoning")
+]
 _LABEL = r"(?:\W*(?:(?:my|the|final|overall)\s+)*(?:score|rating|grade|points|verdict|answer|result)\W*(?:is\b)?)?"
 _BETWEEN = " \t\r\n.:,;-–—*_/"
 
@@ -141,7 +144,7 @@ class Judge:
         messages = self.messages(text, view.context)
         reply = await view.ask(messages, backend=self.backend, options=self.options)
         transcript = (*messages, Message("assistant", reply.text))
-        verdict = self.scale.read(_THOUGHTS.sub("", reply.text, count=1))
+        verdict = self.scale.read(without_thoughts(reply.text))
         if verdict is None:
             reason = "the judge gave no clear verdict"
             unclear = UnclearJudgement(self.description, self.scale.replies)
@@ -193,3 +196,21 @@ def _mark(text: str) -> str:
     import hashlib  # noqa: PLC0415
 
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def without_thoughts(text: str) -> str:
+    """
+    Remove the first inline thoughts, in time that is linear in the text.
+
+    One pattern with both tags would look for the end again from every tag that is never closed.
+    """
+    spans: list[tuple[int, int]] = []
+    for opening, closing in _THOUGHTS:
+        start = opening.search(text)
+        end = None if start is None else closing.search(text, start.end())
+        if start is not None and end is not None:
+            spans.append((start.start(), end.end()))
+    if not spans:
+        return text
+    begin, end_at = min(spans)
+    return text[:begin].rstrip() + text[end_at:]

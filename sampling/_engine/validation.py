@@ -13,7 +13,7 @@ import anyio.to_thread
 from anyio.lowlevel import RunVar
 
 from sampling._engine.judge import Judge
-from sampling._event_loop import cancellation_requested, cancellations, watchdog
+from sampling._event_loop import cancellation_requested, cancellations, limiter_of_this_loop, watchdog
 from sampling._picklable import Picklable
 from sampling.errors import BadVerdict, CheckTimeout, FatalError, UnexpectedCancellation
 from sampling.messages import Action
@@ -28,7 +28,6 @@ __all__ = [
     "as_exception",
     "check",
     "first_error",
-    "limiter_of_this_loop",
     "may_still_pass",
     "parse",
 ]
@@ -281,15 +280,6 @@ def first_error(failed: Iterable[Validation]) -> Exception | None:
         if validation.error is not None:
             return validation.error
     return None
-
-
-def limiter_of_this_loop(variable: "RunVar[anyio.CapacityLimiter]", tokens: int) -> "anyio.CapacityLimiter":
-    """Return the limiter of the running event loop, made when it is first needed."""
-    limiter = variable.get(None)
-    if limiter is None:
-        limiter = anyio.CapacityLimiter(tokens)
-        variable.set(limiter)
-    return limiter
 
 
 async def _in_thread(requirement: Requirement, check: Callable[[], object]) -> object:

@@ -11,7 +11,7 @@ from threading import get_ident
 from typing import Any, NamedTuple, cast
 
 import anyio
-from anyio.lowlevel import EventLoopToken, checkpoint_if_cancelled, current_token
+from anyio.lowlevel import EventLoopToken, RunVar, checkpoint_if_cancelled, current_token
 
 __all__ = [
     "EventLoop",
@@ -19,6 +19,7 @@ __all__ = [
     "call_in_loop",
     "cancellation_requested",
     "cancellations",
+    "limiter_of_this_loop",
     "raise_if_cancelled",
     "running_loop",
     "running_loop_name",
@@ -113,3 +114,12 @@ def call_in_loop(token: EventLoopToken, function: Callable[[], object]) -> None:
     except RuntimeError:
         # trio's RunFinishedError is a RuntimeError, too.
         return
+
+
+def limiter_of_this_loop(variable: "RunVar[anyio.CapacityLimiter]", tokens: int) -> "anyio.CapacityLimiter":
+    """Return the limiter of the running event loop, made when it is first needed."""
+    limiter = variable.get(None)
+    if limiter is None:
+        limiter = anyio.CapacityLimiter(tokens)
+        variable.set(limiter)
+    return limiter

@@ -7,10 +7,11 @@ from typing import Any, cast
 
 from sampling._arguments import short_repr
 from sampling._json.extraction import json_pointer
-from sampling._json.time_limit import count_step
+from sampling._json.time_limit import TooComplex, count_step, may_go_on_in_thread, time_limit
+from sampling._schemas.patterns import compiled, fits
 from sampling.errors import MissingExtra
 
-__all__ = ["Schema", "compiled"]
+__all__ = ["Schema"]
 
 _PATTERN_TIMEOUT_S = 1.0
 _LONGEST_MESSAGE = 200
@@ -90,11 +91,25 @@ class Schema:
             were = "was" if len(others) == 1 else "were"
             yield self._jsonschema.ValidationError(f"Additional properties are not allowed ({names} {were} unexpected)")
 
+    def problems_within(self, seconds: float, value: object) -> list[str]:
+        """
+        Return the problems of a value, of which too much time is one.
+
+        Raise `TooComplex` if the work can go on in a thread.
+        """
+        try:
+            with time_limit(seconds):
+                return self.problems(value)
+        except (TooComplex, TimeoutError):
+            if may_go_on_in_thread():
+                raise
+            return [str(TooComplex())]
+
     def problems(self, value: object) -> list[str]:
         """
         Return the problems of a value, with their places.
 
-        Raise `TooComplex` if the time is up.
+        Raise `TooComplex` if the time is up, and TimeoutError if it is that of a pattern.
         """
         errors = sorted(self._validator.iter_errors(value), key=_place)
         return [self._problem(error) for error in errors]
@@ -145,7 +160,7 @@ def _cut(message: str) -> str:
 
 
 def _found(pattern: str, text: str) -> bool:
-    return compiled("json_schema()", pattern).search(text, timeout=_PATTERN_TIMEOUT_S) is not None
+    return fits(compiled("json_schema()", pattern).search, text, _PATTERN_TIMEOUT_S)
 
 
 def _properties(instance: object) -> "Iterable[tuple[str, Any]]":
@@ -178,19 +193,3 @@ def _reject_unbounded(schema: object) -> None:
             "schema must not have both unevaluatedProperties and patternProperties, because those patterns would run "
             "without a timeout: use additionalProperties"
         )
-
-
-def compiled(what: str, pattern: str) -> Any:
-    """
-    Compile a pattern with the `regex` module.
-
-    The standard library's `re` has no timeout.
-    """
-    try:
-        import regex  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise MissingExtra(what, "regex", "regex") from error
-    try:
-        return regex.compile(pattern)
-    except regex.error as error:
-        raise ValueError(f"pattern must be a regular expression, got {pattern!r}: {error}") from None

@@ -18,7 +18,7 @@ from anyio.abc import Process
 from anyio.lowlevel import RunVar
 
 from sampling._arguments import check_int, check_number, check_str
-from sampling._engine.validation import limiter_of_this_loop
+from sampling._event_loop import limiter_of_this_loop
 from sampling._text import unfenced
 from sampling.requirements import Requirement, Validation, Verdict
 

@@ -9,7 +9,7 @@ from sampling.requirements import Requirement, Verdict
 __all__ = ["markdown"]
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
-_HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(.*?)[ \t#]*")
+_HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(.*)")
 _ITEM = re.compile(r"[ \t]*(?:[-*+]|\d{1,9}[.)])[ \t]+\S")
 _DELIMITER_ROW = re.compile(r" {0,3}\|?(?:[ \t]*:?-+:?[ \t]*\|)+(?:[ \t]*:?-+:?)?[ \t]*")
 _LONGEST_LINE = 2_000
@@ -94,7 +94,7 @@ class _Structure:
             self.open_fence = fence[1]
             self.code_blocks += 1
         elif heading := _HEADING.fullmatch(line):
-            self.headings.append(heading[1].strip(" *_").casefold())
+            self.headings.append(heading[1].rstrip(" \t#").strip(" *_").casefold())
         elif _DELIMITER_ROW.fullmatch(line):
             self.tables += 1
         elif _ITEM.match(line):

@@ -6,11 +6,9 @@ from functools import partial
 from json import JSONDecodeError, JSONDecoder
 from typing import Any
 
-import anyio.to_thread
-
 from sampling._arguments import check_bool, check_str, wrong_type
 from sampling._json.extraction import join_problems, read_json
-from sampling._json.time_limit import TooComplex, time_limit
+from sampling._json.time_limit import TooComplex, may_go_on_in_thread, within_time
 from sampling._schemas.output_types import is_output_type, reader_for
 from sampling._schemas.validation import Schema
 from sampling._text import unfenced
@@ -73,36 +71,22 @@ def _json_requirement(description: str, read: Callable[[str], object], *, fenced
     """
     check_bool("fenced", fenced)
 
-    def verdict_within(seconds: float, text: str) -> Verdict:
+    def verdict(text: str) -> Verdict:
         try:
-            with time_limit(seconds):
-                read(unfenced(text) if fenced else text)
+            read(unfenced(text) if fenced else text)
         except ValueError as error:
+            return False, str(error)
+        except TooComplex as error:
+            if may_go_on_in_thread():
+                raise
             return False, str(error)
         return True
 
     def is_right(text: str) -> Verdict | Awaitable[Verdict]:
-        try:
-            return verdict_within(_INLINE_S, text)
-        except TooComplex:
-            return in_thread(text)
-
-    async def in_thread(text: str) -> Verdict:
-        try:
-            return await anyio.to_thread.run_sync(verdict_within, _THREAD_S, text)
-        except TooComplex as error:
-            return False, str(error)
+        return within_time(partial(verdict, text))
 
     # Before a fence there may be any text, so nothing can be ruled out early.
     return Requirement(description, is_right, partial=None if fenced else may_become_json)
-
-
-_INLINE_S = 0.05
-_THREAD_S = 1.0
-"""
-The limit on the processor time of a check, which first runs on the event loop and then in a thread. A hostile answer
-could take years.
-"""
 
 
 # Partial JSON.

@@ -1,17 +1,16 @@
 """Requirements for the tool calls of an answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from sampling._arguments import check_int, check_str, wrong_type
 from sampling._json import bounded as bounded_json
-from sampling._json.time_limit import TooComplex, time_limit
+from sampling._json.time_limit import THREAD_S, within_time
 from sampling._schemas.validation import Schema
 from sampling.requirements import Requirement, Verdict, View
 
 __all__ = ["tool_calls"]
-
-_TIMEOUT_S = 0.25
 
 
 def tool_calls(
@@ -39,14 +38,16 @@ def tool_calls(
     greatest = None if most is None else check_int("most", most, least=fewest)
     which = f"one of the tools {', '.join(allowed)}" if allowed else "a tool"
 
-    def calls_tools(_text: str, view: View) -> Verdict:
-        calls: Sequence[Any] = getattr(view.generation, "tool_calls", ())
+    def verdict(calls: Sequence[Any]) -> Verdict:
         if len(calls) < fewest:
             return False, f"it calls {len(calls)} tools instead of at least {fewest}: call {which}"
         if greatest is not None and len(calls) > greatest:
             return False, f"it calls {len(calls)} tools instead of at most {greatest}: call fewer"
         problems = [problem for call in calls if (problem := _problem(call, allowed, validators)) is not None]
         return not problems, "; ".join(problems) or None
+
+    def calls_tools(_text: str, view: View) -> Verdict | Awaitable[Verdict]:
+        return within_time(partial(verdict, getattr(view.generation, "tool_calls", ())))
 
     return Requirement(f"calls {which}", calls_tools)
 
@@ -62,9 +63,5 @@ def _problem(call: Any, allowed: Sequence[str], validators: Mapping[str, Schema]
         return f"the arguments of {call.name} must be a JSON object"
     if call.name not in validators:
         return None
-    try:
-        with time_limit(_TIMEOUT_S):
-            problems = validators[call.name].problems(cast("object", arguments))
-    except TooComplex as error:
-        problems = [str(error)]
+    problems = validators[call.name].problems_within(THREAD_S, cast("object", arguments))
     return f"the arguments of {call.name} do not match its schema: {'; '.join(problems)}" if problems else None

@@ -3,6 +3,7 @@
 import pytest
 
 from sampling import Context, Generation, Message, Options, RejectionSamplingStrategy, Tool, checks
+from sampling.checks.markup import _Structure
 from sampling.messages import ToolCall
 from sampling.testing import ScriptedBackend
 
@@ -142,3 +143,19 @@ def test_groundedness_is_judged_against_the_context(run):
     assert not passed
     assert complaints[0].endswith("contradicted: The length is not in the document")
     assert "The Rhine is a river." in critic.requests[0].messages[-1].content
+
+
+@pytest.mark.parametrize(
+    ("line", "heading"),
+    [
+        ("# A", "a"),
+        ("## a ## b ## \t#", "a ## b"),
+        ("# ##", ""),
+        ("#\t*Bold* #", "bold"),
+        ("# c#", "c"),
+        ("# #x", "#x"),
+    ],
+)
+def test_a_heading_is_read_without_its_closing_marks(line, heading):
+    """As many # as there are at the end do not belong to it."""
+    assert [heading] == _Structure(line).headings

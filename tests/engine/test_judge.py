@@ -17,7 +17,7 @@ from sampling import (
     Validation,
     checks,
 )
-from sampling._engine.judge import Judge, Scored, YesOrNo
+from sampling._engine.judge import Judge, Scored, YesOrNo, without_thoughts
 from sampling.errors import AuthenticationFailed, UnclearJudgement
 from sampling.testing import After, ScriptedBackend
 
@@ -300,3 +300,19 @@ def test_the_first_of_several_fatal_errors_of_judges_ends_the_call(run, waits_s)
     ]
     with pytest.raises(AuthenticationFailed, match="of 0"):
         run(sample, saying("text"), *judges, strategy=RejectionSamplingStrategy(deterministic=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "rest"),
+    [
+        ("yes", "yes"),
+        ("<think>no</think> yes", " yes"),
+        ("so \n<Thought>no</THOUGHT>yes", "soyes"),
+        ("<think><thought>no</thought>yes", "<think>yes"),
+        ("</think><think>no", "</think><think>no"),
+        ("<think>a</think><thinking>b</thinking>", "<thinking>b</thinking>"),
+    ],
+)
+def test_the_first_thoughts_that_end_are_removed(text, rest):
+    """A tag that is never closed hides nothing."""
+    assert rest == without_thoughts(text)

@@ -13,7 +13,9 @@ from anyio.lowlevel import RunVar
 from sampling._arguments import check_int, check_number, short_repr
 from sampling._completeness import incomplete
 from sampling._engine import scope as identity
-from sampling._engine.validation import as_exception, limiter_of_this_loop
+from sampling._engine.validation import as_exception
+from sampling._event_loop import limiter_of_this_loop
+from sampling._json.time_limit import within_time
 from sampling._log import Logger
 from sampling._observers.requests import ToolRun, running_tool
 from sampling._redaction import Redactor
@@ -248,7 +250,8 @@ class _Calls:
             names = ", ".join([tool.name for tool in self._loop.tools])
             return _failed(ran, "unknown_tool", f"there is no tool {short_repr(call.name)}: call one of {names}")
         try:
-            arguments = tool.arguments_of(call)
+            begun = within_time(partial(tool.arguments_of, call))
+            arguments = await begun if isawaitable(begun) else begun
         except ValueError as error:
             return _failed(ran, "invalid_arguments", f"the call is invalid: {error}")
         try:
