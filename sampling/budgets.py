@@ -10,6 +10,7 @@ import attrs
 
 from sampling._arguments import check_int, check_number, short_repr
 from sampling._event_loop import Wakeup
+from sampling._event_loop.lending import lent
 from sampling._text import estimate_tokens
 from sampling.errors import BudgetExceeded, UnknownPrice
 from sampling.usage import NO_USAGE, Price, Usage
@@ -182,7 +183,10 @@ class Budget:
             self._queue_of(waiter).append(waiter)
             self._serve()
         try:
-            await waiter.wakeup.wait()
+            if not waiter.is_decided:
+                # The others may need what this task holds before they can return their reservations.
+                async with lent():
+                    await waiter.wakeup.wait()
         except BaseException:
             self._leave_queue(waiter)
             raise
@@ -430,3 +434,8 @@ class _Waiter:
     wakeup: Wakeup = attrs.field(factory=Wakeup)
     granted: Reservation | None = None
     refusal: str = ""
+
+    @property
+    def is_decided(self) -> bool:
+        """True if it was granted or refused."""
+        return self.granted is not None or bool(self.refusal)

@@ -14,6 +14,7 @@ import attrs
 from structlog.contextvars import bind_contextvars
 
 from sampling._arguments import wrong_type
+from sampling._event_loop.lending import take_back
 from sampling._observers.requests import report_to_observers
 from sampling.budgets import Budget, Reservation
 from sampling.errors import NestedTooDeeply
@@ -194,11 +195,13 @@ async def reserve_request(*, prompt_chars: int, max_tokens: int | None, used: Us
 
     For layers whose further requests cost as much as the first, which is all that the engine reserves.
     `used` is the usage of the earlier ones. Waits for what others only reserved, and raises `BudgetExceeded` if the
-    budget has no room. The engine settles it with the attempt. Outside of an attempt this does nothing.
+    budget has no room. The engine settles it with the attempt. Outside of an attempt nothing is reserved.
     """
     scope = _root(_scope.get())
     if scope is not None:
         await scope.reserve_request(prompt_chars=prompt_chars, max_tokens=max_tokens, used=used)
+    # A call inside, such as that of a tool, may have been cancelled while it waited for its budget.
+    await take_back()
 
 
 def _root(scope: Scope | None) -> Scope | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from threading import Lock
 from time import monotonic
 from types import TracebackType
+from typing import Self
 
 import anyio
 import attrs
@@ -147,8 +148,8 @@ class SlotPool:
         """Return an async context manager that holds one slot."""
         return HeldSlot(self)
 
-    async def acquire(self, holder: object) -> None:
-        """Wait for a slot on behalf of `holder`, which must not hold one yet."""
+    async def acquire(self, holder: object, *, first: bool = False) -> None:
+        """Wait for a slot on behalf of `holder`, which must not hold one yet. `first` puts it before all others."""
         await checkpoint_if_cancelled()
         with self._lock:
             if holder in self._holders:
@@ -156,6 +157,8 @@ class SlotPool:
             waiter = None if len(self._holders) < self._total and not self._waiters else _Waiter(holder)
             if waiter is None:
                 self._holders.add(holder)
+            elif first:
+                self._waiters.appendleft(waiter)
             else:
                 self._waiters.append(waiter)
         if waiter is None:
@@ -207,19 +210,74 @@ def _wake(granted: Iterable[_Waiter]) -> None:
         waiter.wake()
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class HeldSlot:
-    """A slot held for the length of an `async with`."""
+    """
+    A slot held for the length of an `async with`.
+
+    Code inside may lend it while it waits for others: see `lendable`. Several tasks inside may do so at once.
+    Then it is lent until the last of them goes on.
+    """
 
     _slots: SlotPool
+    _is_held: bool = False
+    _is_closed: bool = False
+    _lenders: int = 0
+    """The number of tasks inside that wait for others."""
 
-    async def __aenter__(self) -> None:
+    _is_awaited: bool = False
+    """Whether a task inside waits to get it back."""
+
+    _lock: Lock = attrs.field(factory=Lock)
+    """The tasks inside may run in several threads. It is taken before the lock of the pool, and never across a wait."""
+
+    async def __aenter__(self) -> Self:
         await self._slots.acquire(self)
+        self._is_held = True
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._slots.release(self)
+        with self._lock:
+            # A thread that was abandoned may still wait for others.
+            self._is_closed = True
+            self._release()
+
+    def _release(self) -> None:
+        if self._is_held:
+            self._is_held = False
+            self._slots.release(self)
+
+    def lend(self) -> None:
+        """Give the slot to others."""
+        with self._lock:
+            self._lenders += 1
+            self._release()
+
+    def stop_lending(self) -> None:
+        """Want the slot back, without waiting for it."""
+        with self._lock:
+            self._lenders -= 1
+
+    async def take_back(self) -> None:
+        """Wait for the slot, before all that have none yet, unless a task inside lends it or waits for it."""
+        with self._lock:
+            if self._is_held or self._is_closed or self._lenders or self._is_awaited:
+                return
+            self._is_awaited = True
+        try:
+            await self._slots.acquire(self, first=True)
+            self._is_held = True
+        finally:
+            self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        with self._lock:
+            self._is_awaited = False
+            # Another task inside may have begun to wait for others meanwhile.
+            if self._lenders or self._is_closed:
+                self._release()
 
 
 class TokenBucket:

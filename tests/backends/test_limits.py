@@ -376,3 +376,62 @@ def test_bad_settings_are_refused_by_name(settings_, message):
         TokenBucket(0)
     with pytest.raises(ValueError, match="total must be >= 0"):
         SlotPool(-1)
+
+
+def test_a_slot_that_was_lent_comes_back_before_those_who_never_had_one(run):
+    """It came first, and others may wait for what it holds."""
+    order = []
+
+    async def scenario():
+        slots = SlotPool(1)
+
+        async def newcomer(name):
+            async with slots.hold():
+                order.append(name)
+                await anyio.sleep(1.0)
+
+        async with anyio.create_task_group() as group, slots.hold() as slot:
+            for name in ("second", "third"):
+                group.start_soon(newcomer, name)
+                await anyio.sleep(0.1)
+            slot.lend()
+            await anyio.sleep(0.1)
+            slot.stop_lending()
+            await slot.take_back()
+            order.append("first")
+        return slots.in_use, slots.waiting
+
+    assert (0, 0) == run(scenario)
+    assert ["second", "first", "third"] == order
+
+
+def test_a_slot_stays_lent_until_the_last_task_inside_goes_on(run):
+    """Taking it back for the first would hold up the others."""
+
+    async def scenario():
+        slots = SlotPool(1)
+        async with slots.hold() as slot:
+            slot.lend()
+            slot.lend()
+            slot.stop_lending()
+            await slot.take_back()
+            still_lent = slots.in_use
+            slot.stop_lending()
+            await slot.take_back()
+            return still_lent, slots.in_use
+
+    assert (0, 1) == run(scenario)
+
+
+def test_a_slot_is_not_taken_back_after_its_end(run):
+    """A thread that was abandoned may wait for others for longer than the request runs."""
+
+    async def scenario():
+        slots = SlotPool(1)
+        async with slots.hold() as slot:
+            slot.lend()
+        slot.stop_lending()
+        await slot.take_back()
+        return slots.in_use
+
+    assert 0 == run(scenario)

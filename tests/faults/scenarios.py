@@ -13,6 +13,7 @@ from anyio.lowlevel import checkpoint
 from sampling import (
     BestOfNStrategy,
     Budget,
+    BudgetExceeded,
     BudgetForcingStrategy,
     Context,
     Diverse,
@@ -35,10 +36,12 @@ from sampling import (
     RepairTemplateStrategy,
     Requirement,
     Tier,
+    ToolCall,
     TransientError,
     Usage,
     report_usage,
 )
+from sampling.backends.layers import Limited, ToolLoop
 from sampling.errors import AuthenticationFailed, BadRequest
 from sampling.strategies import Thinking
 from sampling.testing import After, ScriptedBackend, Watch
@@ -576,6 +579,70 @@ async def budget_that_is_only_reserved(world):
     return sorted(endings)
 
 
+class Agents:
+    """Calls that share a budget, and run tools in the slots of a limiter. A tool may make a call, too."""
+
+    def __init__(self, world):
+        self._world = world
+        self._nests = world.rng.random() < 0.5
+        self._in_flight = 0
+        self.most_in_flight = 0
+        self.slots = world.rng.choice([1, 2])
+        self.budget = Budget(tokens=world.rng.randint(30, 100))
+        self.endings = []
+        tools = ToolLoop(self._model, [self.look], max_rounds=3, timeout_s=world.rng.choice([None, 0.75]))
+        self.limited = Limited(tools, max_in_flight=self.slots)
+
+    async def _model(self, request):
+        self._in_flight += 1
+        self.most_in_flight = max(self._in_flight, self.most_in_flight)
+        try:
+            await anyio.sleep(self._world.latency())
+        finally:
+            self._in_flight -= 1
+        if self._world.rng.random() < 0.5:
+            return Generation("", Usage(1, 1), "tool_calls", tool_calls=[ToolCall("1", "look", "{}")] * 2)
+        return Generation(self._world.rng.choice(["yes", "no"]), Usage(1, 1))
+
+    async def look(self) -> str:
+        """Look it up."""
+        await anyio.sleep(self._world.latency())
+        if self._nests and self._world.rng.random() < 0.3:
+            self._world.reached("nested")
+            await self.call(ScriptedBackend(lambda _: After(self._world.latency(), Generation("yes", Usage(1, 1)))))
+        return "found"
+
+    async def call(self, backend, patience_s=500.0):
+        """Make a call, and record how it ended."""
+        strategy = RejectionSamplingStrategy(concurrency_budget=3)
+        options = Options(max_tokens=self._world.rng.choice([5, 10, 20]))
+        with anyio.move_on_after(patience_s) as scope:
+            try:
+                result = await strategy.sample("q", None, backend, [is_yes], budget=self.budget, options=options)
+            except BudgetExceeded:
+                self.endings.append("refused")
+            else:
+                self.endings.append(result.stop_reason)
+        if scope.cancelled_caught:
+            self.endings.append("cancelled" if patience_s < 1 else "waited for ever")
+
+
+async def agents_behind_a_limiter(world):
+    """Semantics 9: a round waits for the budget of others, which wait for its slot, and all of them end."""
+    agents = Agents(world)
+    async with anyio.create_task_group() as group:
+        for _ in range(world.rng.choice([1, 2])):
+            group.start_soon(agents.call, agents.limited, world.rng.choice([0.25, 500.0, 500.0]))
+    statistics = agents.limited.statistics
+    assert "waited for ever" not in agents.endings, "semantics 9: a call waited for ever"
+    assert attrs.astuple(agents.budget.reserved) == (0, 0, 0, 0.0), "I10: something is still reserved"
+    assert (statistics.in_flight, statistics.waiting) == (0, 0), "a slot was lost"
+    assert agents.most_in_flight <= agents.slots, "the limiter let too many requests through"
+    for ending in agents.endings:
+        world.reached(ending)
+    return sorted(agents.endings)
+
+
 class Leaks(Exception):
     """Raised by cleanups."""
 
@@ -726,6 +793,7 @@ CAMPAIGN = {
         "BadRequest",
     ],
     budget_that_is_only_reserved: ["validated", "exhausted", "cancelled", "nested", "budget"],
+    agents_behind_a_limiter: ["validated", "exhausted", "budget", "cancelled", "nested", "refused"],
     hostile_cleanups: [
         "a cleanup raised beside a winner",
         "a cancellation that nobody requested",

@@ -8,14 +8,15 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-import anyio
 import attrs
 from anyio.lowlevel import EventLoopToken, current_token
 
 from sampling._arguments import check_int, check_str, wrong_type
 from sampling._engine.scope import report_cache_hit, report_usage
+from sampling._event_loop.lending import lendable
 from sampling._json import bounded as bounded_json
 from sampling._serialization.messages import canonical, digest, dump_generation, load_generation, plain_request
+from sampling.backends._limits import SlotPool
 from sampling.backends.layers._identity import identity_of
 from sampling.backends.layers._layer import Layer, Receive, TrackedReceiver, call_backend, pass_on_text
 from sampling.errors import FileRefused, TransientError
@@ -152,7 +153,8 @@ class Cached(Layer):
     because the requirement will probably cut it short again. If it does not, that costs one attempt.
 
     A cached answer has a usage of zero.
-    Two concurrent requests for the same sample share one generation. If the first is cancelled, the second generates.
+    Two concurrent requests for the same sample share one generation. If the first is cancelled, the second generates,
+    and also if the first has to wait for its budget, because the second may hold what it waits for.
     """
 
     def __init__(
@@ -232,8 +234,10 @@ class Cached(Layer):
         entry = self._locks.setdefault(place, _KeyLock())
         entry.users += 1
         try:
-            async with entry.lock:
-                yield
+            # Others that wait for this answer may hold the budget that it waits for. Then they generate their own.
+            async with entry.slot.hold() as held:
+                with lendable(held):
+                    yield
         finally:
             entry.users -= 1
             if not entry.users:
@@ -257,7 +261,7 @@ def _as_store(store: AnswerStore | str | Path | None) -> AnswerStore:
 class _KeyLock:
     """A lock for one sample, with the number of requests that use it."""
 
-    lock: anyio.Lock = attrs.field(factory=anyio.Lock)
+    slot: SlotPool = attrs.field(factory=lambda: SlotPool(1))
     users: int = 0
 
 

@@ -10,6 +10,7 @@ import attrs
 from anyio.lowlevel import checkpoint
 
 from sampling._arguments import check_bool, check_int, check_number, short_repr
+from sampling._event_loop.lending import lendable
 from sampling._text import estimate_tokens
 from sampling.backends._limits import AdaptiveLimit, SharedClock, SlotPool, TokenBucket
 from sampling.backends.layers._layer import Layer, Receive, call_backend, forget_text, is_restartable
@@ -47,6 +48,7 @@ class Limited(Layer):
     All calls through one `Limited` share its limits, and so do all instances with the same `key`.
     They may run in several threads, with an event loop each, as `sample_sync` does.
     Requests are served first come, first served. A request that is cancelled while it waits leaves the queue.
+    A request that waits for its budget, such as the next round of a `ToolLoop` inside, lends its slot to others.
 
     With `adaptive=True` it adapts the number of requests in flight to the backend (see `AdaptiveLimit`):
     it lowers the limit when the backend refuses a request or starts to queue, and raises it again afterwards.
@@ -94,11 +96,12 @@ class Limited(Layer):
 
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
         limiter = self._limiter
-        async with limiter.slots.hold():
+        async with limiter.slots.hold() as slot:
             estimate = await limiter.wait_for_rate(request)
             tracked = limiter.begin(receive)
             try:
-                generation = await call_backend(self.inner[0], request, limiter.receiver(tracked, self.inner[0]))
+                with lendable(slot):
+                    generation = await call_backend(self.inner[0], request, limiter.receiver(tracked, self.inner[0]))
             except BaseException as error:
                 if _signals_overload(error):
                     limiter.refused(estimate, getattr(error, "retry_after_s", None))

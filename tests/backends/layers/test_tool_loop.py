@@ -32,7 +32,7 @@ from sampling import (
     report_usage,
     tool,
 )
-from sampling.backends.layers import Cached, Retrying
+from sampling.backends.layers import Cached, Limited, Retrying
 from sampling.backends.layers._identity import identity_of
 from sampling.errors import BadRequest, BudgetExceeded
 from sampling.testing import After, ScriptedBackend, cancel_at_every_step
@@ -338,6 +338,36 @@ def test_a_round_waits_for_what_others_only_reserved(run):
     budget, results = run(both)
     assert [True, True] == [result.success for result in results]
     assert (60, 0, 4) == (budget.tokens_charged, budget.reserved.tokens, budget.requests_made)
+
+
+@pytest.mark.parametrize("layer", [lambda inner: Limited(inner, max_in_flight=1), Cached])
+def test_a_round_that_waits_for_its_budget_holds_nobody_up(run, layer):
+    """Those who wait for its slot, or for the same answer, must go on before they can return their reservations."""
+    replies = iter([calling(OSLO), SUNNY, SUNNY])
+    sent = []
+
+    def reply(request):
+        sent.append(len(request.messages))
+        return After(1.0, next(replies))
+
+    async def both():
+        budget = Budget(tokens=65)
+        backend = layer(ToolLoop(ScriptedBackend(reply), [weather]))
+        results = []
+
+        async def one():
+            strategy, options = RejectionSamplingStrategy(), Options(max_tokens=20)
+            results.append(await strategy.sample("?" * 16, None, backend, options=options, budget=budget))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(one)
+            group.start_soon(one)
+        return budget, results
+
+    budget, results = run(both)
+    assert [True, True] == [result.success for result in results]
+    assert [1, 1, 3] == sent
+    assert (0, 3) == (budget.reserved.tokens, budget.requests_made)
 
 
 def test_a_failure_in_a_later_round_keeps_the_usage_of_the_earlier_ones(run):
