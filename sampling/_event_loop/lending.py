@@ -1,7 +1,7 @@
 """
-What a task holds while others may need it to go on, such as the slot of a limiter.
+Lend a resource, such as the slot of a limiter, while its holder waits for other tasks.
 
-A task that waits for others lends it to them meanwhile. Otherwise they might wait for each other forever.
+Those tasks may need it before they can continue. Without lending, they would wait for each other forever.
 """
 
 from collections.abc import AsyncGenerator, Generator
@@ -13,18 +13,18 @@ __all__ = ["Lendable", "lendable", "lent", "take_back"]
 
 
 class Lendable(Protocol):
-    """Something that its holder can give away for a while."""
+    """A resource that its holder can give up temporarily."""
 
     def lend(self) -> None:
-        """Give it to others."""
+        """Give it up for others to use."""
         ...
 
     def stop_lending(self) -> None:
-        """Want it back, without waiting for it."""
+        """Request it back, without waiting for it."""
         ...
 
     async def take_back(self) -> None:
-        """Wait until it is held again, unless it is, or another task inside still lends it."""
+        """Wait until it is held again. Return at once if it is held, or if another task still lends it."""
         ...
 
 
@@ -33,7 +33,7 @@ _held: ContextVar[tuple[Lendable, ...]] = ContextVar("sampling_lendable", defaul
 
 @contextmanager
 def lendable(one: Lendable) -> Generator[None]:
-    """Let the code inside lend this while it waits for others."""
+    """Let the code inside the block lend a resource while it waits for other tasks."""
     entered = _held.set((*_held.get(), one))
     try:
         yield
@@ -43,7 +43,7 @@ def lendable(one: Lendable) -> Generator[None]:
 
 @asynccontextmanager
 async def lent() -> AsyncGenerator[None]:
-    """Lend all that is held around this code."""
+    """Lend all resources that are held around this code."""
     held = _held.get()
     for one in held:
         one.lend()
@@ -52,12 +52,12 @@ async def lent() -> AsyncGenerator[None]:
     finally:
         for one in held:
             one.stop_lending()
-    # Not if it was cancelled, because it must not wait any more.
+    # A cancelled task must not wait any more, so it skips this.
     await take_back()
 
 
 async def take_back() -> None:
-    """Wait for all that was lent around this code and not taken back, because the task that lent it was cancelled."""
-    # In the order in which it was acquired first.
+    """Wait for resources around this code that a cancelled task lent and never took back."""
+    # In the order of acquisition, so that two tasks can't wait for each other.
     for one in _held.get():
         await one.take_back()

@@ -250,13 +250,13 @@ class HeldSlot:
             self._slots.release(self)
 
     def lend(self) -> None:
-        """Give the slot to others."""
+        """Give up the slot for others to use."""
         with self._lock:
             self._lenders += 1
             self._release()
 
     def stop_lending(self) -> None:
-        """Want the slot back, without waiting for it."""
+        """Request the slot back, without waiting for it."""
         with self._lock:
             self._lenders -= 1
 
