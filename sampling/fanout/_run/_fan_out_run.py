@@ -337,7 +337,7 @@ class FanOut(Generic[T]):
         outcome = session.recorded(given, index, digest, slot)
         if outcome is None:
             return False
-        if self._decide(outcome):
+        if self._decide(outcome, recorded=True):
             # Most runs have no hook on items, and a resume may replay a million of them.
             if self._announcer.has_item_hooks:
                 await self._hand_out(outcome, recorded=True)
@@ -463,7 +463,7 @@ class FanOut(Generic[T]):
         status: ItemStatus = "succeeded" if result.success else "failed"
         return ItemOutcome(item.index, item.key, status, result, usage=spent.usage, counts=counts)
 
-    def _decide(self, outcome: ItemOutcome[T]) -> bool:
+    def _decide(self, outcome: ItemOutcome[T], *, recorded: bool = False) -> bool:
         """
         End the run if this outcome ends it.
 
@@ -473,7 +473,8 @@ class FanOut(Generic[T]):
         is_outcome = ending.is_outcome(outcome)
         if ending.ends_run(outcome):
             self._end_at(outcome.index, None if is_outcome else outcome.error)
-        elif outcome.result is not None and stopped_by_budget(outcome.result):
+        elif not recorded and outcome.result is not None and stopped_by_budget(outcome.result):
+            # Such an item is never recorded, and reading the results of recorded ones would be most of a resume.
             self._end_by_budget(outcome.result)
         return is_outcome
 

@@ -44,6 +44,7 @@ from sampling.errors import (
 )
 from sampling.fanout.journal import export
 from sampling.fanout.journal._export import live_row
+from sampling.fanout.journal._records import Recorder
 from sampling.testing import After, ScriptedBackend
 from tests.faults.journals import YES, InlineJournal, answering, asked, is_whole, numbers, rows, stored
 
@@ -683,3 +684,22 @@ def test_a_journal_in_a_directory_without_the_right_to_write_can_be_read(run, pa
     finally:
         path.parent.chmod(0o755)
     assert 2 == len(backend.requests)
+
+
+def test_a_resume_reads_no_result_before_somebody_looks_at_it(run, tmp_path, monkeypatch):
+    """Reading the results takes ten times as long as the rest of a resume."""
+    read = []
+    load = Recorder.load
+    monkeypatch.setattr(
+        Recorder, "load", lambda self, record, item: read.append(item.index) or load(self, record, item)
+    )
+    questions = [f"q{number}" for number in range(20)]
+    path = tmp_path / "run.journal"
+
+    def resume():
+        return run(fan_out, ONCE, questions, None, ScriptedBackend(["yes"] * 20), journal=path)
+
+    resume()
+    again = resume()
+    assert [] == read
+    assert ("yes", [3]) == (again.outcomes[3].result.value, read)
