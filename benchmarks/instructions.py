@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio  # noqa: TID251 - the floor, which it is compared to, runs on asyncio only
 import sys
 from collections import Counter
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
@@ -41,9 +42,8 @@ def run(_: Settings) -> list[Section]:
     return [Section("Instructions of the interpreter", "an attempt, on asyncio", tuple(rows))]
 
 
-def count(prepare: Prepare, scenario: Scenario) -> Counter[CodeType]:
-    """Return the instructions per attempt, by function."""
-    found: Counter[CodeType] = Counter()
+def tracer(found: Counter[CodeType]) -> Callable[[FrameType, str, Any], Any]:
+    """Return a function for `sys.settrace` that counts the instructions of each function."""
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         if event == "call":
@@ -52,11 +52,18 @@ def count(prepare: Prepare, scenario: Scenario) -> Counter[CodeType]:
             found[frame.f_code] += 1
         return trace
 
+    return trace
+
+
+def count(prepare: Prepare, scenario: Scenario) -> Counter[CodeType]:
+    """Return the instructions per attempt, by function."""
+    found: Counter[CodeType] = Counter()
+
     async def main() -> None:
         call = prepare(scenario, Tally(), lambda: asyncio.sleep(0))
         for _ in range(WARM_UP):
             await call()
-        sys.settrace(trace)
+        sys.settrace(tracer(found))
         try:
             for _ in range(CALLS):
                 await call()

@@ -12,12 +12,11 @@ import asyncio  # noqa: TID251 - what is counted is the path on asyncio
 import os
 import sys
 from collections import Counter
-from types import CodeType, FrameType
-from typing import Any
+from types import CodeType
 
 from benchmarks.http import direct
 from benchmarks.http_line import LineWorker
-from benchmarks.instructions import name_of, part_of
+from benchmarks.instructions import name_of, part_of, tracer
 from benchmarks.wire_ours import generate
 from benchmarks.wire_round import all_at_once
 from benchmarks.wire_server import AT_ONCE, EACH, path
@@ -28,14 +27,6 @@ STREAMS, TIMES = 16, 5
 async def count(base_url: str) -> Counter[CodeType]:
     """Return the instructions per request, by function."""
     found: Counter[CodeType] = Counter()
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if event == "call":
-            frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        elif event == "opcode":
-            found[frame.f_code] += 1
-        return trace
-
     async with generate(base_url, STREAMS) as ask:
 
         async def task() -> None:
@@ -43,7 +34,7 @@ async def count(base_url: str) -> Counter[CodeType]:
                 await ask()
 
         await all_at_once(task, STREAMS)  # opens the connections and fills caches
-        sys.settrace(trace)
+        sys.settrace(tracer(found))
         try:
             await all_at_once(task, STREAMS)
         finally:

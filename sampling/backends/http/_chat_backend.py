@@ -379,11 +379,7 @@ class ChatBackend(ABC):
                 try:
                     await self._deliver(transport, wire, request, answer, receive)
                 except _SchemaRefused as refused:
-
-                    async def send() -> None:
-                        again = self._wire_request(request, answer)
-                        await self._deliver(transport, again, request, answer, receive)
-
+                    send = partial(self._send_again, transport, request, answer, receive)
                     await self._ask_otherwise(request, mode, refused.error, send)
             if deadline.cancelled_caught:
                 raise self._timeout_error(answer)
@@ -395,6 +391,12 @@ class ChatBackend(ABC):
         except BackendError as error:
             error.partial_text = answer.text or error.partial_text
             raise
+
+    async def _send_again(
+        self, transport: Transport, request: Request, answer: StreamedResponse, receive: Receiver
+    ) -> None:
+        """Send a request whose schema is now asked for in a simpler way."""
+        await self._deliver(transport, self._wire_request(request, answer), request, answer, receive)
 
     async def _ask_otherwise(
         self, request: Request, mode: Structured, first: Exception, send: Callable[[], Awaitable[_Sent]]

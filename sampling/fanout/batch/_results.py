@@ -35,7 +35,7 @@ _CHUNK: Final = 200
 """The number of answers that are written to the journal at once."""
 
 _PAUSES_S: Final = (10.0, 60.0, 300.0)
-"""The seconds before results that are not whole are read again."""
+"""The pauses before incomplete results are read again."""
 
 _CUSTOM_ID: Final = re.compile(rb'"custom_id"\s*:\s*"([\w-]{1,64})"')
 _HEAD_BYTES: Final = 1_000
