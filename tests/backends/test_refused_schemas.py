@@ -9,7 +9,7 @@ import json
 
 import anyio
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
 from sampling import Action, Budget, Message, Options, RejectionSamplingStrategy, Request
 from sampling.backends.anthropic import AnthropicBackend
@@ -107,6 +107,18 @@ async def test_the_answer_is_asked_for_by_a_tool_and_the_refusal_remembered(name
     assert 3 == len(bodies)
     assert ["tools" in json.loads(body) for body in bodies] == [False, True, True]
     assert result.usage.output_tokens == 2 or name == "gemini"
+
+
+async def test_the_oldest_refusal_is_forgotten_when_there_are_too_many(monkeypatch):
+    """An application that makes a schema for every request must not fill the memory."""
+    monkeypatch.setattr("sampling.backends.http._chat_backend._MAX_REFUSED_SCHEMAS", 1)
+    make, refusal, answer = PROVIDERS["anthropic"]
+    other = create_model("City", name=(str, ...), km=(int | None, None))
+    async with HostileServer(*[[refusal], [answer]] * 3) as server, make(server.url) as backend:
+        for kind in (City, other, City):
+            result = await RejectionSamplingStrategy().sample(Action("Which city?", kind), None, backend)
+            assert "Oslo" == result.value.name
+    assert [False, True] * 3 == ["tools" in request.json() for request in server.requests]
 
 
 class RefusesSchemas(HostileServer):

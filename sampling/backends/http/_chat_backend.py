@@ -78,6 +78,9 @@ _Sent = TypeVar("_Sent")
 _SIMPLER: Mapping[Structured, Structured] = {"native": "tool", "tool": "prompt"}
 """How to ask for a schema that the server can't enforce."""
 
+_MAX_REFUSED_SCHEMAS = 256
+"""The number of refused schemas that a backend remembers. An application may make a new one for every request."""
+
 
 class _SchemaRefused(Picklable, Exception):
     """The server can't enforce the schema of the answer."""
@@ -403,7 +406,7 @@ class ChatBackend(ABC):
     ) -> _Sent:
         """Ask for a refused schema in a simpler way, or raise the first error if there is none."""
         while request.options.schema is not None and mode in _SIMPLER:
-            self._refused_schemas[_schema_key(request)] = _SIMPLER[mode]
+            self._remember_refusal(request, _SIMPLER[mode])
             mode = self._structured_for(request)
             log.warning("schema_refused", hint=f"it is asked for with structured={mode!r} from now on: simplify it")
             count_request()
@@ -413,6 +416,12 @@ class ChatBackend(ABC):
                 except BadRequest:
                     break
         raise first from None
+
+    def _remember_refusal(self, request: Request, simpler: Structured) -> None:
+        refused = self._refused_schemas
+        refused[_schema_key(request)] = simpler
+        if len(refused) > _MAX_REFUSED_SCHEMAS:
+            del refused[next(iter(refused))]
 
     async def _defer(self, deferral: Deferral, request: Request, receive: Receiver) -> Generation:
         """Defer a request, asking for its schema in a way that the server accepts."""
