@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
+from tempfile import TemporaryDirectory
 
 from benchmarks.report import Check, Row, Section, Settings, ratio, shout
 from benchmarks.worker import ROOT
@@ -52,10 +55,13 @@ STARTS = (
 def run(settings: Settings) -> list[Section]:
     """Start the interpreters in turns. What a bare interpreter takes is subtracted."""
     times: dict[str, list[float]] = {name: [] for name in CODE}
-    for attempt in range(6 if settings.quick else 26):
-        for name, code in CODE.items():
-            if (took := _start(code)) is not None and attempt:  # The first round may compile bytecode.
-                times[name].append(took)
+    # With bytecode, as installed packages have it. This shell may forbid to write it.
+    with TemporaryDirectory() as bytecode:
+        env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": bytecode}
+        for attempt in range(6 if settings.quick else 26):
+            for name, code in CODE.items():
+                if (took := _start(code, env)) is not None and attempt:  # The first round compiles.
+                    times[name].append(took)
     for name, found in times.items():
         if not found:
             shout(f"{name} FAILED and is NOT MEASURED")
@@ -74,10 +80,10 @@ def run(settings: Settings) -> list[Section]:
     return [Section("Start", unit, tuple(rows))]
 
 
-def _start(code: str) -> float | None:
+def _start(code: str, env: Mapping[str, str]) -> float | None:
     """Return the CPU time of a process. Its waiting depends on what else the machine does."""
     before = getrusage(RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, check=False)
     after = getrusage(RUSAGE_CHILDREN)
     took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return took * 1e3 if done.returncode == 0 else None

@@ -47,20 +47,21 @@ _CHARS_PER_URL = 4_000
 _URL = re.compile(r"(?:https?|gs)://", re.IGNORECASE)
 _MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]*/[a-z0-9][a-z0-9!#$&^_.+-]*\Z")
 _ALIASES = {"image/jpg": "image/jpeg", "audio/mp3": "audio/mpeg", "audio/x-wav": "audio/wav", "audio/wave": "audio/wav"}
-_MAGIC: tuple[tuple[re.Pattern[bytes], str], ...] = (
-    (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),
-    (re.compile(rb"\xff\xd8\xff"), "image/jpeg"),
-    (re.compile(rb"GIF8[79]a"), "image/gif"),
-    (re.compile(rb"RIFF....WEBP", re.DOTALL), "image/webp"),
-    (re.compile(rb"....ftyp(?:heic|heix|mif1)", re.DOTALL), "image/heic"),
-    (re.compile(rb"....ftypavif", re.DOTALL), "image/avif"),
-    (re.compile(rb"RIFF....WAVE", re.DOTALL), "audio/wav"),
-    (re.compile(rb"ID3|\xff[\xfb\xf3\xf2]"), "audio/mpeg"),
-    (re.compile(rb"\xff[\xf1\xf9]"), "audio/aac"),
-    (re.compile(rb"fLaC"), "audio/flac"),
-    (re.compile(rb"OggS"), "audio/ogg"),
-    (re.compile(rb"....ftypM4A", re.DOTALL), "audio/mp4"),
-    (re.compile(rb"%PDF-"), "application/pdf"),
+# Compiled on first use, because most programs send no media.
+_MAGIC: tuple[tuple[bytes, str], ...] = (
+    (rb"\x89PNG\r\n\x1a\n", "image/png"),
+    (rb"\xff\xd8\xff", "image/jpeg"),
+    (rb"GIF8[79]a", "image/gif"),
+    (rb"RIFF....WEBP", "image/webp"),
+    (rb"....ftyp(?:heic|heix|mif1)", "image/heic"),
+    (rb"....ftypavif", "image/avif"),
+    (rb"RIFF....WAVE", "audio/wav"),
+    (rb"ID3|\xff[\xfb\xf3\xf2]", "audio/mpeg"),
+    (rb"\xff[\xf1\xf9]", "audio/aac"),
+    (rb"fLaC", "audio/flac"),
+    (rb"OggS", "audio/ogg"),
+    (rb"....ftypM4A", "audio/mp4"),
+    (rb"%PDF-", "application/pdf"),
 )
 _RECOGNIZED = frozenset(media_type for _, media_type in _MAGIC)
 
@@ -189,7 +190,7 @@ class Media:
 
     def _sniff(self, data: bytes, name: str, given: str | None) -> str | None:
         """Return the media type of the bytes, or raise if it is not the given one, or not of this kind."""
-        found = next((media_type for magic, media_type in _MAGIC if magic.match(data)), None)
+        found = next((media_type for magic, media_type in _MAGIC if re.match(magic, data, re.DOTALL)), None)
         if found is not None and not found.startswith(self._family):
             raise ValueError(f"source must be {self._kind}, got {found} ({len(data):,} bytes)")
         if given is None:

@@ -20,18 +20,19 @@ __all__ = ["Tool", "tool"]
 _SCHEMA_TIMEOUT_S = 0.25
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 # The three common styles of docstrings: Google's, NumPy's and Sphinx'. Each has a heading and the lines of a parameter.
+# Compiled on first use, because most programs have no tools.
 _STYLES = (
     (
-        re.compile(r"^(?:Args|Arguments|Parameters):[ \t]*$", re.MULTILINE),
-        re.compile(r"^ +\*{0,2}(\w+)(?: *\([^)]*\))?: +(.+(?:\n(?: {8,}.*)?)*)", re.MULTILINE),
+        r"^(?:Args|Arguments|Parameters):[ \t]*$",
+        r"^ +\*{0,2}(\w+)(?: *\([^)]*\))?: +(.+(?:\n(?: {8,}.*)?)*)",
     ),
     (
-        re.compile(r"^Parameters[ \t]*\n-{3,}[ \t]*$", re.MULTILINE),
-        re.compile(r"^(\w+)(?: *:[^\n]*)?\n((?:[ \t]+\S.*(?:\n|\Z))+)", re.MULTILINE),
+        r"^Parameters[ \t]*\n-{3,}[ \t]*$",
+        r"^(\w+)(?: *:[^\n]*)?\n((?:[ \t]+\S.*(?:\n|\Z))+)",
     ),
     (
-        re.compile(r"(?=^:param )", re.MULTILINE),
-        re.compile(r"^:param (?:[^:\n]* )?(\w+): *(.+(?:\n[ \t]+\S.*)*)", re.MULTILINE),
+        r"(?=^:param )",
+        r"^:param (?:[^:\n]* )?(\w+): *(.+(?:\n[ \t]+\S.*)*)",
     ),
 )
 
@@ -126,9 +127,10 @@ def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """Return the description of a function and of its parameters, from its docstring."""
     text = inspect.getdoc(_annotated_function(function)) or inspect.getdoc(_unwrapped(function)) or ""
     for headings, parameters in _STYLES:
-        heading = headings.search(text)
+        heading = re.search(headings, text, re.MULTILINE)
         if heading is not None:
-            explained = {name: " ".join(words.split()) for name, words in parameters.findall(text[heading.end() :])}
+            found = re.findall(parameters, text[heading.end() :], re.MULTILINE)
+            explained = {name: " ".join(words.split()) for name, words in found}
             return text[: heading.start()].strip(), explained
     return text, {}
 

@@ -12,7 +12,6 @@ import anyio
 import anyio.to_thread
 from anyio.lowlevel import RunVar
 
-from sampling._engine.judge import Judge
 from sampling._event_loop import cancellation_requested, cancellations, limiter_of_this_loop, watchdog
 from sampling._picklable import Picklable
 from sampling.errors import BadVerdict, CheckTimeout, FatalError, UnexpectedCancellation
@@ -233,9 +232,16 @@ class Checking:
         _close(self._said)
 
 
+def _judge(requirement: Requirement) -> object:
+    # Slow to import, and most programs have no judge.
+    from sampling._engine.judge import Judge  # noqa: PLC0415
+
+    return Judge(requirement.description)
+
+
 def _begin(requirement: Requirement, text: str, view: View | None) -> Validation | Awaitable[object]:
     """Run a check up to its first await, and return its validation or the rest of it."""
-    check: Any = requirement.check or Judge(requirement.description)
+    check: Any = requirement.check or _judge(requirement)
     if requirement.blocking:
         bound = partial(check, text, view) if requirement.takes_view else partial(check, text)
         return _in_thread(requirement, bound)

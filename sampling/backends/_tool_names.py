@@ -7,7 +7,6 @@ conversation because of one name or id that it does not accept.
 """
 
 import re
-from hashlib import sha256
 
 __all__ = ["nine_letter_id", "plain_id", "short_id", "wire_name"]
 
@@ -39,4 +38,7 @@ def nine_letter_id(given: str) -> str:
 
 
 def _digest(given: str) -> str:
+    # Slow to import, and most ids are used as they are.
+    from hashlib import sha256  # noqa: PLC0415
+
     return f"call_{sha256(given.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"

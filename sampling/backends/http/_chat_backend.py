@@ -588,7 +588,7 @@ class ChatBackend(ABC):
         return None if error is None else self._error_type.from_error_object(error, self._redactor).as_error()
 
 
-def _move_on_after(seconds: float, loop: EventLoopToken) -> anyio.CancelScope:
+def _move_on_after(seconds: float, loop: EventLoopToken) -> "anyio.CancelScope":
     """Do the same as anyio's function, which would look up the running event loop twice more."""
     backend = loop.backend_class
     return backend.create_cancel_scope(deadline=backend.current_time() + seconds)

@@ -61,44 +61,40 @@ _STATUS_OF_CODE = {
     "tool_use_failed": 400,
 }
 
+# Patterns are compiled on first use, because most programs see none of these errors.
+
 # Codes of OpenAI's Responses API, vLLM, llama.cpp and Azure that are about the request, whatever else they may name.
-_ABOUT_REQUEST = re.compile(
-    r"(?:bad_?request|content_filter|data_residency|empty_image|exceed_context|failed_to_download_image|image_|invalid_"
-    r"|unsupported_|\w+_policy)",
-    re.IGNORECASE,
+_ABOUT_REQUEST = (
+    r"(?i)(?:bad_?request|content_filter|data_residency|empty_image|exceed_context|failed_to_download_image|image_|invalid_"
+    r"|unsupported_|\w+_policy)"
 )
 
 # Where only the message tells that it is about the account: Anthropic, xAI, OpenRouter.
-_ABOUT_ACCOUNT = re.compile(
-    r"\bcredit balance is too low\b|\b(?:insufficient|run out of|have any) (?:credits|balance|funds)\b"
-    r"|\bfree-models-per-day\b",
-    re.IGNORECASE,
+_ABOUT_ACCOUNT = (
+    r"(?i)\bcredit balance is too low\b|\b(?:insufficient|run out of|have any) (?:credits|balance|funds)\b"
+    r"|\bfree-models-per-day\b"
 )
 
 _UNKNOWN_MODEL_CODES = frozenset(
     {"DeploymentNotFound", "deployment_not_found", "model_not_available", "model_not_found", "unknown_model"}
 )
 
-_UNKNOWN_MODEL = re.compile(
-    r"\b(?:invalid|unknown|no such) model\b|\bnot a valid model\b|\bmodel not (?:exist|found)\b", re.IGNORECASE
-)
+_UNKNOWN_MODEL = r"(?i)\b(?:invalid|unknown|no such) model\b|\bnot a valid model\b|\bmodel not (?:exist|found)\b"
 # A 404 may also mean that the path is missing, and a path may have "model" in its name.
-_MISSING_MODEL = re.compile(
-    r"(?<![/\w])models?\b[^\n]{0,200}?\bnot (?:exist|found|available)\b|^model: \S+$|\bno endpoints found for\b",
-    re.IGNORECASE,
+_MISSING_MODEL = (
+    r"(?i)(?<![/\w])models?\b[^\n]{0,200}?\bnot (?:exist|found|available)\b|^model: \S+$|\bno endpoints found for\b"
 )
 _MAX_SEARCHED = 2_000
-_GOOGLE_DELAY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)s")
+_GOOGLE_DELAY = r"(\d{1,9}(?:\.\d{1,9})?)s"
 
 # The server checked what the model wrote, and refused it. Another sample may pass.
 _REJECTED_ANSWER_CODES = frozenset({"json_validate_failed", "output_parse_failed", "tool_use_failed"})
 
 # Anthropic's and Gemini's words for a schema that they can't make a grammar of, also behind a gateway. The sizes of
 # grammars are not documented.
-_SCHEMA_TOO_COMPLEX = re.compile(
-    r"\bcompiled grammar is too large\b|\btoo many (?:optional parameters|parameters with union types)\b"
-    r"|\btoo complex for (?:grammar )?compilation\b|\btoo many states for serving\b",
-    re.IGNORECASE,
+_SCHEMA_TOO_COMPLEX = (
+    r"(?i)\bcompiled grammar is too large\b|\btoo many (?:optional parameters|parameters with union types)\b"
+    r"|\btoo complex for (?:grammar )?compilation\b|\btoo many states for serving\b"
 )
 
 # Request timeout, conflict, too early, Groq's lack of capacity, and a proxy that gave up: another try may succeed.
@@ -164,7 +160,7 @@ class ErrorResponse:
         codes, details = _codes(fields), _google_details(fields)
         status = next((int(c) for c in codes if c.isdecimal() and 400 <= int(c[:4]) <= 599), None)
         known = next((_STATUS_OF_CODE[code] for code in codes if code in _STATUS_OF_CODE), None)
-        known = known or (400 if any(map(_ABOUT_REQUEST.match, codes)) else 500)
+        known = known or (400 if any(re.match(_ABOUT_REQUEST, code) for code in codes) else 500)
         failed = fields.get("failed_generation")
         return cls(
             status or known,
@@ -186,7 +182,7 @@ class ErrorResponse:
     @property
     def refuses_schema(self) -> bool:
         """True if the server can't enforce the schema of the answer."""
-        return self.status == 400 and _SCHEMA_TOO_COMPLEX.search(self.searched) is not None
+        return self.status == 400 and re.search(_SCHEMA_TOO_COMPLEX, self.searched) is not None
 
     def as_error(self) -> BackendError:
         """Return the exception to raise."""
@@ -214,7 +210,7 @@ class ErrorResponse:
         # OpenAI sends an exhausted quota as a 429. Only the code tells it from a rate limit.
         if self.status == 402 or any(_STATUS_OF_CODE.get(code) == 402 for code in self.codes):
             return QuotaExhausted(message)
-        if _ABOUT_ACCOUNT.search(self.searched):
+        if re.search(_ABOUT_ACCOUNT, self.searched):
             return QuotaExhausted(message)
         # A limit for a day is not over before the call is, whatever the delay says.
         if self.status == 429 and any("PerDay" in code for code in self.codes):
@@ -237,9 +233,9 @@ class ErrorResponse:
     def _is_about_model(self) -> bool:
         if not _UNKNOWN_MODEL_CODES.isdisjoint(self.codes):
             return True
-        if self.status in {400, 404} and _UNKNOWN_MODEL.search(self.searched):
+        if self.status in {400, 404} and re.search(_UNKNOWN_MODEL, self.searched):
             return True
-        return self.status == 404 and _MISSING_MODEL.search(self.searched) is not None
+        return self.status == 404 and re.search(_MISSING_MODEL, self.searched) is not None
 
 
 def _host(url: str) -> str:
@@ -297,7 +293,7 @@ def _reasons(details: list[Json]) -> list[str]:
 def _retry_delay_s(details: list[Json]) -> float | None:
     """Return the delay of a google.rpc.RetryInfo."""
     for detail in details:
-        found = _GOOGLE_DELAY.fullmatch(given) if isinstance(given := detail.get("retryDelay"), str) else None
+        found = re.fullmatch(_GOOGLE_DELAY, given) if isinstance(given := detail.get("retryDelay"), str) else None
         if found is not None and math.isfinite(wait_s := float(found[1])):
             return min(wait_s, MAX_RETRY_AFTER_S)
     return None

@@ -19,8 +19,6 @@ from sampling.backends.openai._dialects import OPENAI as OPENAI_DIALECT
 from sampling.backends.openai._dialects import Dialect, dialect_of
 from sampling.backends.openai._endpoints import PATHS, Endpoint, endpoint_url
 from sampling.backends.openai._request import encode_body
-from sampling.backends.openai._responses_answer import StreamedResponsesAnswer
-from sampling.backends.openai._responses_request import MISSING_OPTIONS
 from sampling.errors import BadRequest, Unsupported
 from sampling.messages import Generation, Request
 from sampling.parts import Media, Text
@@ -189,6 +187,8 @@ class OpenAIBackend(ChatBackend):
 
     def _new_answer(self, request: Request, input_tokens_estimate: int) -> StreamedResponse:
         if self.endpoint == "responses":
+            from sampling.backends.openai._responses_answer import StreamedResponsesAnswer  # noqa: PLC0415 - most servers do not have it
+
             return StreamedResponsesAnswer(self._redactor, input_tokens_estimate=input_tokens_estimate)
         return StreamedAnswer(
             self._redactor,
@@ -252,6 +252,9 @@ class OpenAIBackend(ChatBackend):
 
 def _support(endpoint: Endpoint, dialect: Dialect, *, drop_unsupported: bool) -> Support:
     if endpoint == "responses":
+        # Most servers do not have it.
+        from sampling.backends.openai._responses_request import MISSING_OPTIONS  # noqa: PLC0415
+
         return Support("the OpenAI Responses API", (*TEXT_PARTS, Media), MISSING_OPTIONS, drop_unsupported)
     if endpoint == "completions":
         without = [*dialect.without, "tools", "tool_choice", "reasoning_effort"]

@@ -9,7 +9,6 @@ from sampling.backends.http._body import add_extra, encode_json, resolve_model
 from sampling.backends.openai._dialects import COMPATIBLE, Dialect
 from sampling.backends.openai._endpoints import Endpoint
 from sampling.backends.openai._messages import wire_messages, wire_tool_choice, wire_tools
-from sampling.backends.openai._responses_request import responses_body
 from sampling.errors import BadRequest
 from sampling.messages import Message, Options, Request
 
@@ -36,6 +35,9 @@ def encode_body(  # noqa: PLR0913 - each of them changes the body
     options = request.options
     name = resolve_model(options.model or model, "OPENAI_MODEL")
     if endpoint == "responses":
+        # Most servers do not have it.
+        from sampling.backends.openai._responses_request import responses_body  # noqa: PLC0415
+
         body = responses_body(request, name, structured)
     else:
         body = _completions_body(request, name, endpoint, max_tokens_name, structured, dialect)
