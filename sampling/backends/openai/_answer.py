@@ -183,7 +183,9 @@ class StreamedAnswer(StreamedResponse):
         if choices:
             self._take_id(given_id)
         if self._first_chunk is None:
-            self._first_chunk = chunk
+            # Without the choices, because a stream may wait for long, and there may be thousands of them.
+            self._first_chunk = chunk.copy()
+            self._first_chunk.pop("choices", None)
         self._last_chunk = chunk
         self._model = optional(chunk, "model", str) or self._model
         piece = ""
@@ -353,15 +355,16 @@ def _gave_up(reason: str) -> ServerError:
     return error
 
 
-_USAGE_FIELDS = frozenset({"timings", "usage", "x_groq"})
+_OTHER_USAGE_FIELDS = frozenset({"timings", "x_groq"})
 
 
 def _usage_of(chunk: Json, choices: list[Json]) -> Usage | None:
     """Return the usage of a chunk: its own, that of Groq's extension, Moonshot's choice, or llama.cpp's timings."""
-    if _USAGE_FIELDS.isdisjoint(chunk) and not (choices and "usage" in choices[-1]):
-        return None
     given = object_or_none(chunk, "usage")
     if given is None:
+        # Most chunks have none at all.
+        if _OTHER_USAGE_FIELDS.isdisjoint(chunk) and not (choices and "usage" in choices[-1]):
+            return None
         groq = chunk.get("x_groq")
         given = object_or_none(cast("Json", groq), "usage") if isinstance(groq, dict) else None
     if given is None and choices:
