@@ -25,6 +25,9 @@ AIOMETER = Peer(
     "1.0.0",
     others=tuple((package, version(package)) for package in ("anyio", "attrs", "structlog", "tenacity")),
 )
+AT_ONCE = (64, 256)
+"""The items in flight. The journal writes as many in one transaction."""
+
 JOURNAL_SHARE = 0.4
 JOURNAL_COST = 1.4
 RESUME_BOUND = 5.0
@@ -44,7 +47,13 @@ def run(settings: Settings) -> list[Section]:
 
 
 def _speed(folder: str, items: int, settings: Settings) -> Section:
-    found: dict[str, list[float]] = _measure("versus", items, folder, peer=settings.peers) or {}
+    peers = {AIOMETER.package: AIOMETER.version} if settings.peers else {}
+    rows = tuple(_speed_of(at_once, folder, items, settings) for at_once in AT_ONCE)
+    return Section("Fan-out", "items a second, the median of all turns", rows, peers)
+
+
+def _speed_of(at_once: int, folder: str, items: int, settings: Settings) -> Row:
+    found: dict[str, list[float]] = _measure("versus", items, folder, at_once, peer=settings.peers) or {}
     turns = {way: [items / len(seconds) / one for one in seconds] for way, seconds in found.items()}
     rates = {way: median(turns[way]) if way in turns else None for way in ("ours", "journal", "aiometer")}
     checks = (Check("ours ÷ journal", ratio(rates["ours"], rates["journal"]), JOURNAL_COST),)
@@ -55,9 +64,7 @@ def _speed(folder: str, items: int, settings: Settings) -> Section:
         )
     else:
         del rates["aiometer"]
-    peers = {AIOMETER.package: AIOMETER.version} if settings.peers else {}
-    row = Row(f"{items:,} items, 64 at once", dict(rates), checks, {"turns": turns})
-    return Section("Fan-out", "items a second, the median of all turns", (row,), peers)
+    return Row(f"{items:,} items, {at_once} at once", dict(rates), checks, {"turns": turns})
 
 
 def _resume(journal: Path, items: int) -> Section:
@@ -99,14 +106,14 @@ def _micro(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e6
 
 
-def _measure(way: str, items: int, where: Path | str | None, *, peer: bool = False) -> Any:
+def _measure(way: str, items: int, where: Path | str | None, at_once: int = AT_ONCE[0], *, peer: bool = False) -> Any:
     try:
         python = AIOMETER.python() if peer else Path(sys.executable)
     except NotMeasuredError as error:
         shout(f"{way} is NOT MEASURED: {error}")
         return None
     command = [str(python), "-m", "benchmarks.fanout_side", way, str(items), *([str(where)] if where else [])]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "SAMPLING_PLUGINS": "off"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "SAMPLING_PLUGINS": "off", "AT_ONCE": str(at_once)}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         shout(f"{way} is NOT MEASURED: {done.stderr.strip()[-500:]}")

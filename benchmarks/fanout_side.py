@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
-import resource
+import os
 import sqlite3
 import sys
 import time
@@ -23,9 +23,10 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 
+from benchmarks.resident import peak_bytes
 from sampling import RejectionSamplingStrategy, Request
 
-AT_ONCE = 64
+AT_ONCE = int(os.environ.get("AT_ONCE", "64"))
 STRATEGY = RejectionSamplingStrategy()
 SMALL = 10_000
 WINDOW = 1_000
@@ -83,7 +84,7 @@ async def versus(items: int, folder: str | None = None) -> dict[str, list[float]
     for turn in range(turns):
         for way, measure in ways.items():
             gc.collect()
-            journal = f"{folder}/{turn}.db" if way == "journal" else None
+            journal = f"{folder}/{AT_ONCE}-{turn}.db" if way == "journal" else None
             found[way].append((await measure(items // turns, journal))["seconds"])
     return found
 
@@ -110,7 +111,7 @@ async def stream(items: int, _journal: str | None = None) -> dict[str, float]:
     short = [await _cpu_per_item(SMALL) for _ in range(5)]
     long = await _cpu_per_item(items)
     short += [await _cpu_per_item(SMALL) for _ in range(5)]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = peak_bytes() / 1e6
     # Medians on both sides, so that a slow phase of the machine favours neither.
     return {"few": median(window for run in short for window in run), "many": median(long), "megabytes": peak}
 

@@ -18,6 +18,7 @@ from typing import Any
 import anyio
 
 from benchmarks.http_server import MODEL, QUESTION
+from benchmarks.resident import peak_bytes
 from sampling import RejectionSamplingStrategy
 from sampling.backends.openai import OpenAIBackend
 from sampling.load import (
@@ -84,7 +85,7 @@ async def main(order: dict[str, Any]) -> dict[str, Any]:
         "client_limit": report.client_limit,
         "cpu_s": cpu_s,
         "cpu_us": 1e6 * cpu_s / max(1, report.admitted),
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
+        "peak_mb": peak_bytes() / 1e6,
     }
 
 

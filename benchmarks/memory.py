@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio  # noqa: TID251 - the peers know no other event loop, and their environments have no anyio
 import gc
 import importlib
-import os
 import subprocess
 import sys
 import tracemalloc
@@ -19,6 +18,7 @@ from statistics import median
 
 from benchmarks.peers import MELLEA
 from benchmarks.report import Check, Row, Section, Settings, shout
+from benchmarks.resident import resident_bytes
 from benchmarks.scenarios import Prepare, Scenario, Tally
 from benchmarks.worker import ROOT, NotMeasuredError, WrongWorkError
 
@@ -88,11 +88,6 @@ async def hold(prepare: Prepare, calls: int, meter: Callable[[], int]) -> float:
     return held / calls
 
 
-def resident() -> int:
-    """Return the resident memory of this process, in bytes."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def allocated() -> int:
     """Return the memory allocated by Python, in bytes."""
     return tracemalloc.get_traced_memory()[0]
@@ -102,4 +97,4 @@ if __name__ == "__main__":
     contender: Prepare = importlib.import_module(f"benchmarks.{sys.argv[1]}").prepare
     if sys.argv[3] == "tracemalloc":
         tracemalloc.start()
-    print(asyncio.run(hold(contender, int(sys.argv[2]), allocated if sys.argv[3] == "tracemalloc" else resident)))
+    print(asyncio.run(hold(contender, int(sys.argv[2]), allocated if sys.argv[3] == "tracemalloc" else resident_bytes)))

@@ -30,6 +30,7 @@ import anyio
 import attrs
 import structlog
 
+from benchmarks.resident import resident_bytes
 from benchmarks.worker import ROOT
 from sampling import (
     Budget,
@@ -65,12 +66,6 @@ class Counts:
     memory_mb: float
 
 
-def resident_mb() -> float:
-    """Return the resident memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
 def now() -> Counts:
     """Count what this process holds."""
     gc.collect()
@@ -80,7 +75,7 @@ def now() -> Counts:
         threading.active_count(),
         len(left.sockets),
         len(list(Path("/dev/fd").iterdir())),
-        resident_mb(),
+        resident_bytes() / 1e6,
     )
 
 
@@ -105,9 +100,9 @@ def run_batches(batches: Sequence[tuple[int, int]]) -> tuple[int, float]:
             raise
         if number == min(2 * len(scenarios), len(batches) - 1):
             gc.collect()
-            warm_mb = resident_mb()
+            warm_mb = resident_bytes() / 1e6
     gc.collect()
-    return runs, resident_mb() - warm_mb
+    return runs, resident_bytes() / 1e6 - warm_mb
 
 
 def batches_of(schedules: int, scenarios: int) -> Iterator[tuple[int, int]]:

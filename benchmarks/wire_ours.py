@@ -15,6 +15,7 @@ import structlog
 from anyio.lowlevel import checkpoint
 
 from benchmarks.http_line import Json
+from benchmarks.resident import resident_bytes
 from benchmarks.wire_round import QUESTION, Ask, Task, all_at_once, answers_job, check_answer, serve
 from benchmarks.wire_server import BREADTH, HOLD, MODEL
 from sampling import Message, RejectionSamplingStrategy, Request, fan_out
@@ -133,11 +134,6 @@ async def many(question: Json) -> Json:
     return {"cpu_s": took}
 
 
-def _resident_bytes() -> int:
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(status.partition("VmRSS:")[2].split()[0]) * 1024
-
-
 async def memory(question: Json) -> Json:
     """Measure the resident memory of open streams. The buffers of sockets are the kernel's."""
     connections = question["held"]
@@ -145,10 +141,10 @@ async def memory(question: Json) -> Json:
         async with _held({"held": 20}, backend):
             pass
         gc.collect()
-        before = _resident_bytes()
+        before = resident_bytes()
         async with _held(question, backend):
             gc.collect()
-            return {"bytes": (_resident_bytes() - before) / connections}
+            return {"bytes": (resident_bytes() - before) / connections}
 
 
 async def race(question: Json) -> Json:

@@ -4,8 +4,10 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from contextlib import suppress
+from functools import partial
 from typing import Any, NotRequired, cast, get_type_hints
+from weakref import WeakKeyDictionary
 
 import attrs
 
@@ -161,9 +163,31 @@ def _bound_names(function: Callable[..., Any]) -> set[str]:
     return set(function.keywords) if isinstance(function, partial) else set()
 
 
-@lru_cache(maxsize=1024)
+_function_adapters: "WeakKeyDictionary[Any, Any]" = WeakKeyDictionary()
+_method_adapters: "WeakKeyDictionary[Any, Any]" = WeakKeyDictionary()
+"""The adapters of functions, as long as these exist: an application may make tools of its own for every request."""
+
+
 def _adapter(function: Callable[..., Any]) -> Any:
     """Return a pydantic adapter for the arguments of a function, as a typed dict."""
+    adapters, key = _function_adapters, function
+    if inspect.ismethod(function):
+        # Python makes a method each time that it is read from its object, which must not be kept alive.
+        adapters, key = _method_adapters, function.__func__
+    try:
+        adapter = adapters.get(key)
+    except TypeError:
+        # It can't be hashed.
+        return _new_adapter(function)
+    if adapter is None:
+        adapter = _new_adapter(function)
+        # Where a weak reference is not possible, it is made again for each call.
+        with suppress(TypeError):
+            adapters[key] = adapter
+    return adapter
+
+
+def _new_adapter(function: Callable[..., Any]) -> Any:
     name = _name_of(function)
     try:
         from pydantic import ConfigDict, TypeAdapter, with_config  # noqa: PLC0415 - an extra, only for functions

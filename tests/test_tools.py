@@ -1,8 +1,11 @@
 """Tools made by hand, and of functions."""
 
+import gc
+import weakref
 from functools import partial
 from typing import Annotated, Literal
 
+import attrs
 import pytest
 
 from sampling import Options, Tool, ToolCall, tool
@@ -215,3 +218,58 @@ def test_an_object_that_can_be_called_is_a_tool():
     made = tool(Forecast())
     assert ("Forecast", "Forecast the weather.") == (made.name, made.description)
     assert "rain in Oslo" == made(**made.arguments_of(ToolCall("1", "Forecast", '{"city": "Oslo"}')))
+
+
+class Session:
+    """An object with a tool, such as the connection of one request to a database."""
+
+    def search(self, query: str) -> str:
+        """Search."""
+        return query
+
+    def __call__(self, query: str) -> str:
+        """Search."""
+        return query
+
+
+def closure_over(session):
+    def search(query: str) -> str:
+        """Search."""
+        return session.search(query)
+
+    return search
+
+
+@pytest.mark.parametrize(
+    "function_of",
+    [
+        pytest.param(lambda session: session.search, id="method"),
+        pytest.param(lambda session: session, id="object"),
+        pytest.param(closure_over, id="closure"),
+        pytest.param(lambda session: partial(session.search), id="partial"),
+    ],
+)
+def test_a_tool_that_is_gone_keeps_nothing_alive(function_of):
+    """A service may make tools for every request: their objects are freed with them, and not kept in a cache."""
+    session = Session()
+    made = tool(function_of(session))
+    assert {"query": "rain"} == made.arguments_of(ToolCall("1", made.name, '{"query": "rain"}'))
+    gone = weakref.ref(session)
+    del session, made
+    gc.collect()
+    assert gone() is None
+
+
+def test_an_unhashable_object_is_a_tool():
+    """A callable object that compares by value can't be a key of a cache, and is a tool all the same."""
+
+    @attrs.define
+    class Search:
+        limit: int
+
+        def __call__(self, query: str) -> str:
+            """Search."""
+            return query * self.limit
+
+    made = tool(Search(2))
+    assert {"query": "a"} == made.arguments_of(ToolCall("1", made.name, '{"query": "a"}'))
