@@ -24,7 +24,13 @@ from sampling._engine.records import OrderedQueue, Prefix, ResultQueue
 from sampling._engine.scope import Scope, enter_attempt, enter_call, leave_attempts, leave_call
 from sampling._engine.tracking import Tracker
 from sampling._engine.validation import CheckDefect, CutShort
-from sampling._event_loop import cancellation_requested, cancellations, raise_if_cancelled
+from sampling._event_loop import (
+    cancellation_requested,
+    cancellations,
+    heed_past_cancellations,
+    ignore_past_cancellations,
+    raise_if_cancelled,
+)
 from sampling._log import Logger
 from sampling.budgets import Budget
 from sampling.errors import BadVerdict, BudgetExceeded, SelectionFailed, UnexpectedCancellation
@@ -142,6 +148,7 @@ class Run(Generic[T]):
             scope.holding = call.holding
         silent = self._emitter.silent
         entered = enter_call(scope)
+        past = ignore_past_cancellations(call.cancelled)
         try:
             if not silent:
                 await self._announce_start()
@@ -159,6 +166,7 @@ class Run(Generic[T]):
         else:
             return result if silent else await self._announce_end(result, None)
         finally:
+            heed_past_cancellations(past)
             leave_call(entered)
 
     def _learn(self) -> None:

@@ -278,6 +278,95 @@ class TestUnexpectedCancellation:
         assert {UnexpectedCancellation} == {type(failure.error) for failure in result.hook_failures}
 
 
+class TestACallThatCleansUp:
+    """A task of asyncio counts its cancellations, and still does so while it cleans up after one."""
+
+    @staticmethod
+    def busy_once(fails):
+        async def backend(request):
+            await checkpoint()
+            if request.attempt == 0:
+                await fails()
+            return "yes"
+
+        return backend
+
+    @staticmethod
+    async def be_busy():
+        raise TransientError("busy")
+
+    @pytest.mark.parametrize("breadth", [1, 3])
+    @pytest.mark.parametrize("fails", [be_busy, raise_cancellation])
+    def test_a_shielded_call_survives_an_error(self, run, breadth, fails):
+        """Semantics 10 and 11: the cancellation around the call was answered before the call, and is not its own."""
+
+        async def main():
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                try:
+                    await anyio.sleep(1)
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        answers.append(await sample(wide(breadth, 2), self.busy_once(fails)))
+            return scope.cancelled_caught
+
+        answers = []
+        assert run(main)
+        [result] = answers
+        assert result.success
+        assert result.errors
+
+    @pytest.mark.parametrize("breadth", [1, 3])
+    @pytest.mark.parametrize("fails", [be_busy, raise_cancellation])
+    def test_so_does_one_after_a_native_cancellation(self, breadth, fails):
+        """Semantics 10: `Task.cancel` before the call is not a request to end the call."""
+
+        async def main():
+            try:
+                await asyncio.sleep(100)
+            except asyncio.CancelledError:
+                return await sample(wide(breadth, 2), self.busy_once(fails))
+
+        async def cancelled():
+            task = asyncio.create_task(main())
+            await asyncio.sleep(0)
+            task.cancel()
+            return await task
+
+        assert asyncio.run(cancelled()).success
+
+    @pytest.mark.parametrize("breadth", [1, 3])
+    @pytest.mark.parametrize("before", [0, 1])
+    def test_a_further_native_cancellation_ends_it(self, breadth, before):
+        """Semantics 10: before its first await, or in it, and whatever the backend makes of it."""
+
+        async def backend(request):
+            try:
+                await asyncio.sleep(100)
+            except asyncio.CancelledError:
+                raise RuntimeError("in the cleanup") from None
+
+        async def main():
+            try:
+                await asyncio.sleep(100)
+            except asyncio.CancelledError:
+                if before:
+                    asyncio.current_task().cancel()
+                await sample(wide(breadth, 2), backend)
+
+        async def cancelled():
+            task = asyncio.create_task(main())
+            await asyncio.sleep(0)
+            task.cancel()
+            if not before:
+                await asyncio.sleep(0.01)
+                task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(cancelled())
+
+
 async def checkpointed(text):
     await checkpoint()
     return text
