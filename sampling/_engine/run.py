@@ -26,10 +26,10 @@ from sampling._engine.tracking import Tracker
 from sampling._engine.validation import CheckDefect, CutShort
 from sampling._event_loop import (
     cancellation_requested,
-    cancellations,
     heed_past_cancellations,
     ignore_past_cancellations,
     raise_if_cancelled,
+    without_cancellations,
 )
 from sampling._log import Logger
 from sampling.budgets import Budget
@@ -479,7 +479,7 @@ class Run(Generic[T]):
         if isinstance(error, CheckDefect):
             error = error.error
             self._defects += (error,)
-        failed = _without_cancellations(error)
+        failed = without_cancellations(error)
         if failed is None:
             if cancellation_requested():
                 return attempt.record("cancelled")
@@ -709,14 +709,6 @@ def _unexpected(error: BaseException) -> UnexpectedCancellation:
     unexpected = UnexpectedCancellation()
     unexpected.__cause__ = error
     return unexpected
-
-
-def _without_cancellations(error: BaseException) -> BaseException | None:
-    """Return an exception without the cancellations in it, or None if nothing is left."""
-    cancelled = cancellations()
-    if isinstance(error, BaseExceptionGroup):
-        return error.split(cancelled)[1]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return None if isinstance(error, cancelled) else error
 
 
 def _equal(one: Request, other: Request) -> bool:

@@ -13,7 +13,7 @@ import anyio.to_thread
 from anyio.lowlevel import RunVar
 
 from sampling._engine.judge import Judge
-from sampling._event_loop import cancellation_requested, cancellations, limiter_of_this_loop, watchdog
+from sampling._event_loop import as_exception, limiter_of_this_loop, watchdog
 from sampling._picklable import Picklable
 from sampling.errors import BadVerdict, CheckTimeout, FatalError, UnexpectedCancellation
 from sampling.messages import Action
@@ -25,7 +25,6 @@ __all__ = [
     "Checking",
     "CutShort",
     "PartialText",
-    "as_exception",
     "check",
     "first_error",
     "may_still_pass",
@@ -209,7 +208,7 @@ class Checking:
                 self._said[index] = await _finish_check(requirement, rest, timeout_s)
             except BaseException as error:  # noqa: BLE001, ASYNC103 - collected, so that one does not hide another
                 # A task group would swallow a cancellation that nobody requested, and the check with it.
-                unbearable[index] = as_exception(error)
+                unbearable[index] = as_exception(error, UnexpectedCancellation)
 
         begun = zip(self._requirements, self._said, strict=True)
         waiting = [
@@ -263,17 +262,6 @@ def _close(said: Iterable[_Said]) -> None:
             close()
 
 
-def as_exception(error: BaseException) -> Exception:
-    """Return an exception to collect, or raise what must end the task at once."""
-    if isinstance(error, Exception):
-        return error
-    if not isinstance(error, cancellations()) or cancellation_requested():
-        raise error
-    unexpected = UnexpectedCancellation()
-    unexpected.__cause__ = error
-    return unexpected
-
-
 def first_error(failed: Iterable[Validation]) -> Exception | None:
     """Return the exception of the first check that raised."""
     for validation in failed:
@@ -310,6 +298,11 @@ async def _finish_check(
         raise
     except Exception as error:  # noqa: BLE001 - a check that raises is a failed check
         return _broken(requirement, error)
+    except BaseExceptionGroup as group:
+        raised = as_exception(group, UnexpectedCancellation)
+        if isinstance(raised, UnexpectedCancellation):
+            raise raised from group
+        return _broken(requirement, raised)
     return requirement.read_verdict(verdict)
 
 

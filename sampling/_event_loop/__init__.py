@@ -18,6 +18,7 @@ from anyio.lowlevel import EventLoopToken, RunVar, checkpoint_if_cancelled, curr
 __all__ = [
     "EventLoop",
     "Wakeup",
+    "as_exception",
     "call_in_loop",
     "cancellation_requested",
     "cancellations",
@@ -27,6 +28,7 @@ __all__ = [
     "raise_if_cancelled",
     "running_loop",
     "running_loop_name",
+    "without_cancellations",
 ]
 
 
@@ -79,6 +81,32 @@ async def raise_if_cancelled() -> None:
     if _cancelled_natively():
         # `Task.cancel` raises only once, and that exception is gone.
         raise anyio.get_cancelled_exc_class()
+
+
+def without_cancellations(error: BaseException) -> BaseException | None:
+    """Return an exception without the cancellations in it, or None if nothing is left."""
+    cancelled = cancellations()
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(cancelled)[1]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return None if isinstance(error, cancelled) else error
+
+
+def as_exception(error: BaseException, unexpected: Callable[[], Exception]) -> Exception:
+    """
+    Return an exception to collect, or raise what must end the task at once.
+
+    A cancellation that nobody requested is replaced by `unexpected`, and left out of a group that has errors, too.
+    """
+    rest = without_cancellations(error)
+    if rest is not error and cancellation_requested():
+        raise error
+    if rest is None:
+        replacement = unexpected()
+        replacement.__cause__ = error
+        return replacement
+    if not isinstance(rest, Exception):
+        raise error
+    return rest
 
 
 def ignore_past_cancellations(cancelled: type[BaseException]) -> "Token[_Past] | None":

@@ -4,6 +4,7 @@ import asyncio  # noqa: TID251 - its cancellation, wherever it is raised
 import json
 import math
 import time
+from functools import partial
 
 import anyio
 import pytest
@@ -16,17 +17,26 @@ from sampling import (
     Budget,
     Diverse,
     EscalationStrategy,
+    Fallback,
     FatalError,
     Generation,
     Hooks,
     IterationFinished,
+    IterationStarted,
+    LoopFinished,
+    LoopStarted,
     MajorityVotingStrategy,
     MultiTurnStrategy,
     Options,
     RejectionSamplingStrategy,
     Requirement,
+    Retrying,
+    TextGrown,
     Tier,
+    ToolCall,
+    ToolLoop,
     TransientError,
+    tool,
 )
 from sampling.errors import (
     AnswerRejected,
@@ -276,6 +286,103 @@ class TestUnexpectedCancellation:
         assert 4 == len(result.slices)
         assert "exhausted" == result.stop_reason
         assert {UnexpectedCancellation} == {type(failure.error) for failure in result.hook_failures}
+
+
+async def raise_group(*others):
+    """Raise a cancellation inside of a group, as a nursery does whose task leaks one."""
+    try:
+        await raise_cancellation()
+    except BaseException as error:
+        raise BaseExceptionGroup("leaked", [error, *others]) from None
+
+
+GROUPS = {"with an error": partial(raise_group, RuntimeError("broken")), "alone": raise_group}
+
+
+class TestUnexpectedCancellationInAGroup:
+    @pytest.mark.parametrize("breadth", [1, 3])
+    @pytest.mark.parametrize("kind", GROUPS)
+    @pytest.mark.parametrize("event", [LoopStarted, IterationStarted, TextGrown, IterationFinished, LoopFinished])
+    def test_a_hook_does_not_undo_the_winner(self, run, breadth, kind, event):
+        """Semantics 3 and 10: neither while the call runs, nor while its losers are cancelled."""
+        hooks = Hooks()
+
+        @hooks.on(event)
+        async def leaks(event):
+            await GROUPS[kind]()
+
+        result = run(sample, wide(breadth, 2), ScriptedBackend(["yes"] * 3), hooks=hooks)
+        assert result.success
+        expected = ExceptionGroup if kind == "with an error" else UnexpectedCancellation
+        assert {expected} >= {type(failure.error) for failure in result.hook_failures}
+
+    @pytest.mark.parametrize("breadth", [1, 3])
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_a_check_makes_its_attempt_invalid(self, run, breadth, number):
+        """Semantics 6: a group with an error is an error of the check, not of the attempt."""
+        raised = []
+
+        async def check(text):
+            if len(raised) < breadth:
+                raised.append(text)
+                await GROUPS["with an error"]()
+            return True
+
+        reqs = [Requirement("leaks", check=check), Requirement("passes", check=lambda text: checkpointed(True))][
+            :number
+        ]
+        result = run(sample, wide(breadth, 2), lambda request: checkpointed("yes"), reqs)
+        assert result.success
+        assert {"invalid", "valid"} <= {one.outcome for one in result.attempts}
+
+    @pytest.mark.parametrize("kind", GROUPS)
+    def test_a_tool_that_raises_it_has_failed(self, run, kind):
+        """Semantics 10: the model is told, as of any other failure of a tool."""
+
+        async def weather(city: str) -> str:
+            """Look up the weather."""
+            await GROUPS[kind]()
+            return "never"
+
+        async def backend(request):
+            await checkpoint()
+            if request.messages[-1].role == "tool":
+                return "yes"
+            return Generation("", finish_reason="tool_calls", tool_calls=[ToolCall("1", "weather", '{"city": "Oslo"}')])
+
+        assert run(sample, wide(1), ToolLoop(backend, [tool(weather)])).success
+
+    @pytest.mark.parametrize("leak", [raise_cancellation, raise_group])
+    def test_a_layer_sees_a_transient_error(self, run, leak):
+        """Semantics 10: a layer that retries transient errors retries this one, and one that falls back does so."""
+        sent = []
+
+        async def backend(request):
+            sent.append(request)
+            if len(sent) == 1:
+                await leak()
+            return await checkpointed("yes")
+
+        assert run(sample, wide(1), Retrying(backend)).success
+        sent.clear()
+        assert run(sample, wide(1), Fallback(backend, backend, on=TransientError)).success
+
+    @pytest.mark.parametrize("layer", [Retrying, lambda inner: Fallback(inner, inner, on=TransientError)])
+    def test_the_callers_own_cancellation_passes_through_layers(self, run, layer):
+        """Semantics 10: no request follows it."""
+        sent = []
+
+        async def backend(request):
+            sent.append(request)
+            await anyio.sleep(100)
+
+        async def main():
+            with anyio.move_on_after(1) as scope:
+                await sample(wide(1, 2), layer(backend))
+            return scope.cancelled_caught
+
+        assert run(main)
+        assert 1 == len(sent)
 
 
 class TestACallThatCleansUp:
