@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 from anyio.lowlevel import RunVar
 
+from sampling._engine.decisions import leaves
 from sampling._engine.judge import Judge
 from sampling._event_loop import as_exception, limiter_of_this_loop, watchdog
 from sampling._picklable import Picklable
@@ -27,6 +28,7 @@ __all__ = [
     "PartialText",
     "check",
     "first_error",
+    "is_defect",
     "may_still_pass",
     "parse",
 ]
@@ -320,8 +322,22 @@ def _raise_defect(error: Exception) -> None:
     """Raise `CheckDefect` for a misspelt name or a missing import in the code of a check or parser."""
     if isinstance(error, CheckDefect) or (isinstance(error, RecursionError) and not _overflowed(error)):
         raise error
-    if isinstance(error, NameError | ImportError) and not _raised_by_generated_code(error):
+    if is_defect(error, __file__):
         raise CheckDefect(error) from error
+
+
+def is_defect(error: Exception, caller: str) -> bool:
+    """
+    Return whether a misspelt name or a missing import in somebody's code raised an error, or one in a group.
+
+    `caller` is the file that called that code.
+    """
+    called = _frames_inside(error, caller)
+    own = called[0] if called else None
+    return any(
+        isinstance(leaf, NameError | ImportError) and not _raised_by_generated_code(_frames_inside(leaf, caller), own)
+        for leaf in leaves(error)
+    )
 
 
 def _overflowed(error: RecursionError) -> bool:
@@ -329,19 +345,22 @@ def _overflowed(error: RecursionError) -> bool:
     return str(error).startswith("maximum recursion depth exceeded")
 
 
-def _raised_by_generated_code(error: Exception) -> bool:
-    """Return whether the traceback leads through code that is in no module, such as an answer that a check runs."""
-    frames = _frames_of(error)
-    # Everything up to the last frame of this file called the check.
-    called = max((index for index, frame in enumerate(frames) if frame.f_code.co_filename == __file__), default=-1)
-    inside = frames[called + 1 :]
-    if inside and _same_source(inside[-1], inside[0]):
+def _raised_by_generated_code(frames: list[FrameType], own: FrameType | None) -> bool:
+    """Return whether the frames lead through code that is in no module, such as an answer that a check runs."""
+    if own is None or not frames or _same_source(frames[-1], own):
         # The answer may have called it, but the check's own code raised the error.
         return False
-    return any(not _is_in_module(frame) and not _same_source(frame, inside[0]) for frame in inside[1:])
+    return any(not _is_in_module(frame) and not _same_source(frame, own) for frame in frames)
 
 
-def _frames_of(error: Exception) -> list[FrameType]:
+def _frames_inside(error: BaseException, caller: str) -> list[FrameType]:
+    """Return the frames of an error below the file that called the code."""
+    frames = _frames_of(error)
+    called = max((index for index, frame in enumerate(frames) if frame.f_code.co_filename == caller), default=-1)
+    return frames[called + 1 :]
+
+
+def _frames_of(error: BaseException) -> list[FrameType]:
     frames: list[FrameType] = []
     traceback = error.__traceback__
     while traceback is not None:

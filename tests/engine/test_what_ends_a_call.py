@@ -614,6 +614,39 @@ class TestDefectsOfChecks:
             await wide(breadth, 4).sample(action, None, backend, reqs)
         assert len(backend.requests) <= breadth
 
+    def test_a_misspelt_name_in_a_task_of_a_check_ends_the_call_at_once(self, run):
+        """Semantics 5 and 6: a group counts as its leaves do."""
+
+        async def misspelt():
+            await checkpoint()
+            lenght  # noqa: B018, F821
+
+        async def check(text):
+            async with anyio.create_task_group() as group:
+                group.start_soon(misspelt)
+                group.start_soon(anyio.sleep, 1)
+            return True
+
+        backend = ScriptedBackend(["text"] * 4)
+        with pytest.raises(ExceptionGroup) as caught:
+            run(sample, wide(1, 4), backend, [check])
+        assert [NameError] == [type(error) for error in caught.value.exceptions]
+        assert 1 == len(backend.requests)
+
+    def test_an_error_of_the_answer_in_a_task_makes_it_invalid(self, run):
+        """Semantics 6: in a group, too, the answer may have the typo."""
+
+        async def execute(text):
+            exec(text, {})  # noqa: S102 - the point of this test
+
+        async def check(text):
+            async with anyio.create_task_group() as group:
+                group.start_soon(execute, text)
+            return True
+
+        result = run(sample, wide(1, 2), lambda request: checkpointed("undefined_name"), [check])
+        assert 2 == len(result.slices)
+
     def test_a_missing_import_ends_the_call_at_once(self, run):
         """Semantics 6: as a misspelt name does."""
 
