@@ -36,6 +36,7 @@ from sampling import (
     ToolCall,
     ToolLoop,
     TransientError,
+    checks,
     tool,
 )
 from sampling.errors import (
@@ -591,7 +592,6 @@ class TestDefectsOfChecks:
     @pytest.mark.anyio
     async def test_a_misspelt_name_ends_the_call_at_once(self, kind, breadth, anyio_backend):
         """Semantics 6: a typo costs one request, and the model is not blamed."""
-        from sampling import Action, checks
 
         def misspelt(text):
             return lenght(text) > 3  # noqa: F821 - the point of this test
@@ -850,6 +850,33 @@ class TestRequirements:
         strategy = wide(1, requirements=[checker.check])
         result = run(sample, strategy, lambda request: checkpointed("a"), [checker.check, checker.check])
         assert 1 == Checker.calls == len(result.best.validations)
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: checks.length(max_words=3),
+            lambda: checks.matches("yes", "agrees"),
+            lambda: checks.not_(checks.one_of("no", "maybe")),
+            lambda: checks.all_of(checks.length(max_words=3), checks.python_parses()),
+            lambda: checks.weighted([(checks.length(max_words=3), 2)], at_least=0.5),
+        ],
+    )
+    def test_a_ready_made_one_made_twice_is_checked_once(self, run, make):
+        """Semantics 7: the same arguments make the same requirement, and the model is told its reason once."""
+        result = run(sample, wide(1, requirements=[make()]), lambda request: checkpointed("yes"), [make()])
+        assert 1 == len(result.attempts[0].validations)
+
+    def test_ready_made_ones_with_other_arguments_are_all_checked(self, run):
+        """Semantics 7: equal descriptions alone make no duplicate."""
+        reqs = [checks.length(max_words=3), checks.length(max_words=4), *[checks.matches(one, "x") for one in "ab"]]
+        result = run(sample, wide(1), lambda request: checkpointed("yes"), reqs)
+        assert 4 == len(result.attempts[0].validations)
+
+    def test_a_sentence_and_a_judge_of_it_are_one(self, run):
+        """Semantics 7: both ask the same model the same question."""
+        backend = ScriptedBackend(["text", "yes"])
+        assert run(sample, wide(1), backend, ["is polite", checks.judge("is polite")]).success
+        assert 2 == len(backend.requests)
 
     def test_a_sentence_given_twice_is_judged_once(self, run):
         """Semantics 7: also within one list."""
