@@ -176,7 +176,14 @@ def _decision(decide: Callable[..., Any], slices: Sequence[Slice[Any]], *seen: o
     except (MemoryError, RecursionError):
         raise
     except Exception as error:
-        raise SelectionFailed(f"{_name_of(decide)} raised {error!r}", slices) from error
+        raise SelectionFailed(f"{_name_of(decide)} raised {_repr_of(error)}", slices) from error
+
+
+def _repr_of(error: Exception) -> str:
+    try:
+        return repr(error)
+    except Exception:  # noqa: BLE001 - a broken repr must not hide the error
+        return type(error).__name__
 
 
 def _name_of(method: Callable[..., Any]) -> str:

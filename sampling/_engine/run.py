@@ -16,6 +16,7 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled, current_token
 
+from sampling._arguments import short_repr
 from sampling._engine import decisions
 from sampling._engine import scope as scopes
 from sampling._engine.attempt import RunningAttempt, prepare
@@ -225,7 +226,7 @@ class Run(Generic[T]):
         except CriticalHookError as veto:
             if error is None:
                 raise veto.error from None
-            error.add_note(f"a critical hook on LoopFinished failed too: {veto.error!r}")
+            error.add_note(f"a critical hook on LoopFinished failed too: {short_repr(veto.error)}")
         return None if result is None else attrs.evolve(result, hook_failures=self.hook_failures)
 
     async def _make_attempts(self) -> None:

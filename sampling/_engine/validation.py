@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 from anyio.lowlevel import RunVar
 
+from sampling._arguments import message_or
 from sampling._engine.decisions import leaves
 from sampling._engine.judge import Judge
 from sampling._event_loop import as_exception, limiter_of_this_loop, watchdog
@@ -56,7 +57,11 @@ def parse(action: Action[T], text: str) -> tuple[T | None, Validation | None]:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a parser raises means that it can't be parsed
         _raise_defect(error)
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error) or "it is malformed"
+        reason = (
+            "it is nested too deeply"
+            if isinstance(error, RecursionError)
+            else message_or(error, "") or "it is malformed"
+        )
         return None, Validation(False, reason, requirement=PARSES)
     if iscoroutine(value):
         value.close()

@@ -47,6 +47,7 @@ from sampling.errors import (
     NestedTooDeeply,
     QuotaExhausted,
     RequestTooLarge,
+    SelectionFailed,
     UnexpectedCancellation,
 )
 from sampling.testing import After, ScriptedBackend
@@ -707,6 +708,48 @@ class TestDefectsOfChecks:
         assert "- has a name: it could not be checked\n" in told
         assert "KeyError" not in told
         assert "secret" not in told
+
+
+class Unprintable(Exception):
+    """An exception whose own code is broken."""
+
+    def __str__(self):
+        raise RuntimeError("broken")
+
+    __repr__ = __str__
+
+
+def raise_unprintable(*_):
+    raise Unprintable
+
+
+class TestExceptionsThatCanNotBePrinted:
+    def test_of_a_parser(self, run):
+        """S17: the attempt is invalid."""
+        result = run(wide(1).sample, Action("q", raise_unprintable), None, lambda request: checkpointed("text"))
+        assert "it is malformed" == result.best.validations[0].reason
+
+    @pytest.mark.parametrize("decision", ["done", "select"])
+    def test_of_a_decision(self, run, decision, monkeypatch):
+        """It is the cause of a `SelectionFailed`, as any other."""
+        strategy = wide(1)
+        monkeypatch.setattr(strategy, decision, raise_unprintable)
+        with pytest.raises(SelectionFailed, match="Unprintable") as caught:
+            run(sample, strategy, lambda request: checkpointed("yes"))
+        assert isinstance(caught.value.__cause__, Unprintable)
+
+    def test_of_an_attempt_and_a_hook(self, run):
+        """The result can be shown, with the type."""
+
+        async def backend(request):
+            await checkpoint()
+            return raise_unprintable() if request.subsample else "no"
+
+        hooks = Hooks()
+        hooks.on(IterationFinished)(raise_unprintable)
+        result = run(sample, wide(2), backend, hooks=hooks)
+        assert "Unprintable" in result.explain()
+        assert result.to_json()
 
 
 class TestAnswersThatAreNestedTooDeeply:
