@@ -27,6 +27,14 @@ def short_repr(value: object) -> str:
     return text if len(text) <= _MAX_REPR else f"{text[: _MAX_REPR - 1]}…"
 
 
+def message_or(error: BaseException, otherwise: str) -> str:
+    """Return the message of an exception, or another text if the exception's own code is broken."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a broken message must not hide the exception
+        return otherwise
+
+
 def wrong_type(name: str, value: object, allowed: str) -> TypeError:
     """Build the TypeError for an argument of the wrong type."""
     return TypeError(f"{name} must be {allowed}, got {short_repr(value)} ({type(value).__name__})")

@@ -85,9 +85,16 @@ _ENDINGS = (
 _LONGEST_REFUSAL = 500
 
 
-def incomplete(generation: Generation, options: Options) -> Validation | None:
-    """Return why an answer is incomplete, in words that a model can act on, or None if it is complete."""
-    reason = _why_ended(generation) or _why_no_answer(generation, options)
+def incomplete(generation: Generation, options: Options, *, accepted: bool = False) -> Validation | None:
+    """
+    Return why an answer is incomplete, in words that a model can act on, or None if it is complete.
+
+    `accepted` answers may be, except for a call without any text of a tool that was not offered, which is no answer.
+    """
+    if accepted:
+        reason = None if generation.text else _why_no_call(generation, options)
+    else:
+        reason = _why_ended(generation) or _why_no_call(generation, options) or _why_no_answer(generation)
     return None if reason is None else Validation(False, reason, requirement=COMPLETE)
 
 
@@ -105,10 +112,14 @@ def _names(finish_reason: str) -> set[str]:
     return {name.strip() for name in re.split("[:.]", finish_reason.lower())}
 
 
-def _why_no_answer(generation: Generation, options: Options) -> str | None:
-    if generation.tool_calls and not (options.tools or options.extra.get("tools")):
-        names = ", ".join(dict.fromkeys([repr(call.name) for call in generation.tool_calls]))
-        return f"the answer calls {names}, but there are no tools: answer with text"
+def _why_no_call(generation: Generation, options: Options) -> str | None:
+    if not generation.tool_calls or options.tools or options.extra.get("tools"):
+        return None
+    names = ", ".join(dict.fromkeys([repr(call.name) for call in generation.tool_calls]))
+    return f"the answer calls {names}, but there are no tools: answer with text"
+
+
+def _why_no_answer(generation: Generation) -> str | None:
     if not generation.text and not generation.tool_calls and generation.reasoning:
         return "there is only reasoning and no answer: give the answer itself"
     return None

@@ -11,7 +11,7 @@ import anyio
 import attrs
 
 from sampling._arguments import check_bool, check_budgets, check_number, short_repr, wrong_type
-from sampling._event_loop import cancellation_requested, cancellations
+from sampling._event_loop import as_exception, cancellations, raise_if_cancelled, without_cancellations
 from sampling._event_loop.watchdog import warn_if_blocked
 from sampling._log import Logger
 from sampling._picklable import Picklable
@@ -373,9 +373,9 @@ class Emitter:
                     begun.append((hook, answer))
             except (MemoryError, RecursionError):
                 raise
-            except Exception as error:  # noqa: BLE001 - user code, which must not end the call
+            except BaseException as error:  # noqa: BLE001, ASYNC103 - user code, which must not end the call
                 try:
-                    self._record_failure(hook, event, error)
+                    self._record_failure(hook, event, as_exception(error, UnexpectedCancellation))
                 except CriticalHookError as critical:
                     veto = veto or critical
         if veto is not None:
@@ -408,14 +408,23 @@ class Emitter:
         except Exception as error:  # noqa: BLE001 - user code, which must not end the call
             self._record_failure(hook, event, error)
             return None
+        except BaseExceptionGroup as group:
+            return await self._fail_with_group(hook, event, group)
         except cancellations() as error:  # noqa: ASYNC103 - only a requested one ends the call
-            if cancellation_requested():
-                raise
-            unexpected = UnexpectedCancellation()
-            unexpected.__cause__ = error
-            self._record_failure(hook, event, unexpected)
+            self._record_failure(hook, event, as_exception(error, UnexpectedCancellation))
             return None  # noqa: ASYNC104
         return answer
+
+    async def _fail_with_group(self, hook: Hook, event: Event, group: BaseExceptionGroup[BaseException]) -> None:
+        """Record the errors in a group, and raise a requested cancellation by itself, so that it is taken for one."""
+        errors = without_cancellations(group)
+        if isinstance(errors, Exception):
+            self._record_failure(hook, event, errors)
+            await raise_if_cancelled()
+            return
+        if errors is None:
+            await raise_if_cancelled()
+        self._record_failure(hook, event, as_exception(group, UnexpectedCancellation))
 
     def _record_failure(self, hook: Hook, event: Event, error: Exception) -> None:
         kind = type(event).__name__

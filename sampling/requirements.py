@@ -177,7 +177,7 @@ class Requirement:
     @key.default  # pyright: ignore[reportAttributeAccessIssue, reportUntypedFunctionDecorator, reportUnknownMemberType]
     def _default_key(self) -> Hashable:
         # By value: a bound method is another object each time, and judges of one sentence are the same.
-        return self.description, _hashable(self.check), _hashable(self.partial)
+        return self.description, _value_of(self.check), _value_of(self.partial)
 
     @takes_view.default  # pyright: ignore[reportAttributeAccessIssue, reportUntypedFunctionDecorator, reportUnknownMemberType]
     def _default_takes_view(self) -> bool:
@@ -225,13 +225,52 @@ class Requirement:
         return BadVerdict(f"requirement {self.description!r}: {what}")
 
 
-def _hashable(function: object) -> Hashable:
-    """Return the function, or its identity if it can't be a key."""
+_MAX_VALUE_DEPTH = 8
+"""The depth to which the values of a check are compared."""
+
+
+def _value_of(value: object, depth: int = 0) -> Hashable:
+    """
+    Return a key that is equal for the same checks.
+
+    A ready-made check is another function each time that it is made, so it is compared by its code and its arguments.
+    """
+    if isinstance(value, Requirement):
+        return value.key
+    if depth > _MAX_VALUE_DEPTH:
+        return id(value)
+    parts = _parts_of(value)
+    if parts is not None:
+        return type(value), tuple([_value_of(part, depth + 1) for part in parts])
     try:
-        hash(function)
+        hash(value)
     except TypeError:
-        return id(function)
-    return function
+        return id(value)
+    return value
+
+
+def _parts_of(value: Any) -> Iterable[object] | None:
+    """Return the parts that make up a check or one of its arguments, or None for what is compared as it is."""
+    if isinstance(value, list | tuple):
+        return cast("Iterable[object]", value)
+    if isinstance(value, dict):
+        return [part for pair in cast("dict[object, object]", value).items() for part in pair]
+    if isinstance(value, partial):
+        return (value.func, value.args, value.keywords)  # pyright: ignore[reportUnknownMemberType]
+    return _parts_of_ready_made(value) if _is_ready_made(value) else None
+
+
+def _parts_of_ready_made(value: Any) -> Iterable[object] | None:
+    if isinstance(value, MethodType):
+        return (value.__func__, value.__self__)
+    if isinstance(value, FunctionType):
+        return (value.__code__, value.__defaults__, *[cell.cell_contents for cell in value.__closure__ or ()])
+    return attrs.astuple(value, recurse=False) if attrs.has(cast("Any", type(value))) else None
+
+
+def _is_ready_made(value: object) -> bool:
+    module = getattr(value, "__module__", None)
+    return isinstance(module, str) and module.startswith("sampling.checks.")
 
 
 RequirementLike: TypeAlias = Requirement | Check | str

@@ -6,7 +6,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 import attrs
 
-from sampling._arguments import check_bool
+from sampling._arguments import check_bool, message_or
 from sampling._frozen import quick
 from sampling._lazy import on_first_use
 from sampling._text import quoted
@@ -363,7 +363,7 @@ def _explain_validation(validation: Validation) -> str:
 
 
 def _explain_error(error: BaseException) -> str:
-    return f"{type(error).__name__}: {quoted(str(error), 200)}"
+    return f"{type(error).__name__}: {quoted(message_or(error, ''), 200)}"
 
 
 def _tally(names: Iterable[str]) -> str:

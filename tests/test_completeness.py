@@ -25,11 +25,12 @@ INCOMPLETE = [
     (Generation("12", finish_reason="SAFETY"), "content filter"),
     (Generation("12", refusal="I can't."), "I can't."),
     (Generation("", reasoning="hm"), "only reasoning"),
-    (Generation("", finish_reason="tool_calls", tool_calls=[CALL]), "there are no tools"),
+    (Generation("12", tool_calls=[CALL]), "there are no tools"),
 ]
+NOT_OFFERED = (Generation("", finish_reason="tool_calls", tool_calls=[CALL]), "there are no tools")
 
 
-@pytest.mark.parametrize(("generation", "reason"), INCOMPLETE)
+@pytest.mark.parametrize(("generation", "reason"), [*INCOMPLETE, NOT_OFFERED])
 def test_it_is_invalid_with_a_reason(run, generation, reason):
     """S22: a part of a number is not a number, and the model learns why."""
     backend = ScriptedBackend([generation, "13"])
@@ -44,6 +45,14 @@ def test_it_is_checked_like_others_if_the_caller_says_so(run, generation, reason
     """S22: `accept_incomplete=True` leaves the decision to the requirements."""
     strategy = RejectionSamplingStrategy(accept_incomplete=True)
     assert run(strategy.sample, "How many?", None, ScriptedBackend([generation])).success
+
+
+def test_a_call_of_a_tool_that_was_not_offered_is_never_an_answer(run):
+    """S22: nobody can run it, and there is no text."""
+    strategy = RejectionSamplingStrategy(accept_incomplete=True)
+    result = run(strategy.sample, "How many?", None, ScriptedBackend([NOT_OFFERED[0]]))
+    assert not result.success
+    assert NOT_OFFERED[1] in result.best.validations[0].reason
 
 
 def test_the_tiers_of_an_escalation_accept_it_too(run):

@@ -128,7 +128,7 @@ class RunningAttempt(Generic[T]):
 
     def _incomplete(self, generation: Generation) -> Validation | None:
         """Return the reason why an answer counts as incomplete, or None."""
-        return None if self.call.strategy.accept_incomplete else incomplete(generation, self.request.options)
+        return incomplete(generation, self.request.options, accepted=self.call.strategy.accept_incomplete)
 
     def _unparsed(self, text: str) -> Any:
         """Return the value of an answer that is not parsed: its text, if that is what the action asks for."""

@@ -19,6 +19,7 @@ __all__ = [
     "failure_of",
     "is_done",
     "is_settled",
+    "leaves",
     "next_stage",
     "repair",
     "select",
@@ -46,7 +47,7 @@ class Ends(IntEnum):
 
 def ended_by(error: BaseException) -> Ends:
     """Return what an error ends. A group counts as the worst of its leaves."""
-    return max(map(_ended_by_leaf, _leaves(error)))
+    return max(map(_ended_by_leaf, leaves(error)))
 
 
 def _ended_by_leaf(error: BaseException) -> Ends:
@@ -59,12 +60,13 @@ def _ended_by_leaf(error: BaseException) -> Ends:
     return Ends.ATTEMPT if isinstance(error, SamplingError) and error.retryable else Ends.SUBSAMPLE
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """Return the exceptions in a group, or the exception itself."""
     if not isinstance(error, BaseExceptionGroup):
         yield error
         return
     for part in error.exceptions:  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        yield from _leaves(part)  # pyright: ignore[reportUnknownArgumentType]
+        yield from leaves(part)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def repair(
@@ -174,7 +176,14 @@ def _decision(decide: Callable[..., Any], slices: Sequence[Slice[Any]], *seen: o
     except (MemoryError, RecursionError):
         raise
     except Exception as error:
-        raise SelectionFailed(f"{_name_of(decide)} raised {error!r}", slices) from error
+        raise SelectionFailed(f"{_name_of(decide)} raised {_repr_of(error)}", slices) from error
+
+
+def _repr_of(error: Exception) -> str:
+    try:
+        return repr(error)
+    except Exception:  # noqa: BLE001 - a broken repr must not hide the error
+        return type(error).__name__
 
 
 def _name_of(method: Callable[..., Any]) -> str:

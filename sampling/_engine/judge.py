@@ -5,8 +5,11 @@ from typing import Protocol
 
 import attrs
 
+from sampling._json.bounded import loads
+from sampling._text import unfenced
 from sampling.errors import UnclearJudgement
 from sampling.messages import Context, Message, Options
+from sampling.parts import Part, Text, ToolCall, ToolResult
 from sampling.protocols import BackendLike
 from sampling.requirements import Validation, View
 
@@ -33,12 +36,16 @@ ANSWER-{mark}>>>
 {question}"""
 
 # Reasoning models write their thoughts before the verdict, and some servers leave them in the text.
-_THOUGHTS = [
-    (re.compile(f"<{name}>", re.IGNORECASE), re.compile(f"</{name}>", re.IGNORECASE))
-    for name in ("think", "thinking", "thought", "reasoning")
-]
-_LABEL = r"(?:\W*(?:(?:my|the|final|overall)\s+)*(?:score|rating|grade|points|verdict|answer|result)\W*(?:is\b)?)?"
-_BETWEEN = " \t\r\n.:,;-–—*_/"
+_NAMES = ("think", "thinking", "thought", "reasoning")
+_THOUGHTS = [(re.compile(f"<{name}>", re.IGNORECASE), re.compile(f"</{name}>", re.IGNORECASE)) for name in _NAMES]
+_THOUGHT_TAG = re.compile(rf"<(/?)(?:{'|'.join(_NAMES)})>", re.IGNORECASE)
+_MAX_THOUGHTS = 8
+_LABELS = ("score", "rating", "grade", "points", "verdict", "answer", "result", "met", "passed")
+_LABEL = (
+    rf"(?:\W*(?:(?:my|the|final|overall)\s+)*(?:requirement\s+(?:is\s+)?)?(?:{'|'.join(_LABELS)})"
+    r"(?:\s*+\([^()\n]{0,40}\))?\W*(?:is\b)?)?"
+)
+_BETWEEN = " \t\r\n.:,;!-–—*_/"
 
 
 class Scale(Protocol):
@@ -69,7 +76,8 @@ class YesOrNo:
     """The judge replies yes or no."""
 
     # Only the first word counts: "There is no doubt: yes" must not be read as a no, nor the other way round.
-    _VERDICT = re.compile(rf"{_LABEL}\W*(yes|no)\b", re.IGNORECASE)
+    # The question itself, "yes or no", is not a verdict.
+    _VERDICT = re.compile(rf"{_LABEL}\W*(yes|no)\b(?!\W*(?:or\W+)?(?:yes|no)\W*(?:$|\n))", re.IGNORECASE)
 
     how = "Reply with the single word yes or no on the first line, and with one sentence that says why on the second."
     question = "Is the requirement met?"
@@ -77,6 +85,7 @@ class YesOrNo:
 
     def read(self, reply: str) -> Validation | None:
         """Read the first word. The text after a no is the reason."""
+        reply = _from_json(reply)
         verdict = self._VERDICT.match(reply)
         if verdict is None:
             return None
@@ -93,7 +102,8 @@ class Scored:
     # A number, and if it is one "out of" another, that one too: 7, 7.5, 7/10, "7 out of 10".
     _NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
     _SCORE = re.compile(
-        rf"{_LABEL}[^\w.+-]*(?P<score>{_NUMBER})(?![\w%]|[.,–-][0-9])(?:\s*(?:/|out of)\s*(?P<of>{_NUMBER}))?",
+        rf"{_LABEL}[^\w.+-]*(?P<score>{_NUMBER})(?![\w%]|[.,–-][0-9])"
+        rf"(?:[\s*_]*(?:/|(?:out of|of|von|sur|de)\b)[\s*_]*(?P<of>{_NUMBER}))?",
         re.IGNORECASE,
     )
 
@@ -117,6 +127,7 @@ class Scored:
 
     def read(self, reply: str) -> Validation | None:
         """Read the number that the reply begins with. A number off the scale is not a verdict."""
+        reply = _from_json(reply)
         found = self._SCORE.match(reply)
         if found is None or (found["of"] is not None and float(found["of"]) != self.out_of):
             return None
@@ -166,6 +177,27 @@ class Judge:
         return Message("system", instructions), Message("user", question)
 
 
+def _from_json(reply: str) -> str:
+    """Return the verdict and the reason of a reply that is a JSON object, or the reply itself."""
+    # Not from a block further down, which the judge may quote from the answer.
+    if not reply.lstrip().startswith(("{", "```")) or not (body := unfenced(reply)).lstrip().startswith("{"):
+        return reply
+    try:
+        fields = {name.lower(): value for name, value in loads(body).items()}
+    except ValueError:
+        return reply
+    labels = [label for label in _LABELS if isinstance(fields.get(label), str | bool | int | float)]
+    if len(labels) > 1 and "answer" in labels:
+        # The answer that was judged.
+        labels.remove("answer")
+    if len(labels) != 1:
+        return ""
+    verdict = fields.pop(labels[0])
+    if isinstance(verdict, bool):
+        verdict = "yes" if verdict else "no"
+    return "\n".join([str(verdict), *[words for words in fields.values() if isinstance(words, str)]])
+
+
 def _reason(words: str) -> str | None:
     return words.strip(_BETWEEN) or None
 
@@ -179,10 +211,15 @@ def _conversation(text: str, context: Context) -> str:
 
 
 def _shown(message: Message) -> str:
-    """Return the text of a message, or the kinds of its parts if it has none."""
-    if message.text or isinstance(message.content, str):
-        return message.text
-    return " ".join([f"[{type(part).__name__}]" for part in message.content])
+    """Return a message as text, with the kinds of parts that are none."""
+    content = message.content
+    return content if isinstance(content, str) else " ".join([_shown_part(part) for part in content])
+
+
+def _shown_part(part: Part) -> str:
+    if isinstance(part, Text | ToolResult):
+        return part.text or f"[{type(part).__name__}]"
+    return f"{part.name}({part.arguments})" if isinstance(part, ToolCall) else f"[{type(part).__name__}]"
 
 
 def _mark(text: str) -> str:
@@ -200,10 +237,22 @@ def _mark(text: str) -> str:
 
 def without_thoughts(text: str) -> str:
     """
-    Remove the first inline thoughts, in time that is linear in the text.
+    Remove inline thoughts, in time that is linear in the text.
 
-    One pattern with both tags would look for the end again from every tag that is never closed.
+    Some templates open the thoughts in the prompt, so that the reply has only the tag that closes them.
     """
+    for _ in range(_MAX_THOUGHTS):
+        rest = _without_first_thoughts(text)
+        if rest == text:
+            break
+        text = rest
+    tags = list(_THOUGHT_TAG.finditer(text))
+    # A tag that is never closed hides nothing.
+    return text[tags[-1].end() :] if tags and all(tag[1] for tag in tags) else text
+
+
+def _without_first_thoughts(text: str) -> str:
+    # One pattern with both tags would look for the end again from every tag that is never closed.
     spans: list[tuple[int, int]] = []
     for opening, closing in _THOUGHTS:
         start = opening.search(text)

@@ -16,6 +16,7 @@ import anyio
 import attrs
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled, current_token
 
+from sampling._arguments import short_repr
 from sampling._engine import decisions
 from sampling._engine import scope as scopes
 from sampling._engine.attempt import RunningAttempt, prepare
@@ -24,7 +25,13 @@ from sampling._engine.records import OrderedQueue, Prefix, ResultQueue
 from sampling._engine.scope import Scope, enter_attempt, enter_call, leave_attempts, leave_call
 from sampling._engine.tracking import Tracker
 from sampling._engine.validation import CheckDefect, CutShort
-from sampling._event_loop import cancellation_requested, cancellations, raise_if_cancelled
+from sampling._event_loop import (
+    cancellation_requested,
+    heed_past_cancellations,
+    ignore_past_cancellations,
+    raise_if_cancelled,
+    without_cancellations,
+)
 from sampling._log import Logger
 from sampling.budgets import Budget
 from sampling.errors import BadVerdict, BudgetExceeded, SelectionFailed, UnexpectedCancellation
@@ -142,6 +149,7 @@ class Run(Generic[T]):
             scope.holding = call.holding
         silent = self._emitter.silent
         entered = enter_call(scope)
+        past = ignore_past_cancellations(call.cancelled)
         try:
             if not silent:
                 await self._announce_start()
@@ -159,6 +167,7 @@ class Run(Generic[T]):
         else:
             return result if silent else await self._announce_end(result, None)
         finally:
+            heed_past_cancellations(past)
             leave_call(entered)
 
     def _learn(self) -> None:
@@ -217,7 +226,7 @@ class Run(Generic[T]):
         except CriticalHookError as veto:
             if error is None:
                 raise veto.error from None
-            error.add_note(f"a critical hook on LoopFinished failed too: {veto.error!r}")
+            error.add_note(f"a critical hook on LoopFinished failed too: {short_repr(veto.error)}")
         return None if result is None else attrs.evolve(result, hook_failures=self.hook_failures)
 
     async def _make_attempts(self) -> None:
@@ -471,7 +480,7 @@ class Run(Generic[T]):
         if isinstance(error, CheckDefect):
             error = error.error
             self._defects += (error,)
-        failed = _without_cancellations(error)
+        failed = without_cancellations(error)
         if failed is None:
             if cancellation_requested():
                 return attempt.record("cancelled")
@@ -701,14 +710,6 @@ def _unexpected(error: BaseException) -> UnexpectedCancellation:
     unexpected = UnexpectedCancellation()
     unexpected.__cause__ = error
     return unexpected
-
-
-def _without_cancellations(error: BaseException) -> BaseException | None:
-    """Return an exception without the cancellations in it, or None if nothing is left."""
-    cancelled = cancellations()
-    if isinstance(error, BaseExceptionGroup):
-        return error.split(cancelled)[1]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return None if isinstance(error, cancelled) else error
 
 
 def _equal(one: Request, other: Request) -> bool:

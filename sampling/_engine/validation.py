@@ -12,7 +12,9 @@ import anyio
 import anyio.to_thread
 from anyio.lowlevel import RunVar
 
-from sampling._event_loop import cancellation_requested, cancellations, limiter_of_this_loop, watchdog
+from sampling._arguments import message_or
+from sampling._engine.decisions import leaves
+from sampling._event_loop import as_exception, limiter_of_this_loop, watchdog
 from sampling._picklable import Picklable
 from sampling.errors import BadVerdict, CheckTimeout, FatalError, UnexpectedCancellation
 from sampling.messages import Action
@@ -24,9 +26,9 @@ __all__ = [
     "Checking",
     "CutShort",
     "PartialText",
-    "as_exception",
     "check",
     "first_error",
+    "is_defect",
     "may_still_pass",
     "parse",
 ]
@@ -54,7 +56,11 @@ def parse(action: Action[T], text: str) -> tuple[T | None, Validation | None]:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a parser raises means that it can't be parsed
         _raise_defect(error)
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error) or "it is malformed"
+        reason = (
+            "it is nested too deeply"
+            if isinstance(error, RecursionError)
+            else message_or(error, "") or "it is malformed"
+        )
         return None, Validation(False, reason, requirement=PARSES)
     if iscoroutine(value):
         value.close()
@@ -208,7 +214,7 @@ class Checking:
                 self._said[index] = await _finish_check(requirement, rest, timeout_s)
             except BaseException as error:  # noqa: BLE001, ASYNC103 - collected, so that one does not hide another
                 # A task group would swallow a cancellation that nobody requested, and the check with it.
-                unbearable[index] = as_exception(error)
+                unbearable[index] = as_exception(error, UnexpectedCancellation)
 
         begun = zip(self._requirements, self._said, strict=True)
         waiting = [
@@ -269,17 +275,6 @@ def _close(said: Iterable[_Said]) -> None:
             close()
 
 
-def as_exception(error: BaseException) -> Exception:
-    """Return an exception to collect, or raise what must end the task at once."""
-    if isinstance(error, Exception):
-        return error
-    if not isinstance(error, cancellations()) or cancellation_requested():
-        raise error
-    unexpected = UnexpectedCancellation()
-    unexpected.__cause__ = error
-    return unexpected
-
-
 def first_error(failed: Iterable[Validation]) -> Exception | None:
     """Return the exception of the first check that raised."""
     for validation in failed:
@@ -316,6 +311,11 @@ async def _finish_check(
         raise
     except Exception as error:  # noqa: BLE001 - a check that raises is a failed check
         return _broken(requirement, error)
+    except BaseExceptionGroup as group:
+        raised = as_exception(group, UnexpectedCancellation)
+        if isinstance(raised, UnexpectedCancellation):
+            raise raised from group
+        return _broken(requirement, raised)
     return requirement.read_verdict(verdict)
 
 
@@ -333,8 +333,22 @@ def _raise_defect(error: Exception) -> None:
     """Raise `CheckDefect` for a misspelt name or a missing import in the code of a check or parser."""
     if isinstance(error, CheckDefect) or (isinstance(error, RecursionError) and not _overflowed(error)):
         raise error
-    if isinstance(error, NameError | ImportError) and not _raised_by_generated_code(error):
+    if is_defect(error, __file__):
         raise CheckDefect(error) from error
+
+
+def is_defect(error: Exception, caller: str) -> bool:
+    """
+    Return whether a misspelt name or a missing import in somebody's code raised an error, or one in a group.
+
+    `caller` is the file that called that code.
+    """
+    called = _frames_inside(error, caller)
+    own = called[0] if called else None
+    return any(
+        isinstance(leaf, NameError | ImportError) and not _raised_by_generated_code(_frames_inside(leaf, caller), own)
+        for leaf in leaves(error)
+    )
 
 
 def _overflowed(error: RecursionError) -> bool:
@@ -342,19 +356,22 @@ def _overflowed(error: RecursionError) -> bool:
     return str(error).startswith("maximum recursion depth exceeded")
 
 
-def _raised_by_generated_code(error: Exception) -> bool:
-    """Return whether the traceback leads through code that is in no module, such as an answer that a check runs."""
-    frames = _frames_of(error)
-    # Everything up to the last frame of this file called the check.
-    called = max((index for index, frame in enumerate(frames) if frame.f_code.co_filename == __file__), default=-1)
-    inside = frames[called + 1 :]
-    if inside and _same_source(inside[-1], inside[0]):
+def _raised_by_generated_code(frames: list[FrameType], own: FrameType | None) -> bool:
+    """Return whether the frames lead through code that is in no module, such as an answer that a check runs."""
+    if own is None or not frames or _same_source(frames[-1], own):
         # The answer may have called it, but the check's own code raised the error.
         return False
-    return any(not _is_in_module(frame) and not _same_source(frame, inside[0]) for frame in inside[1:])
+    return any(not _is_in_module(frame) and not _same_source(frame, own) for frame in frames)
 
 
-def _frames_of(error: Exception) -> list[FrameType]:
+def _frames_inside(error: BaseException, caller: str) -> list[FrameType]:
+    """Return the frames of an error below the file that called the code."""
+    frames = _frames_of(error)
+    called = max((index for index, frame in enumerate(frames) if frame.f_code.co_filename == caller), default=-1)
+    return frames[called + 1 :]
+
+
+def _frames_of(error: BaseException) -> list[FrameType]:
     frames: list[FrameType] = []
     traceback = error.__traceback__
     while traceback is not None:

@@ -7,8 +7,10 @@ Look them up once per call: each lookup detects the event loop again.
 import math
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar, Token
 from threading import get_ident
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
+from weakref import ref
 
 import anyio
 from anyio.lowlevel import EventLoopToken, RunVar, checkpoint_if_cancelled, current_token
@@ -16,13 +18,17 @@ from anyio.lowlevel import EventLoopToken, RunVar, checkpoint_if_cancelled, curr
 __all__ = [
     "EventLoop",
     "Wakeup",
+    "as_exception",
     "call_in_loop",
     "cancellation_requested",
     "cancellations",
+    "heed_past_cancellations",
+    "ignore_past_cancellations",
     "limiter_of_this_loop",
     "raise_if_cancelled",
     "running_loop",
     "running_loop_name",
+    "without_cancellations",
 ]
 
 
@@ -50,6 +56,12 @@ def running_loop_name() -> str:
     return current_token().backend_class.__module__.rpartition("._")[2]
 
 
+_Past: TypeAlias = tuple["ref[Any]", int] | None
+
+_past: ContextVar[_Past] = ContextVar("sampling_past_cancellations", default=None)
+"""The task that a call runs in, and how often it had been cancelled before the call."""
+
+
 def cancellations() -> tuple[type[BaseException], ...]:
     """Return the exceptions of cancelled tasks, also of asyncio on trio: code in a thread may run another loop."""
     # Not imported here: the library never imports asyncio, and its exceptions can't be raised if it was not imported.
@@ -71,13 +83,66 @@ async def raise_if_cancelled() -> None:
         raise anyio.get_cancelled_exc_class()
 
 
+def without_cancellations(error: BaseException) -> BaseException | None:
+    """Return an exception without the cancellations in it, or None if nothing is left."""
+    cancelled = cancellations()
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(cancelled)[1]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return None if isinstance(error, cancelled) else error
+
+
+def as_exception(error: BaseException, unexpected: Callable[[], Exception]) -> Exception:
+    """
+    Return an exception to collect, or raise what must end the task at once.
+
+    A cancellation that nobody requested is replaced by `unexpected`, and left out of a group that has errors, too.
+    """
+    rest = without_cancellations(error)
+    if rest is not error and cancellation_requested():
+        raise error
+    if rest is None:
+        replacement = unexpected()
+        replacement.__cause__ = error
+        return replacement
+    if not isinstance(rest, Exception):
+        raise error
+    return rest
+
+
+def ignore_past_cancellations(cancelled: type[BaseException]) -> "Token[_Past] | None":
+    """
+    Ignore that the running task was cancelled before, so that only later cancellations end what it starts now.
+
+    A task of asyncio counts its cancellations, and still does so while it cleans up after one.
+    """
+    # Not imported here: the library never imports asyncio, but it is loaded if its loop runs.
+    asyncio: Any = sys.modules.get("asyncio")
+    if asyncio is None or cancelled is not asyncio.CancelledError:
+        return None
+    task = asyncio.current_task()
+    count = 0 if task is None else task.cancelling()
+    if not count:
+        return None
+    # A cancellation that the task has not been told of yet still ends the call.
+    return _past.set((ref(task), count - bool(getattr(task, "_must_cancel", False))))
+
+
+def heed_past_cancellations(ignored: "Token[_Past] | None") -> None:
+    """End what `ignore_past_cancellations` began."""
+    if ignored is not None:
+        _past.reset(ignored)
+
+
 def _cancelled_natively() -> bool:
-    """Return whether `Task.cancel` was called on the running task of asyncio."""
+    """Return whether `Task.cancel` was called on the running task of asyncio, not counting what is ignored."""
     if running_loop_name() != "asyncio":
         return False
-    # Not imported here: the library never imports asyncio, but it is loaded if its loop runs.
     task: Any = cast("Any", sys.modules["asyncio"]).current_task()
-    return task is not None and task.cancelling() > 0
+    if task is None:
+        return False
+    past = _past.get()
+    ignored = past[1] if past is not None and past[0]() is task else 0
+    return bool(task.cancelling() > ignored)
 
 
 class Wakeup:

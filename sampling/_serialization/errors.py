@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from sampling import errors
-from sampling._arguments import short_repr
+from sampling._arguments import message_or, short_repr
 from sampling._redaction import Redactor
 from sampling.errors import ErrorFromJournal
 
@@ -62,10 +62,7 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, KeyError) and len(error.args) == 1 and isinstance(error.args[0], str):
         # str() would quote it, and quote it again after each reading.
         return error.args[0]
-    try:
-        message = str(error)
-    except Exception:  # noqa: BLE001 - an error that can't even be printed must not stop the run
-        return "an error that can't be shown"
+    message = message_or(error, "an error that can't be shown")
     if isinstance(error, ErrorFromJournal):
         return message.removeprefix(error.type_name).removeprefix(": ")
     return message

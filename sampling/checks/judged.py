@@ -45,6 +45,9 @@ def judge(
         check_instance("options", options, Options, "Options or None")
     most = check_number("out_of", out_of, above=0)
     if at_least is None:
+        if backend is None and options is None:
+            # The same as the sentence alone, so that both are judged once.
+            return Requirement(description, timeout_s=timeout_s)
         judge_check = Judge(description, YesOrNo(), backend, options)
         return Requirement(description, judge_check, judged=True, timeout_s=timeout_s)
     if check_number("at_least", at_least, least=0) > most:

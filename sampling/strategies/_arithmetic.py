@@ -45,7 +45,12 @@ _SYNONYMS = (
     ("{,}", ","),
 )
 _THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\}|\\,)(?=\d{3}(?!\d))")
-_MIXED = re.compile(r"(?<![\d.])(\d++)(?:\s++(\d++)\s*+/\s*+(\d++)|\s*+\\frac\s*+\{?(\d++)\}?\s*+\{(\d++)\})(?![\d.])")
+_MIXED = re.compile(
+    r"(?<![\d.])(\d++)(?:\s++(\d++)\s*+/\s*+(\d++)(?![\d.])"
+    r"|\s*+\\frac\s*+(?:\{(\d++)\}|(\d))\s*+(?:\{(\d++)\}|(\d)))"
+)
+_ROOT = re.compile(r"\\sqrt\s*+\[\s*+(\d{1,2})\s*+\]")
+_PLAIN_ROOT = re.compile(r"(?<![\\A-Za-z])sqrt(?=\s*+[({\d])")
 
 _SUMS: dict[str, Callable[[Any, Any], Number]] = {"+": add, "-": sub}
 _CONSTANTS: dict[str, Number] = {"\\pi": complex(math.pi), "π": complex(math.pi)}
@@ -80,6 +85,7 @@ def in_plain_notation(text: str) -> str:
     text = _MARKUP.sub(" ", text)
     for notation, plain in _SYNONYMS:
         text = text.replace(notation, plain)
+    text = _ROOT.sub(r"\\root(\1)", _PLAIN_ROOT.sub(r"\\sqrt", text))
     return _MIXED.sub(_as_sum, text).strip()
 
 
@@ -90,7 +96,8 @@ def without_text_commands(text: str) -> str:
 
 def _as_sum(mixed: re.Match[str]) -> str:
     """Write a mixed number such as 2 1/2 as a sum."""
-    whole, above, below = mixed[1], mixed[2] or mixed[4], mixed[3] or mixed[5]
+    whole, *parts = [part for part in mixed.groups() if part is not None]
+    above, below = parts
     return f"({whole}+{above}/{below})"
 
 
@@ -188,6 +195,10 @@ class _Parser:
         elif self._take("\\sqrt", "√"):
             with self._deeper():
                 value = _power(self._read_atom(), Fraction(1, 2))
+        elif self._take("\\root"):
+            with self._deeper():
+                degree = self._read_atom()
+                value = _root(self._read_atom(), degree)
         elif self._take("("):
             with self._deeper():
                 value = self.read_sum()
@@ -243,8 +254,8 @@ def _power(base: Number, exponent: Number) -> Number:
     if isinstance(base, Fraction) and isinstance(exponent, Fraction):
         if exponent.denominator == 1:
             return base ** int(exponent)
-        if exponent.denominator == 2 and (root := _square_root(base)) is not None:
-            return root ** int(exponent * 2)
+        if (root := _exact_root(base, exponent.denominator)) is not None:
+            return root**exponent.numerator
     return cmath.exp(complex(exponent) * cmath.log(complex(base))) if base else Fraction(0)
 
 
@@ -252,13 +263,24 @@ def _is_positive(value: Number) -> bool:
     return value == 0 or (isinstance(value, Fraction) and value > 0)
 
 
-def _square_root(value: Fraction) -> Fraction | None:
-    """Return the square root if it is rational."""
+def _root(value: Number, degree: Number) -> Number:
+    if not isinstance(degree, Fraction) or degree.denominator != 1 or degree < 1:
+        raise NotArithmetic("unsupported root")
+    if isinstance(value, Fraction) and value < 0 and degree % 2:
+        return -_power(-value, 1 / degree)
+    return _power(value, 1 / degree)
+
+
+def _exact_root(value: Fraction, degree: int) -> Fraction | None:
+    """Return the root if it is rational."""
     if value < 0:
         return None
-    above, below = math.isqrt(value.numerator), math.isqrt(value.denominator)
-    root = Fraction(above, below)
-    return root if root * root == value else None
+    root = Fraction(_nearest_root(value.numerator, degree), _nearest_root(value.denominator, degree))
+    return root if root**degree == value else None
+
+
+def _nearest_root(value: int, degree: int) -> int:
+    return math.isqrt(value) if degree == 2 else round(value ** (1 / degree))
 
 
 def _bounded(value: Number) -> Number:

@@ -30,11 +30,17 @@ _MAX_CHARS = 100_000
 
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.\d++)?(?:[eE][-+]?\d{1,3}+)?|[-+]?\.\d++")
 _MAX_DIGITS = 300
+_SIGN_BETWEEN_NUMBERS = re.compile(r"(?<=\d)[-+](?=\.?\d)")
+_TIMES_POWER_OF_TEN = re.compile(r"(?<=\d)\s*+(?:×|\*|x|\\times|\\cdot)\s*+10\s*+\^\s*+[({]?([-+]?\d{1,3})[)}]?")
+_POWER_OF_UNIT = re.compile(r"(?<=[A-Za-z])\s*+\^\s*+[({]?[-+]?\d[)}]?")
 _BOXED = "\\boxed{"
+_EMPHASIS = re.compile(r"(?<![\w)\]}*])\*\*(?=[^\s*])([^*]+)\*\*")
+_ABOUT = re.compile(r"\\approx(?![a-z])|≈")
 _AT_MOST = re.compile(r"\\leq?(?![a-z])|<=")
 _AT_LEAST = re.compile(r"\\geq?(?![a-z])|>=")
 _MEMBER_OF = re.compile(r"\b[a-zA-Z]\s*+(?:\\in\b|∈)\s*+")
-_PUNCTUATION = ".!?,;:\"'`*"
+_PUNCTUATION = ".!?,;:\"'`*¿¡。、"
+_STRAIGHT_QUOTES = str.maketrans({**dict.fromkeys("“”„«»", '"'), **dict.fromkeys("‘’‚", "'")})
 
 
 def exact(value: Any) -> Hashable | None:
@@ -45,7 +51,7 @@ def exact(value: Any) -> Hashable | None:
     """
     if not isinstance(value, str):
         return _hashable(value)
-    text = unicodedata.normalize("NFKC", value[-_MAX_CHARS:]).casefold()
+    text = unicodedata.normalize("NFKC", value[-_MAX_CHARS:]).casefold().translate(_STRAIGHT_QUOTES)
     return _without_punctuation(" ".join(text.split())) or None
 
 
@@ -66,14 +72,15 @@ def number(value: Any) -> Hashable | None:
     """
     Compare answers by the last number in them.
 
-    1,000 equals 1000.0 and 1e3.
+    1,000 equals 1000.0, 1e3 and 1 thousand. The power of a unit, as in 5 m², is no number of its own.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _as_fraction(str(value))
     if not isinstance(value, str):
         return _hashable(value)
+    text = _POWER_OF_UNIT.sub("", _TIMES_POWER_OF_TEN.sub(r"e\1", _plain(value)))
     found = None
-    for found in _NUMBER.finditer(_plain(value)):  # noqa: B007 - the last one counts
+    for found in _NUMBER.finditer(_SIGN_BETWEEN_NUMBERS.sub(" ", text)):  # noqa: B007 - the last one counts
         pass
     return None if found is None else _as_fraction(found[0].replace(",", ""))
 
@@ -86,18 +93,24 @@ def expression(value: Any) -> Hashable | None:
     So do tuples, intervals and sets of these: (1, 2) equals (1.0, 2), and [0, 1) is not (0, 1).
     The expression is in the last `\boxed{…}`, else after the last equals sign, else in the last line,
     where words before it, and a unit or a currency around it, are left out: "The answer is $42." equals 42.
+    Words that change a number count: "5 million" is 5,000,000, and "at least 5" is not 5.
+    Several values are compared together: x = 1, y = 2 equals y = 2 and x = 1, and 1, 2 equals 1 and 2.
     A parser for plain arithmetic evaluates it. Rational numbers are exact, others have ten digits.
     Anything else is compared as text.
     """
     if not isinstance(value, str):
         return number(value)
-    answer = without_text_commands(_final_part(_plain(value))).strip()
-    key = _math_key(answer)
-    if key is None:
-        key = _math_key(_without_unit(_WORDS_BEFORE.sub("", answer)))
-    if key is None:
-        key = _symbolic_key(answer)
-    return _text_key(answer) if key is None else key
+    final = without_text_commands(_final_part(_plain(value)))
+    key = _assignments_key(final)
+    if key is not None:
+        return key
+    answer = final.rpartition("=")[2].strip(" $")
+    bare = _without_unit(_WORDS_BEFORE.sub("", answer))
+    for key_of, part in ((_math_key, answer), (_math_key, bare), (_symbolic_key, answer), (_list_key, bare)):
+        key = key_of(part)
+        if key is not None:
+            return key
+    return _text_key(answer)
 
 
 def _text_key(answer: str) -> Hashable | None:
@@ -112,11 +125,25 @@ _HAS_MATH = re.compile(r"[<>≤≥^\\]")
 _CHOICE = re.compile(r"\(?([A-Za-z])[).]*")
 _COLLECTION = re.compile(r"(\(|\[|\{|\\\{)(.*?)(\)|\]|\\\}|\})", re.DOTALL)
 _INFINITY = re.compile(r"([-+]?)\s*(?:\\infty|∞|oo|infinity|inf)")
-_PHRASE_BEFORE = re.compile(r"^[^:]{0,200}?(?:\b(?:is|are|equals|be)\b|:)[\s:]*")
-_WORDS_BEFORE = re.compile(rf"{_PHRASE_BEFORE.pattern}|^(?:[A-Za-z]{{2,}}[\s,:]+)+")
-_UNIT_AFTER = re.compile(
-    r"(?<=[\d)}%])(?:\s*(?:[A-Za-z]{2,}|(?<=[\s/])[mgshlLNJWVKC])(?![A-Za-z])(?:\s*\^?\s*[23²³])?\s*/?)+$"
+# The colon of a time or of a ratio, as in 10:30 or 3 : 4, is a part of the answer.
+_COLON = r"(?<!\d)(?<!\d ):|(?<=\d):(?=\s)"
+_PHRASE_BEFORE = re.compile(
+    rf"^[^:]{{0,200}}?(?:\b(?:is|are|equals|be|(?:it|that|there)['’]s)\b|{_COLON})[\s:]*", re.IGNORECASE
 )
+_NO_WORD_BEFORE = r"(?:not|no|than|least|most|over|under|above|below|between|log|ln|exp|sin|cos|tan|sqrt)\b"
+"""These change the meaning of the number after them."""
+
+_WORDS_BEFORE = re.compile(rf"{_PHRASE_BEFORE.pattern}|^(?:(?!{_NO_WORD_BEFORE})[A-Za-z]{{2,}}[\s,:]+)+", re.IGNORECASE)
+_NO_UNIT = r"(?:and|or|to|am|pm|bc|bce|ad|ce)\b"
+_POWER = r"(?:\s*+\^\s*+[({]?\s*+[23]\s*+[)}]?|[23])?+"
+_UNIT = rf"(?!(?i:{_NO_UNIT}))(?:[A-Za-z]{{2,}}+|(?<=[\s/])[mgshlLNJWVKC](?![A-Za-z])){_POWER}"
+# Possessive, because spaces that two repetitions could share would take exponential time.
+_UNIT_AFTER = re.compile(rf"(?<=[\d)}}%])(?:\s*+{_UNIT}(?:\s*+/)?+)++$")
+_AND = re.compile(r"(?:\s*+,)?\s++and\b")
+_PERCENT = re.compile(r"(?<=\d)\s*+(?:percent|per cent)\b", re.IGNORECASE)
+_DATE = re.compile(r"\d{4}([-/])\d{1,2}\1\d{1,2}|\d{1,2}([-/])\d{1,2}\2\d{4}")
+_ASSIGNMENT = re.compile(r"(?<![A-Za-z\\])([A-Za-z](?:_\w|_\{\w{1,9}\})?)\s*+=\s*+")
+_NEXT_ASSIGNMENT = re.compile(r"(?:[,;]\s*+(?:(?:or|and)\s)?|\s(?:or|and)\s)\s*+$")
 _EVALUATED_AT = (Fraction(3, 7), Fraction(11, 5), Fraction(-13, 9))
 """An identity that holds at these points, with another factor for each letter, holds everywhere."""
 
@@ -126,7 +153,7 @@ _MAX_PARTS = 100
 
 def _math_key(text: str) -> Hashable | None:
     """Return the key of a number, or of a collection, or None for any other text."""
-    if not text or len(text) > _MAX_MATH_CHARS:
+    if not text or len(text) > _MAX_MATH_CHARS or _DATE.fullmatch(text):
         return None
     try:
         return _rounded(evaluate(text))
@@ -136,7 +163,7 @@ def _math_key(text: str) -> Hashable | None:
 
 def _symbolic_key(text: str) -> Hashable | None:
     """Return the values of an expression with letters at a few points, or None for any other text."""
-    if len(text) > _MAX_MATH_CHARS or _CHOICE.fullmatch(text):
+    if len(text) > _MAX_MATH_CHARS or _CHOICE.fullmatch(text) or _DATE.fullmatch(text):
         return None  # a letter is the answer to a question with choices
     letters = sorted({letter for letter in text if letter.isalpha()})
     try:
@@ -150,13 +177,31 @@ def _symbolic_key(text: str) -> Hashable | None:
     return values[0] if len(set(values)) == 1 else ("expression", *values)
 
 
+def _assignments_key(text: str) -> Hashable | None:
+    """Return the key of several values, such as x = 1 or x = 2, or None for any other text."""
+    found = list(_ASSIGNMENT.finditer(text)) if len(text) <= _MAX_MATH_CHARS else []
+    if not 2 <= len(found) <= _MAX_PARTS:
+        return None
+    values: set[tuple[str, Hashable | None]] = set()
+    for one, following in zip(found, [*found[1:], None], strict=True):
+        value = text[one.end() : None if following is None else following.start()].rstrip("$ ")
+        if following is not None:
+            if (end := _NEXT_ASSIGNMENT.search(f"{value} ")) is None:
+                return None
+            value = value[: end.start()]
+        values.add((re.sub("[{}]", "", one[1]), _part_key(value.strip(" $,.;"))))
+    names = {name for name, _ in values}
+    return ("set", frozenset(key for _, key in values)) if len(names) == 1 else ("values", frozenset(values))
+
+
 def _rounded(value: Number) -> Hashable:
     if isinstance(value, Fraction):
         return value
     scale = abs(value)
     # A part that is only a rounding error is 0.
     parts = [0.0 if abs(part) < 1e-12 * scale else float(f"{part:.10g}") for part in (value.real, value.imag)]
-    return "about", *parts
+    # So is a part after the point, as in the product of two roots.
+    return Fraction(parts[0]) if not parts[1] and parts[0].is_integer() else ("about", *parts)
 
 
 def _collection_key(text: str) -> Hashable | None:
@@ -170,6 +215,13 @@ def _collection_key(text: str) -> Hashable | None:
         return None
     keys = [_part_key(part) for part in parts]
     return ("set", frozenset(keys)) if is_set else (found[1], *keys, found[3])
+
+
+def _list_key(text: str) -> Hashable | None:
+    """Return the key of two or more numbers, as in 1, 2 and 3, or None for any other text."""
+    parts = _split(_AND.sub(",", text))
+    keys = [] if parts is None else [_math_key(part) for part in parts]
+    return None if len(keys) < 2 or None in keys else ("list", *keys)
 
 
 def _part_key(text: str) -> Hashable | None:
@@ -197,7 +249,8 @@ def _split(text: str) -> list[str] | None:
 
 
 def _without_unit(text: str) -> str:
-    return _UNIT_AFTER.sub("", in_plain_notation(text[:_MAX_MATH_CHARS]).rstrip(".!?,;: "))
+    plain = _PERCENT.sub("%", in_plain_notation(text[:_MAX_MATH_CHARS]).rstrip(".!?,;: "))
+    return _UNIT_AFTER.sub("", plain)
 
 
 def json_field(path: str) -> Key:
@@ -219,8 +272,35 @@ def json_field(path: str) -> Key:
     return field
 
 
+_SUPERSCRIPT = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_VULGAR = re.compile("(?<![\\d.])(\\d{0,15}+) ?([¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
+_DASH_AS_MINUS = re.compile(r"(?<![\w.)–])[–−](?=[\d.])")
+_WORD_AS_MINUS = re.compile(r"(?<![\d)])(?<![\d)] )\b(?:minus|negative)\s++(?=[\d.])", re.IGNORECASE)
+_GROUPED = re.compile(r"(?<=\d)[\u00a0\u202f\u2009'’_](?=\d{3}(?!\d))")
+_GROUPED_BY_SPACES = re.compile(r"(?<![\w.,/])(?<!\d )\d{1,3}(?: \d{3})++(?![\w/]| \d)")
+_DECIMAL_COMMA = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})++),(\d++)(?![.,])")
+_LARGE = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_LARGE_AFTER = re.compile(rf"(?<=\d) ?({'|'.join(_LARGE)})\b", re.IGNORECASE)
+
+
 def _plain(text: str) -> str:
-    return unicodedata.normalize("NFKC", text[-_MAX_CHARS:]).replace("\N{MINUS SIGN}", "-")
+    """Write every number of a text in one way, and all characters in the same width."""
+    # NFKC makes 10³ and 2½ to 103 and 21⁄2, so these come first.
+    text = _SUPERSCRIPT.sub(lambda found: f"^({unicodedata.normalize('NFKC', found[0])})", text[-_MAX_CHARS:])
+    text = _GROUPED.sub(",", _VULGAR.sub(_as_decimal, text))
+    text = unicodedata.normalize("NFKC", text)
+    text = _WORD_AS_MINUS.sub("-", _DASH_AS_MINUS.sub("-", text)).replace("\N{MINUS SIGN}", "-")
+    text = _DECIMAL_COMMA.sub(lambda found: f"{found[1].replace('.', '')}.{found[2]}", text)
+    text = _GROUPED_BY_SPACES.sub(lambda found: found[0].replace(" ", ""), text)
+    return _LARGE_AFTER.sub(lambda found: f"e{_LARGE[found[1].lower()]}", text)
+
+
+def _as_decimal(found: re.Match[str]) -> str:
+    """Write a number such as 2½ as a decimal if that is exact, else as a fraction."""
+    above, _, below = unicodedata.normalize("NFKC", found[2]).partition("\N{FRACTION SLASH}")
+    value = int(found[1] or 0) + Fraction(int(above), int(below))
+    ends = below in {"2", "4", "5", "8", "10"}
+    return str(float(value)) if ends and value < 2**40 else f"({value})"
 
 
 def _as_fraction(digits: str) -> Fraction | None:
@@ -235,12 +315,13 @@ def _as_fraction(digits: str) -> Fraction | None:
 
 def _final_part(text: str) -> str:
     text = _AT_LEAST.sub("≥", _AT_MOST.sub("≤", _MEMBER_OF.sub("", text)))
+    text = _ABOUT.sub("=", text)
     boxed = text.rfind(_BOXED)
     if boxed >= 0:
-        return _up_to_closing_brace(text[boxed + len(_BOXED) :]).rpartition("=")[2].strip()
+        return _up_to_closing_brace(text[boxed + len(_BOXED) :]).strip()
     lines = text.strip().splitlines()
     # Four of # mark the answer in a common set of questions.
-    return _without_punctuation(lines[-1].rpartition("=")[2].strip(" $#")).strip(" $") if lines else ""
+    return _without_punctuation(_EMPHASIS.sub(r"\1", lines[-1]).strip(" $#")).strip(" $") if lines else ""
 
 
 def _up_to_closing_brace(text: str) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, Unpack, cast
 
 from sampling._arguments import check_bool, check_number, short_repr, wrong_type
+from sampling._engine.validation import is_defect
 from sampling._log import Logger
 from sampling.protocols import Progress
 from sampling.results import Slice
@@ -182,7 +183,10 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
                 weights[one.iteration] = self._weight_of(one)
             except (MemoryError, RecursionError):
                 raise
-            except Exception as error:  # noqa: BLE001 - one answer that can't be weighed must not spoil the vote
+            except Exception as error:
+                # One answer that can't be weighed must not spoil the vote.
+                if is_defect(error, __file__):
+                    raise
                 _log.debug("vote_not_weighed", iteration_id=one.iteration_id, error_type=type(error).__name__)
         return weights
 
@@ -205,7 +209,10 @@ class MajorityVotingStrategy(BaseSamplingStrategy):
             hashable = _is_hashable(key)
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001 - one answer that breaks a key function must not spoil the vote
+        except Exception as error:
+            # One answer that breaks a key function must not spoil the vote. A misspelt name in it would, silently.
+            if is_defect(error, __file__):
+                raise
             if warn:
                 _log.warning("vote_not_counted", iteration_id=one.iteration_id, error_type=type(error).__name__)
             return None

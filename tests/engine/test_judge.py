@@ -8,11 +8,15 @@ from sampling import (
     Budget,
     Context,
     Generation,
+    Image,
     Message,
     MultiTurnStrategy,
     Options,
     RejectionSamplingStrategy,
     Requirement,
+    Text,
+    ToolCall,
+    ToolResult,
     Usage,
     Validation,
     checks,
@@ -178,6 +182,11 @@ class TestScore:
             ("-3", None),
             ("3/5", None),
             ("70%", None),
+            ("4 of 5", None),
+            ("**3**/5", None),
+            ("3 von 5", None),
+            ("Score (0-10): 8", (True, 0.8)),
+            ('{"score": 8, "reason": "fine"}', (True, 0.8)),
             ("7th", None),
             ("7.5.1", None),
             ("", None),
@@ -310,9 +319,57 @@ def test_the_first_of_several_fatal_errors_of_judges_ends_the_call(run, waits_s)
         ("so \n<Thought>no</THOUGHT>yes", "soyes"),
         ("<think><thought>no</thought>yes", "<think>yes"),
         ("</think><think>no", "</think><think>no"),
-        ("<think>a</think><thinking>b</thinking>", "<thinking>b</thinking>"),
+        ("<think>a</think><thinking>b</thinking>yes", "yes"),
+        ("Let me see: no …\n</think>\n\nyes", "\n\nyes"),
+        ("a</think>b</think>yes", "yes"),
     ],
 )
-def test_the_first_thoughts_that_end_are_removed(text, rest):
-    """A tag that is never closed hides nothing."""
+def test_thoughts_that_end_are_removed(text, rest):
+    """A tag that is never closed hides nothing. The template of a model may open the first thoughts."""
     assert rest == without_thoughts(text)
+
+
+def test_many_thoughts_take_linear_time():
+    """Each tag is looked at a bounded number of times."""
+    for text in ("<think>a</think>" * 100_000, "</think>" * 200_000, "<think>" * 200_000):
+        without_thoughts(text)
+
+
+@pytest.mark.parametrize("reply", ["yes or no", "Yes/No", "yes, no", "**Yes** or **No**?", "Yes\nNo"])
+def test_the_question_is_no_verdict(reply):
+    """A judge that repeats what it may say has not judged."""
+    assert YesOrNo().read(reply) is None
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ('{"verdict": "yes"}', Validation(True)),
+        ('```json\n{"Verdict": "no", "reason": "It is rude."}\n```', Validation(False, "It is rude")),
+        ('{"met": true, "why": "polite"}', Validation(True)),
+        ('{"passed": false, "why": "It is rude"}', Validation(False, "It is rude")),
+        ('{"answer": "yes, sir", "verdict": "no"}', Validation(False, "yes, sir")),
+        ('{"verdict": "yes", "result": "no"}', None),
+        ('{"reason": "yes"}', None),
+        ('no\n```json\n{"verdict": "yes"}\n```', None),
+    ],
+)
+def test_a_verdict_may_be_json(reply, expected):
+    """The model that repairs the answer is told the reason, without the notation around it."""
+    verdict = YesOrNo().read(reply)
+    assert expected == verdict or (expected is None and not (verdict and verdict.passed))
+
+
+def test_a_judge_sees_tool_calls_and_their_results():
+    """Semantics 7: an answer that is grounded in what a tool returned can't be judged without it."""
+    context = Context(
+        [
+            Message("user", [Text("Weather?"), Image("https://example.com/map.png")]),
+            Message("assistant", [ToolCall("1", "weather", '{"city": "Oslo"}')]),
+            Message("tool", [ToolResult("1", "12 degrees")]),
+        ]
+    )
+    asked = Judge("is grounded").messages("It is 12 degrees.", context)[1].text
+    assert "user: Weather? [Image]" in asked
+    assert 'assistant: weather({"city": "Oslo"})' in asked
+    assert "tool: 12 degrees" in asked

@@ -4,6 +4,7 @@ import asyncio  # noqa: TID251 - its cancellation, wherever it is raised
 import json
 import math
 import time
+from functools import partial
 
 import anyio
 import pytest
@@ -16,17 +17,27 @@ from sampling import (
     Budget,
     Diverse,
     EscalationStrategy,
+    Fallback,
     FatalError,
     Generation,
     Hooks,
     IterationFinished,
+    IterationStarted,
+    LoopFinished,
+    LoopStarted,
     MajorityVotingStrategy,
     MultiTurnStrategy,
     Options,
     RejectionSamplingStrategy,
     Requirement,
+    Retrying,
+    TextGrown,
     Tier,
+    ToolCall,
+    ToolLoop,
     TransientError,
+    checks,
+    tool,
 )
 from sampling.errors import (
     AnswerRejected,
@@ -36,6 +47,7 @@ from sampling.errors import (
     NestedTooDeeply,
     QuotaExhausted,
     RequestTooLarge,
+    SelectionFailed,
     UnexpectedCancellation,
 )
 from sampling.testing import After, ScriptedBackend
@@ -278,6 +290,192 @@ class TestUnexpectedCancellation:
         assert {UnexpectedCancellation} == {type(failure.error) for failure in result.hook_failures}
 
 
+async def raise_group(*others):
+    """Raise a cancellation inside of a group, as a nursery does whose task leaks one."""
+    try:
+        await raise_cancellation()
+    except BaseException as error:
+        raise BaseExceptionGroup("leaked", [error, *others]) from None
+
+
+GROUPS = {"with an error": partial(raise_group, RuntimeError("broken")), "alone": raise_group}
+
+
+class TestUnexpectedCancellationInAGroup:
+    @pytest.mark.parametrize("breadth", [1, 3])
+    @pytest.mark.parametrize("kind", GROUPS)
+    @pytest.mark.parametrize("event", [LoopStarted, IterationStarted, TextGrown, IterationFinished, LoopFinished])
+    def test_a_hook_does_not_undo_the_winner(self, run, breadth, kind, event):
+        """Semantics 3 and 10: neither while the call runs, nor while its losers are cancelled."""
+        hooks = Hooks()
+
+        @hooks.on(event)
+        async def leaks(event):
+            await GROUPS[kind]()
+
+        result = run(sample, wide(breadth, 2), ScriptedBackend(["yes"] * 3), hooks=hooks)
+        assert result.success
+        expected = ExceptionGroup if kind == "with an error" else UnexpectedCancellation
+        assert {expected} >= {type(failure.error) for failure in result.hook_failures}
+
+    @pytest.mark.parametrize("breadth", [1, 3])
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_a_check_makes_its_attempt_invalid(self, run, breadth, number):
+        """Semantics 6: a group with an error is an error of the check, not of the attempt."""
+        raised = []
+
+        async def check(text):
+            if len(raised) < breadth:
+                raised.append(text)
+                await GROUPS["with an error"]()
+            return True
+
+        reqs = [Requirement("leaks", check=check), Requirement("passes", check=lambda text: checkpointed(True))][
+            :number
+        ]
+        result = run(sample, wide(breadth, 2), lambda request: checkpointed("yes"), reqs)
+        assert result.success
+        assert {"invalid", "valid"} <= {one.outcome for one in result.attempts}
+
+    @pytest.mark.parametrize("kind", GROUPS)
+    def test_a_tool_that_raises_it_has_failed(self, run, kind):
+        """Semantics 10: the model is told, as of any other failure of a tool."""
+
+        async def weather(city: str) -> str:
+            """Look up the weather."""
+            await GROUPS[kind]()
+            return "never"
+
+        async def backend(request):
+            await checkpoint()
+            if request.messages[-1].role == "tool":
+                return "yes"
+            return Generation("", finish_reason="tool_calls", tool_calls=[ToolCall("1", "weather", '{"city": "Oslo"}')])
+
+        assert run(sample, wide(1), ToolLoop(backend, [tool(weather)])).success
+
+    @pytest.mark.parametrize("leak", [raise_cancellation, raise_group])
+    def test_a_layer_sees_a_transient_error(self, run, leak):
+        """Semantics 10: a layer that retries transient errors retries this one, and one that falls back does so."""
+        sent = []
+
+        async def backend(request):
+            sent.append(request)
+            if len(sent) == 1:
+                await leak()
+            return await checkpointed("yes")
+
+        assert run(sample, wide(1), Retrying(backend)).success
+        sent.clear()
+        assert run(sample, wide(1), Fallback(backend, backend, on=TransientError)).success
+
+    @pytest.mark.parametrize("layer", [Retrying, lambda inner: Fallback(inner, inner, on=TransientError)])
+    def test_the_callers_own_cancellation_passes_through_layers(self, run, layer):
+        """Semantics 10: no request follows it."""
+        sent = []
+
+        async def backend(request):
+            sent.append(request)
+            await anyio.sleep(100)
+
+        async def main():
+            with anyio.move_on_after(1) as scope:
+                await sample(wide(1, 2), layer(backend))
+            return scope.cancelled_caught
+
+        assert run(main)
+        assert 1 == len(sent)
+
+
+class TestACallThatCleansUp:
+    """A task of asyncio counts its cancellations, and still does so while it cleans up after one."""
+
+    @staticmethod
+    def busy_once(fails):
+        async def backend(request):
+            await checkpoint()
+            if request.attempt == 0:
+                await fails()
+            return "yes"
+
+        return backend
+
+    @staticmethod
+    async def be_busy():
+        raise TransientError("busy")
+
+    @pytest.mark.parametrize("breadth", [1, 3])
+    @pytest.mark.parametrize("fails", [be_busy, raise_cancellation])
+    def test_a_shielded_call_survives_an_error(self, run, breadth, fails):
+        """Semantics 10 and 11: the cancellation around the call was answered before the call, and is not its own."""
+
+        async def main():
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                try:
+                    await anyio.sleep(1)
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        answers.append(await sample(wide(breadth, 2), self.busy_once(fails)))
+            return scope.cancelled_caught
+
+        answers = []
+        assert run(main)
+        [result] = answers
+        assert result.success
+        assert result.errors
+
+    @pytest.mark.parametrize("breadth", [1, 3])
+    @pytest.mark.parametrize("fails", [be_busy, raise_cancellation])
+    def test_so_does_one_after_a_native_cancellation(self, breadth, fails):
+        """Semantics 10: `Task.cancel` before the call is not a request to end the call."""
+
+        async def main():
+            try:
+                await asyncio.sleep(100)
+            except asyncio.CancelledError:
+                return await sample(wide(breadth, 2), self.busy_once(fails))
+
+        async def cancelled():
+            task = asyncio.create_task(main())
+            await asyncio.sleep(0)
+            task.cancel()
+            return await task
+
+        assert asyncio.run(cancelled()).success
+
+    @pytest.mark.parametrize("breadth", [1, 3])
+    @pytest.mark.parametrize("before", [0, 1])
+    def test_a_further_native_cancellation_ends_it(self, breadth, before):
+        """Semantics 10: before its first await, or in it, and whatever the backend makes of it."""
+
+        async def backend(request):
+            try:
+                await asyncio.sleep(100)
+            except asyncio.CancelledError:
+                raise RuntimeError("in the cleanup") from None
+
+        async def main():
+            try:
+                await asyncio.sleep(100)
+            except asyncio.CancelledError:
+                if before:
+                    asyncio.current_task().cancel()
+                await sample(wide(breadth, 2), backend)
+
+        async def cancelled():
+            task = asyncio.create_task(main())
+            await asyncio.sleep(0)
+            task.cancel()
+            if not before:
+                await asyncio.sleep(0.01)
+                task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(cancelled())
+
+
 async def checkpointed(text):
     await checkpoint()
     return text
@@ -395,7 +593,6 @@ class TestDefectsOfChecks:
     @pytest.mark.anyio
     async def test_a_misspelt_name_ends_the_call_at_once(self, kind, breadth, anyio_backend):
         """Semantics 6: a typo costs one request, and the model is not blamed."""
-        from sampling import Action, checks
 
         def misspelt(text):
             return lenght(text) > 3  # noqa: F821 - the point of this test
@@ -417,6 +614,39 @@ class TestDefectsOfChecks:
         with capture_logs(), pytest.raises(NameError, match="lenght"):
             await wide(breadth, 4).sample(action, None, backend, reqs)
         assert len(backend.requests) <= breadth
+
+    def test_a_misspelt_name_in_a_task_of_a_check_ends_the_call_at_once(self, run):
+        """Semantics 5 and 6: a group counts as its leaves do."""
+
+        async def misspelt():
+            await checkpoint()
+            lenght  # noqa: B018, F821
+
+        async def check(text):
+            async with anyio.create_task_group() as group:
+                group.start_soon(misspelt)
+                group.start_soon(anyio.sleep, 1)
+            return True
+
+        backend = ScriptedBackend(["text"] * 4)
+        with pytest.raises(ExceptionGroup) as caught:
+            run(sample, wide(1, 4), backend, [check])
+        assert [NameError] == [type(error) for error in caught.value.exceptions]
+        assert 1 == len(backend.requests)
+
+    def test_an_error_of_the_answer_in_a_task_makes_it_invalid(self, run):
+        """Semantics 6: in a group, too, the answer may have the typo."""
+
+        async def execute(text):
+            exec(text, {})  # noqa: S102 - the point of this test
+
+        async def check(text):
+            async with anyio.create_task_group() as group:
+                group.start_soon(execute, text)
+            return True
+
+        result = run(sample, wide(1, 2), lambda request: checkpointed("undefined_name"), [check])
+        assert 2 == len(result.slices)
 
     def test_a_missing_import_ends_the_call_at_once(self, run):
         """Semantics 6: as a misspelt name does."""
@@ -478,6 +708,48 @@ class TestDefectsOfChecks:
         assert "- has a name: it could not be checked\n" in told
         assert "KeyError" not in told
         assert "secret" not in told
+
+
+class Unprintable(Exception):
+    """An exception whose own code is broken."""
+
+    def __str__(self):
+        raise RuntimeError("broken")
+
+    __repr__ = __str__
+
+
+def raise_unprintable(*_):
+    raise Unprintable
+
+
+class TestExceptionsThatCanNotBePrinted:
+    def test_of_a_parser(self, run):
+        """S17: the attempt is invalid."""
+        result = run(wide(1).sample, Action("q", raise_unprintable), None, lambda request: checkpointed("text"))
+        assert "it is malformed" == result.best.validations[0].reason
+
+    @pytest.mark.parametrize("decision", ["done", "select"])
+    def test_of_a_decision(self, run, decision, monkeypatch):
+        """It is the cause of a `SelectionFailed`, as any other."""
+        strategy = wide(1)
+        monkeypatch.setattr(strategy, decision, raise_unprintable)
+        with pytest.raises(SelectionFailed, match="Unprintable") as caught:
+            run(sample, strategy, lambda request: checkpointed("yes"))
+        assert isinstance(caught.value.__cause__, Unprintable)
+
+    def test_of_an_attempt_and_a_hook(self, run):
+        """The result can be shown, with the type."""
+
+        async def backend(request):
+            await checkpoint()
+            return raise_unprintable() if request.subsample else "no"
+
+        hooks = Hooks()
+        hooks.on(IterationFinished)(raise_unprintable)
+        result = run(sample, wide(2), backend, hooks=hooks)
+        assert "Unprintable" in result.explain()
+        assert result.to_json()
 
 
 class TestAnswersThatAreNestedTooDeeply:
@@ -621,6 +893,33 @@ class TestRequirements:
         strategy = wide(1, requirements=[checker.check])
         result = run(sample, strategy, lambda request: checkpointed("a"), [checker.check, checker.check])
         assert 1 == Checker.calls == len(result.best.validations)
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: checks.length(max_words=3),
+            lambda: checks.matches("yes", "agrees"),
+            lambda: checks.not_(checks.one_of("no", "maybe")),
+            lambda: checks.all_of(checks.length(max_words=3), checks.python_parses()),
+            lambda: checks.weighted([(checks.length(max_words=3), 2)], at_least=0.5),
+        ],
+    )
+    def test_a_ready_made_one_made_twice_is_checked_once(self, run, make):
+        """Semantics 7: the same arguments make the same requirement, and the model is told its reason once."""
+        result = run(sample, wide(1, requirements=[make()]), lambda request: checkpointed("yes"), [make()])
+        assert 1 == len(result.attempts[0].validations)
+
+    def test_ready_made_ones_with_other_arguments_are_all_checked(self, run):
+        """Semantics 7: equal descriptions alone make no duplicate."""
+        reqs = [checks.length(max_words=3), checks.length(max_words=4), *[checks.matches(one, "x") for one in "ab"]]
+        result = run(sample, wide(1), lambda request: checkpointed("yes"), reqs)
+        assert 4 == len(result.attempts[0].validations)
+
+    def test_a_sentence_and_a_judge_of_it_are_one(self, run):
+        """Semantics 7: both ask the same model the same question."""
+        backend = ScriptedBackend(["text", "yes"])
+        assert run(sample, wide(1), backend, ["is polite", checks.judge("is polite")]).success
+        assert 2 == len(backend.requests)
 
     def test_a_sentence_given_twice_is_judged_once(self, run):
         """Semantics 7: also within one list."""

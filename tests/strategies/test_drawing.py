@@ -64,6 +64,24 @@ class TestVotes:
         assert "7" == run(sample, strategy, answering("none", "none", "7")).text
         assert "none" == run(sample, strategy, answering("none", "no", "no")).text
 
+    @pytest.mark.parametrize("setting", ["key", "weight"])
+    def test_a_misspelt_name_in_it_ends_the_call(self, run, setting):
+        """All answers would abstain, and the first one would win as if it had been voted for."""
+
+        def misspelt(value):
+            return lenght(value)  # noqa: F821 - the point of this test
+
+        backend = answering("7", "8", "8", "8", "8")
+        with pytest.raises(SelectionFailed, match="lenght") as caught:
+            run(sample, MajorityVotingStrategy(concurrency_budget=5, **{setting: misspelt}), backend)
+        assert isinstance(caught.value.__cause__, NameError)
+
+    def test_an_answer_that_a_key_executes_costs_its_own_vote_only(self, run):
+        """The name that is missing is one of the answer."""
+        strategy = MajorityVotingStrategy(lambda text: eval(text, {}), concurrency_budget=3)  # noqa: S307
+        with capture_logs():
+            assert "7" == run(sample, strategy, answering("seven", "7", "7")).text
+
     def test_a_key_function_that_raises_costs_that_vote_only(self, run):
         """The log has one warning, without any text of the answer."""
         strategy = MajorityVotingStrategy(int, concurrency_budget=3)

@@ -282,3 +282,117 @@ class TestNotationsOfMathematics:
     def test_answers_that_differ_stay_different(self, one, other):
         """An inequality is not the number on its right."""
         assert expression(one) != expression(other)
+
+
+class TestNumbersAsPeopleWriteThem:
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [
+            ("1.5×10³", "1500"),
+            ("5 · 10⁻³", "0.005"),
+            ("½", "0.5"),
+            ("2½", "2.5"),
+            ("1⅓", "4/3"),
+            ("2\\frac12", "2.5"),
+            ("1 000 000", "1000000"),
+            ("1\u202f000", "1000"),
+            ("1'000", "1000"),
+            ("1.234,50", "1234.5"),
+            ("1.234,567", "1234.567"),
+            ("–5", "-5"),
+            ("minus 5", "-5"),
+            ("negative 5 degrees", "-5"),
+            ("5 million", "5000000"),
+            ("$2.5 Billion dollars", "2500000000"),
+            ("50 percent", "50%"),
+            ("sqrt(3)/2", "\\frac{\\sqrt{3}}{2}"),
+            ("\\sqrt[3]{8}", "2"),
+            ("\\sqrt[3]{-8}", "-2"),
+            ("\\sqrt{2} \\cdot \\sqrt{8}", "4"),
+            ("x \\approx 3.5", "3.5"),
+            ("≈ 3.5", "3.5"),
+            ("The final answer is **42**.", "42"),
+            ("**Answer:** 42", "42"),
+            ("It's 42", "42"),
+            ("25 m²", "25"),
+            ("x²", "x^2"),
+            ("1, 2 and 3", "1,2,3"),
+            ("x = 1 or x = 2", "x=2 or x=1"),
+            ("$x_{1} = 3$, $y = 4$", "y=4 and x_1=3"),
+            ("Thus x = y = 5", "5"),
+            ("2**3", "8"),
+        ],
+    )
+    def test_one_number_has_one_key(self, text, value):
+        """Superscripts, fractions, separators, words for large numbers and emphasis do not change the value."""
+        assert expression(text) == expression(value)
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            ("x²", "2x"),
+            ("10³", "103"),
+            ("2½", "21/2"),
+            ("5 million", "5 billion"),
+            ("5 thousand", "5"),
+            ("minus 5", "5"),
+            ("at least 5", "at most 5"),
+            ("not 5", "5"),
+            ("log 2", "ln 2"),
+            ("sin 30", "cos 30"),
+            ("10:30", "11:30"),
+            ("3 : 4", "5 : 4"),
+            ("10 am", "10 pm"),
+            ("44 BC", "44 AD"),
+            ("1 and 2", "1"),
+            ("5 or 3", "5"),
+            ("2024-01-02", "2024-02-01"),
+            ("2/3/2024", "4/6/2024"),
+            ("x = 3, y = 4", "x = 5, y = 4"),
+            ("x=1 or x=2", "x=3 or x=2"),
+        ],
+    )
+    def test_what_changes_the_answer_changes_the_key(self, one, other):
+        """A vote for another answer is not counted for this one."""
+        assert expression(one) != expression(other)
+
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [
+            ("The area is 25 m²", 25),
+            ("25 cm^2", 25),
+            ("1.5 × 10^3", 1500),
+            ("1.5×10⁻³", Fraction(3, 2000)),
+            ("2½", Fraction(5, 2)),
+            ("1.234,5", Fraction(2469, 2)),
+            ("1 000", 1000),
+            ("from 3-5", 5),
+            ("x=-5", -5),
+            ("minus 5", -5),
+            ("5 million", 5_000_000),
+        ],
+    )
+    def test_the_last_number_is_read_as_a_whole(self, text, value):
+        """It is not the power of a unit, the end of a fraction, or what follows a separator."""
+        assert value == number(text)
+
+    @pytest.mark.parametrize("text", ["“yes”", "«Yes»", "yes。", "¿Yes?", "‘yes’"])
+    def test_punctuation_of_other_languages_does_not_matter(self, text):
+        """Curly quotation marks, and the marks around a sentence."""
+        assert "yes" == exact(text)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "5 " + "ab   " * 190 + "#7",
+            "000 " * 25_000 + "0",
+            "½" * 20_000,
+            "1" * 100_000 + "½",
+            "x=1 " + " " * 900 + "y=2",
+        ],
+        ids=["units", "groups", "halves", "digits", "spaces"],
+    )
+    def test_hostile_texts_take_linear_time(self, text):
+        """A pattern that goes back over words or digits would not end in this life."""
+        for key in (exact, number, expression):
+            hash(key(text))

@@ -15,8 +15,9 @@ __all__ = ["ANTHROPIC", "AZURE", "GEMINI", "OPENAI", "Address", "Provider", "emb
 
 _ENDPOINT_PATHS = ("/chat/completions", "/completions", "/responses", "/messages")
 _HOST_NAME = re.compile(r"(?i)[a-z\d_-]{1,63}(\.[a-z\d_-]{1,63})*\.?")
-# Resolvers accept 2130706433 and 0x7f.1 as 127.0.0.1, which would bypass the checks of IP addresses.
-_NUMBERS_AND_DOTS = re.compile(r"(?i)[\d.]+|0x[\da-f.x]+")
+# Resolvers accept 2130706433, 0x7f.1 and 127.0x0.1 as 127.0.0.1, which would bypass the checks of IP addresses.
+# A host whose last part is a number is no name.
+_ENDS_IN_NUMBER = re.compile(r"(?i)(?:.*\.)?(?:\d+|0x[\da-f]*)\.*")
 
 
 @attrs.frozen
@@ -169,7 +170,7 @@ def _check_host(name: str, parts: SplitResult, *, allow_http: bool) -> None:
     try:
         ip = ip_address(host)
     except ValueError:
-        if _NUMBERS_AND_DOTS.fullmatch(host):
+        if _ENDS_IN_NUMBER.fullmatch(host):
             raise ValueError(f"{name} must name a host or a whole IP address, got the number {host!r}") from None
         if not _HOST_NAME.fullmatch(host):
             raise ValueError(f"{name} must name a host, such as 'https://api.example.com/v1', got {host!r}") from None
@@ -187,14 +188,15 @@ def _check_host(name: str, parts: SplitResult, *, allow_http: bool) -> None:
         )
 
 
-_NAT64 = IPv6Network("64:ff9b::/96")
+# Of translators, and the obsolete form without a prefix.
+_WITH_IPV4 = [IPv6Network(network) for network in ("64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96", "::/96")]
 
 
 def embedded_address(ip: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     """Return the IPv4 address that an IPv6 address stands for, or the address itself."""
-    if isinstance(ip, IPv4Address):
+    if isinstance(ip, IPv4Address) or ip.is_loopback or ip.is_unspecified:
         return ip
-    if ip in _NAT64:
+    if any(ip in network for network in _WITH_IPV4):
         return IPv4Address(int(ip) & 0xFFFFFFFF)
     teredo = None if ip.teredo is None else ip.teredo[1]
     return ip.ipv4_mapped or ip.sixtofour or teredo or ip

@@ -1,6 +1,7 @@
 """The proxy that the environment names for a server."""
 
 from importlib.util import find_spec
+from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -18,10 +19,9 @@ def proxy_from_environment(url: str) -> Secret | None:
     parts = urlsplit(url)
     proxies = getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
-    host = parts.hostname or ""
+    host = (parts.hostname or "").rstrip(".")
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    # An entry of NO_PROXY may have a port.
-    if not proxy or proxy_bypass(host) or proxy_bypass(f"{host}:{port}"):
+    if not proxy or _is_bypassed(host, port, proxies.get("no", "")):
         return None
     if "://" not in proxy:
         # As curl and others do.
@@ -32,3 +32,30 @@ def proxy_from_environment(url: str) -> Secret | None:
     if scheme.startswith("socks") and find_spec("socksio") is None:
         raise ImportError('the proxy in the environment is a SOCKS proxy: pip install "httpx2[socks]"')
     return Secret(proxy)
+
+
+def _is_bypassed(host: str, port: int, no_proxy: str) -> bool:
+    # An entry of NO_PROXY may have a port.
+    if proxy_bypass(host) or proxy_bypass(f"{host}:{port}"):
+        return True
+    # What curl, Go and others also read, and the standard library does not.
+    return any(_matches(entry, host, port) for entry in no_proxy.replace(",", " ").lower().split())
+
+
+def _matches(entry: str, host: str, port: int) -> bool:
+    """Return whether an entry names the host: as a network, in brackets, or with a star for its subdomains."""
+    if "/" in entry:
+        return _is_in_network(host, entry)
+    if entry.startswith("["):
+        return entry in {f"[{host}]", f"[{host}]:{port}"}
+    domain = entry.removeprefix("*")
+    if entry == domain:
+        return entry.rstrip(".") in {host, f"{host}:{port}"}
+    return domain.startswith(".") and (host.endswith(domain) or f"{host}:{port}".endswith(domain))
+
+
+def _is_in_network(host: str, entry: str) -> bool:
+    try:
+        return ip_address(host) in ip_network(entry, strict=False)
+    except ValueError:
+        return False

@@ -8,7 +8,9 @@ from typing import Any, Literal, Self, TypeAlias, cast
 import attrs
 
 from sampling._engine import scope as identity
+from sampling._event_loop import as_exception
 from sampling._observers.requests import is_observed_inside, observers, send
+from sampling.errors import UnexpectedCancellation
 from sampling.messages import Generation, Request
 from sampling.protocols import BackendFunction, BackendLike, as_generation, generate_of
 from sampling.usage import NO_USAGE, Usage
@@ -200,9 +202,15 @@ async def call_backend(backend: BackendLike, request: Request, receive: Receive 
 
 async def _observed(backend: BackendLike, request: Request, answer: BackendFunction) -> Generation:
     """Send a request, and notify the observers if there are any."""
-    if observers() and not is_observed_inside(backend):
-        return await send(backend, request, answer)
-    return as_generation(await answer(request))
+    try:
+        if observers() and not is_observed_inside(backend):
+            return await send(backend, request, answer)
+        return as_generation(await answer(request))
+    except Exception:
+        raise
+    except BaseException as error:
+        # A cancellation that nobody requested is a transient error for the layers, too.
+        raise as_exception(error, UnexpectedCancellation) from error  # noqa: ASYNC104 - it raises a requested one
 
 
 def pass_on_text(generation: Generation, receive: Receive, pieces: Iterable[str] | None = None) -> None:

@@ -13,8 +13,7 @@ from anyio.lowlevel import RunVar
 from sampling._arguments import check_int, check_number, short_repr
 from sampling._completeness import incomplete
 from sampling._engine import scope as identity
-from sampling._engine.validation import as_exception
-from sampling._event_loop import limiter_of_this_loop
+from sampling._event_loop import as_exception, limiter_of_this_loop
 from sampling._json.time_limit import within_time
 from sampling._log import Logger
 from sampling._observers.requests import ToolRun, running_tool
@@ -23,7 +22,7 @@ from sampling._serialization.messages import digest, plain_option
 from sampling.backends.layers._identity import identity_of
 from sampling.backends.layers._layer import Layer, Receive, TrackedReceiver, UsageMeter, call_backend
 from sampling.backends.layers._tool_results import as_result
-from sampling.errors import BadRequest, BudgetExceeded
+from sampling.errors import BadRequest, BudgetExceeded, UnexpectedCancellation
 from sampling.messages import Generation, Message, Options, Request
 from sampling.parts import ToolCall, ToolResult
 from sampling.protocols import BackendLike
@@ -261,7 +260,8 @@ class _Calls:
             ran.error_type = type(error).__name__
             raise
         except BaseException as raised:  # noqa: BLE001, ASYNC103 - what must end the task is raised again
-            return _broken(ran, as_exception(raised))  # noqa: ASYNC104 - it raises a cancellation that was requested
+            # It raises a cancellation that was requested.
+            return _broken(ran, as_exception(raised, UnexpectedCancellation))  # noqa: ASYNC104
         if not limit.cancelled_caught:
             raise RuntimeError("a tool was left without a result")
         log.warning("tool_timed_out", tool=tool.name, timeout_s=self._loop.timeout_s)

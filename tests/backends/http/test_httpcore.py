@@ -51,10 +51,25 @@ class TestProxy:
             ("::1", "https://[::1]:8443/v1", True),
             ("other.example", "https://api.example/v1", False),
             ("*", "https://api.example/v1", True),
+            ("10.0.0.0/8", "https://10.1.2.3/v1", True),
+            ("10.0.0.0/8,192.168.0.0/16", "https://11.1.2.3/v1", False),
+            ("10.0.0.0/8", "https://api.example/v1", False),
+            ("fd00::/8", "https://[fd00::1]/v1", True),
+            ("/8, no/network", "https://10.1.2.3/v1", False),
+            ("[::1]", "https://[::1]:8443/v1", True),
+            ("[::1]:8443", "https://[::1]:8443/v1", True),
+            ("[::1]:8443", "https://[::1]/v1", False),
+            ("*.example", "https://api.example/v1", True),
+            ("*.example:8443", "https://api.example:8443/v1", True),
+            ("*.example:8443", "https://api.example/v1", False),
+            ("*.example", "https://notexample/v1", False),
+            ("other.example api.example", "https://api.example/v1", True),
+            ("API.Example", "https://api.example./v1", True),
+            ("pi.example", "https://api.example/v1", False),
         ],
     )
     def test_hosts_of_no_proxy_are_connected_to_directly(self, environment, no_proxy, url, bypassed):
-        """An entry is a host, a domain, or a host with a port."""
+        """An entry is a host, a domain, a network, or a host with a port."""
         environment(HTTPS_PROXY="http://proxy.example:3128", NO_PROXY=no_proxy)
         assert bypassed is (proxy_from_environment(url) is None)
 
@@ -62,7 +77,16 @@ class TestProxy:
 class TestPublicOnly:
     @pytest.mark.parametrize(
         "address",
-        *[["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "fe80::1%eth0", "::ffff:10.0.0.1", "64:ff9b::a9fe:a9fe"]],
+        [
+            "127.0.0.1",
+            "10.0.0.1",
+            "169.254.169.254",
+            "::1",
+            "fe80::1%eth0",
+            "::ffff:10.0.0.1",
+            "64:ff9b::a9fe:a9fe",
+            "::7f00:1",
+        ],
     )
     async def test_other_addresses_are_refused(self, anyio_backend, monkeypatch, address):
         """An IPv4 address inside of an IPv6 address counts as what it is."""
