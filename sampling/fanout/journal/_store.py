@@ -466,7 +466,9 @@ def _connect(path: Path, parameters: str) -> sqlite3.Connection:
 
 
 def _check_one_name(path: Path) -> None:
-    """Raise JournalError if the file has several hard links."""
+    """Raise JournalError if the path is a directory, or the file has several hard links."""
+    if path.is_dir():
+        raise JournalError(f"{path} is a directory: give the path of a file in it")
     # Each name would have its own log and its own lock, and SQLite would corrupt the file.
     if path.stat().st_nlink > 1:
         raise JournalError(f"{path} has several hard links: copy it to a file of its own and use that")

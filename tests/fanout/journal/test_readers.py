@@ -114,6 +114,12 @@ def test_a_symlink_is_the_same_journal(journal, tmp_path, run):
         run(twice)
 
 
+def test_a_directory_is_refused(tmp_path, run):
+    """An empty path is one, too."""
+    with pytest.raises(JournalError, match="is a directory: give the path of a file"):
+        run(fan_out, ONCE, numbers(5), None, answering(), journal=InlineJournal(tmp_path))
+
+
 def test_a_second_hard_link_is_refused(journal, tmp_path, run):
     """F20: SQLite would keep one log for each name."""
     os.link(journal, tmp_path / "second.db")
