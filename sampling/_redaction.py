@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from sampling._text import quoted
 
-__all__ = ["Redactor", "Secret", "clears_locals"]
+__all__ = ["Redactor", "Secret", "clears_locals", "looks_like_a_key"]
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -29,6 +29,11 @@ _MASK = "***"
 
 # Anything that looks like a key is masked, because a server may quote the key of somebody else.
 _LOOKS_LIKE_A_KEY = r"(?i:\bbearer\s+)[\w\-.~+/=]+|\b(?:sk|pk|key|api)-[\w\-*.]{8,}"
+
+
+def looks_like_a_key(text: str) -> bool:
+    """Return whether a text contains something that looks like a key."""
+    return re.search(_LOOKS_LIKE_A_KEY, text) is not None
 
 
 class Secret:

@@ -2,8 +2,9 @@
 
 import shlex
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -326,14 +327,14 @@ def _open_writer(job: MapJob) -> Generator[OutcomeWriter]:
 def _export_answers(job: MapJob, state: _RunState) -> str | None:
     """Write the answers of the journal to `--out`. If that fails, return the problem and what was saved."""
     if isinstance(state.error, AnswersNotWritten):
-        return f"{state.error} {_how_to_go_on(job)}"
+        return f"{state.error} {_how_to_go_on(job, state.error)}"
     if job.out is None or job.journal is None or state.run is None:
         return None
     try:
         write_rows(job.out, _rows_of(job.journal.path, state.run.halted_by))
     except (OSError, JournalError) as error:
         problem = reason_of(error) if isinstance(error, OSError) else str(error)
-        return f"{job.out} could not be written: {problem}. {_how_to_go_on(job)}"
+        return f"{job.out} could not be written: {problem}. {_how_to_go_on(job, state.error)}"
     return None
 
 
@@ -352,10 +353,11 @@ def _write_page(job: MapJob, state: _RunState) -> str | None:
     return None
 
 
-def _how_to_go_on(job: MapJob) -> str:
+def _how_to_go_on(job: MapJob, error: Exception | None) -> str:
     if job.journal is None:
         return "Fix that, and run it again: without a journal it starts from the beginning."
-    return f"All answers are kept in {job.journal.path}. Fix that, and run: {_resume_command()}"
+    kept = "All other answers" if isinstance(error, JournalWriteFailed) and error.unsaved else "All answers"
+    return f"{kept} are kept in {job.journal.path}. Fix that, and run: {_resume_command()}"
 
 
 def _rows_of(journal: Path, halted_by: int | None) -> Iterable[dict[str, Any]]:
@@ -385,10 +387,26 @@ def _print_summary(job: MapJob, state: _RunState) -> None:
         print_status("stdout was closed by its reader, so the run was stopped")
     if state.error is not None and not isinstance(state.error, AnswersNotWritten):
         print_status(f"ended by an error: {_describe_error(state.error)}")
+    unsaved = state.error.unsaved if isinstance(state.error, JournalWriteFailed) else ()
+    if unsaved:
+        print_status(_rescue(unsaved, job.all_requirements))
     if state.budget_is_spent:
         print_status(f"the budget is spent: {job.budget!r}. Raise it to resume")
     if run.status in {"stopped", "failed"}:
-        print_status(_resume_hint() if job.journal is not None else "the run can't be resumed: it has no journal")
+        kept = "all other answers are kept" if unsaved else "all answers are kept"
+        hint = f"{kept}. Resume with:\n  {_resume_command()}"
+        print_status(hint if job.journal is not None else "the run can't be resumed: it has no journal")
+
+
+def _rescue(unsaved: Sequence[ItemOutcome[Any]], requirements: Sequence[Requirement]) -> str:
+    """Save answers that the journal has no room for in the directory for temporary files, and say where."""
+    problem = f"{len(unsaved):,} answers could not be stored, and a resume asks for them again"
+    try:
+        saved = Path(tempfile.mkdtemp(prefix="sampling-")) / "answers.jsonl"
+        write_rows(saved, (live_row(outcome, requirements) for outcome in unsaved))
+    except OSError as error:
+        return f"{problem}. No other file could be written either: {reason_of(error)}"
+    return f"{problem}. They are saved in {saved}"
 
 
 def _print_reasons(reasons: Counter[str]) -> None:
@@ -400,10 +418,6 @@ def _print_reasons(reasons: Counter[str]) -> None:
 
 def _describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {quoted(describe_error(error), 800)[1:-1]}"
-
-
-def _resume_hint() -> str:
-    return f"all answers are kept. Resume with:\n  {_resume_command()}"
 
 
 def _resume_command() -> str:

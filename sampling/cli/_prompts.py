@@ -101,6 +101,9 @@ class Prompts:
             text.seek(0)
             rows = csv.reader(text, strict=True, delimiter=delimiter)
             names = next(rows, list[str]())
+            if twice := [name for name in (self._prompt_field, self._key_field) if names.count(name) > 1]:
+                yield BadLine(1, f'two columns "{twice[0]}": rename or delete one')
+                return
             for row in rows:
                 line = rows.line_num
                 if any(row):

@@ -307,7 +307,8 @@ class _Files:
         """The path of the journal, if there is to be one."""
         if self.given_journal is not None or self.out is None or is_special(self.out):
             return self.given_journal
-        return self.out.with_name(f"{self.out.name}.journal")
+        # Not `with_name`, which refuses a path without a name, such as a dot, with an error of its own.
+        return self.out.parent / f"{self.out.name}.journal"
 
     def check(self, *, no_journal: bool, resume: bool, force: bool) -> None:
         """Raise ValueError if a file is missing, or would be overwritten."""

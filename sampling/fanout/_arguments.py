@@ -3,8 +3,9 @@
 import math
 import warnings
 from collections.abc import AsyncIterable, Collection, Iterable, Mapping
+from operator import index
 from os import PathLike, fspath
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, SupportsIndex, TypeAlias, cast, get_args
 
 import attrs
 
@@ -157,6 +158,9 @@ def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
 def _check_items_argument(items: object) -> None:
     kind = type(items)
     lone = issubclass(kind, str | bytes | Action)
+    if hasattr(kind, "itertuples"):
+        columns = 'table["prompt"], or table[["key", "prompt"]].itertuples(index=False)'
+        raise TypeError(f"items is a table, which iterates over the names of its columns: pass {columns}")
     if lone or not issubclass(kind, Iterable | AsyncIterable):
         allowed = "an iterable or async iterable of actions, texts, or pairs (key, action)"
         raise wrong_type("items", items, f"{allowed}: put a single one in brackets" if lone else allowed)
@@ -228,8 +232,8 @@ def checked_concurrency(given: object) -> int:
 
 
 def _as_whole_number(given: object) -> int | None:
-    if isinstance(given, int) and not isinstance(given, bool):
-        return given
+    if isinstance(given, SupportsIndex) and not isinstance(given, bool):
+        return index(given)
     if isinstance(given, str | float) and not isinstance(given, bool):
         try:
             number = float(given)

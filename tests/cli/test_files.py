@@ -56,6 +56,7 @@ def test_what_is_read_is_never_written(link, tmp_path, capsys):
         ([*SEARCH, "--journal", "{0}/no/j"], "--journal: there is no directory"),
         (["load", "--rate", "1", "--requests", "1", "--questions", "{0}/q.csv", "--backend", "simulated",
           "--out", "{0}/q.csv", "--force"], "is the file of questions, which is never overwritten"),
+        (["map", "{0}/q.csv", "--backend", "simulated", "--out", "."], "'.' is a directory: give a file name"),
         (["demo", "--svg", "{0}/q.csv"], "--svg: "),
         (["export", "{0}/none", "--out", "{0}/a.csv"], "there is no journal"),
         (["export", "{0}/q.csv", "--out", "{0}/q.csv", "--force"], "is the journal, which is never overwritten"),

@@ -445,6 +445,7 @@ def test_a_table_is_read_by_the_names_in_its_first_row(tmp_path, table, found):
         (b"id,text\n1,Hi\n", 'line 2: no field "prompt"; found "id", "text"'),
         (b"prompt,key\nHi, you,1\n", "line 2: 3 fields, but the first row has 2: quote a text with a comma"),
         (b"prompt,key\nHi,\n", 'line 2: the field "key" is empty'),
+        (b"prompt,key,prompt\nHi,1,Ho\n", 'line 1: two columns "prompt": rename or delete one'),
         (b"prompt\nHi\nh\xe4\n", "not UTF-8: save the file as CSV in UTF-8"),
         (b'prompt\n"Hi\n', "line 2: not CSV: unexpected end of data"),
     ],

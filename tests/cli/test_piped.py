@@ -171,6 +171,25 @@ def test_on_a_full_disk_the_journal_has_the_answers_and_the_command_goes_on(serv
     assert 4 == len(out.read_text().splitlines())
 
 
+def test_answers_that_the_journal_has_no_room_for_are_saved_elsewhere(server, tmp_path):
+    """They were paid for. It is not claimed that all answers are kept, and each is in one of the two files."""
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    prompts.write_text("".join(f'"say {number}"\n' for number in range(300)))
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
+
+    full = finished("map", prompts, *backend(server), "--out", out, preexec_fn=limit)
+    assert 1 == full.returncode
+    assert "all answers are kept" not in full.stderr.lower()
+    assert "all other answers are kept. Resume with:" in full.stderr
+    said = re.search(r"(\d+) answers could not be stored, .* They are saved in (\S+)", full.stderr)
+    saved = [json.loads(line)["text"] for line in Path(said[2]).read_text().splitlines()]
+    assert ["yes it is"] * int(said[1]) == saved
+    # Two were refused at first.
+    assert len(server.requests) - 2 == len(saved) + len(out.read_text().splitlines())
+
+
 def test_without_a_journal_the_rows_until_then_are_kept(server, prompts, tmp_path):
     """They are whole, and the line says where they are."""
     out = tmp_path / "answers.jsonl"

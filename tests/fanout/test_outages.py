@@ -5,8 +5,10 @@ import pytest
 
 from sampling import (
     Budget,
+    Message,
     MultiTurnStrategy,
     RejectionSamplingStrategy,
+    Request,
     Requirement,
     TransientError,
     fan_out,
@@ -243,3 +245,69 @@ def test_draining_in_an_outage_ends_at_once(run, tmp_path):
     assert "stopped" == status
     assert 20 == pytest.approx(took_s)
     assert set(range(12)) == stored(path).keys()
+
+
+class Writer:
+    """Answers with the question, at once, and counts requests."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def __call__(self, request):
+        self.asked.append(asked(request))
+        return asked(request)
+
+
+def judged(server, *more):
+    """A requirement that asks a server, which fails as `Server` does."""
+
+    async def polite(text):
+        return await server(Request([Message("user", text)])) == "yes"
+
+    return [*more, Requirement("it is polite", polite, judged=True)]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "continue"])
+def test_an_outage_of_the_judge_costs_no_item(run, on_error):
+    """F18: an answer that could not be judged is no failure. The item is held, and sampled again."""
+    judge, writer = Server((2.5, 14.5)), Writer()
+
+    async def main():
+        settings = {"max_concurrency": 4, "on_error": on_error}
+        return await fan_out(ONCE, numbers(20), None, writer, judged(judge.open()), **settings)
+
+    assert {"succeeded": 20, "failed": 0, "errored": 0} == run(main).counts()
+    assert 20 + 7 == len(writer.asked)  # four items fail, and then one at a time probes
+
+
+def test_answers_that_no_judge_saw_do_not_end_an_outage_of_the_judge(run):
+    """F18: an item that fails a check of code is answered, but says nothing about the judge."""
+    judge = Server((2.5, 14.5))
+
+    async def main():
+        reqs = judged(judge.open(), Requirement("it is even", lambda text: not int(text) % 2))
+        return await fan_out(ONCE, numbers(40), None, Writer(), reqs, max_concurrency=4)
+
+    assert {"succeeded": 20, "failed": 20, "errored": 0} == run(main).counts()
+
+
+def test_an_item_whose_judge_always_fails_is_found_out(run):
+    """F18: if others are judged meanwhile, the item fails, after few requests."""
+    judge, writer = Server(poison=["7"]), Writer()
+
+    async def main():
+        return await fan_out(ONCE, numbers(20), None, writer, judged(judge.open()), max_concurrency=4)
+
+    assert {"succeeded": 19, "failed": 1, "errored": 0} == run(main).counts()
+    assert writer.asked.count("7") <= 3
+
+
+def test_a_judge_that_never_answered_is_not_waited_for(run):
+    """F18: before the first judgement, the error is more likely a mistake in the settings."""
+    judge, writer = Server((0, 10_000)), Writer()
+
+    async def main():
+        return await fan_out(ONCE, numbers(20), None, writer, judged(judge.open()), max_concurrency=4)
+
+    assert {"succeeded": 0, "failed": 20, "errored": 0} == run(main).counts()
+    assert 20 == len(writer.asked)

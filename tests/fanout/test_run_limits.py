@@ -92,6 +92,19 @@ def test_items_that_found_no_room_were_not_billed(run, tmp_path):
     assert () == result.maybe_billed_twice
 
 
+def test_items_that_a_resume_had_no_room_for_are_not_billed_again(run, tmp_path):
+    """F19: items that the budget cut off half way are sampled again only once there is room for them."""
+    deep = RejectionSamplingStrategy(loop_budget=3)
+
+    def call(requests):
+        journal, budget = InlineJournal(tmp_path / "run.db"), Budget(requests=requests)
+        return run(fan_out, deep, numbers(4), None, answering(), [str.isdigit], journal=journal, budget=budget)
+
+    assert () == call(6).maybe_billed_twice
+    assert () == call(6).maybe_billed_twice
+    assert (0, 1, 2, 3) == call(60).maybe_billed_twice
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

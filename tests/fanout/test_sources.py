@@ -38,6 +38,25 @@ def test_arrays_and_their_numbers_are_items(run, path):
     assert 2 == run(fan_out, ONCE, texts, None, backend).counts()["succeeded"]
 
 
+def test_a_number_of_numpy_is_a_concurrency(run):
+    """F1: a whole number of any type is honoured."""
+    numpy = pytest.importorskip("numpy")
+    assert (
+        2 == run(fan_out, ONCE, ["one", "two"], None, answering(), max_concurrency=numpy.int64(2)).counts()["succeeded"]
+    )
+
+
+def test_a_table_is_refused_with_the_column_to_pass(run):
+    """A data frame iterates over the names of its columns, and these would be sent as questions."""
+
+    class DataFrame(dict):
+        def itertuples(self, index=True):
+            raise NotImplementedError
+
+    with pytest.raises(TypeError, match=r'names of its columns: pass table\["prompt"\]'):
+        run(fan_out, ONCE, DataFrame(prompt=["one"]), None, answering())
+
+
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_a_source_that_raises_loses_nothing(run, path, kind):
     """Row 66: items read before it finish and are recorded, its error is raised, and it is closed."""

@@ -15,7 +15,7 @@ __all__ = ["Picture", "figures", "html_document", "notes_list", "table", "tiles"
 
 _NARROW, _MIDDLE, _WIDE = Size(350, 270), Size(560, 300), Size(1120, 400)
 _TONES = {"PASS": "good", "TRIP": "bad", "INCONCLUSIVE": "limit", "better": "good", "worse": "bad"}
-_WORDS = frozenset({"loop", "population", "requirement", "value", "why", "what"})
+_WORDS = frozenset({"examples", "item", "loop", "population", "requirement", "value", "why", "what"})
 """Columns with text instead of numbers."""
 
 

@@ -28,7 +28,7 @@ from sampling.fanout._announcer import Announcer
 from sampling.fanout._arguments import FanOutArguments
 from sampling.fanout._delivery import OutcomeBuffer
 from sampling.fanout._run._ending import Ending, RunStatus
-from sampling.fanout._run._outage import Outage, has_answer, transient_error
+from sampling.fanout._run._outage import Outage, has_answer, is_judged, transient_error
 from sampling.fanout._run._slots import Slots
 from sampling.fanout._run._spending import ItemAccount, stopped_by_budget
 from sampling.fanout._source import END, Source
@@ -431,7 +431,7 @@ class FanOut(Generic[T]):
                 return _timed_out(item, account, timeout_s)
             if transient_error(outcome) is None:
                 if has_answer(outcome):
-                    outage.answered(started_at)
+                    outage.answered(started_at, judged=is_judged(outcome))
                 return outcome
             failed_at = anyio.current_time()
             if not await outage.wait(outcome, first_failed_at):

@@ -14,9 +14,9 @@ from sampling.errors import BackendError, ConnectFailed, RateLimited
 from sampling.fanout._run._spending import stopped_by_budget
 from sampling.fanout.items import ItemOutcome
 from sampling.fanout.journal._pauses import Pause, PauseEnd
-from sampling.results import SamplingResult
+from sampling.results import Slice
 
-__all__ = ["Outage", "has_answer", "transient_error"]
+__all__ = ["Outage", "has_answer", "is_judged", "transient_error"]
 
 log = Logger()
 
@@ -42,6 +42,7 @@ class Outage:
     One held item at a time calls again, at growing intervals. The answer to a call that started later releases all.
     An item that fails again although others were answered in between is the cause itself, and its error counts. If the
     error is about the server, as in a storm that refuses some requests, it counts `grace_s` after the first.
+    An error of a judge is one of the backend, too. Then only an answer that was judged shows that the outage is over.
     After `grace_s` without an answer, all errors count again. For an item that is the only one left, they count after
     a minute, unless the error is about the server and not about the item.
     """
@@ -72,6 +73,10 @@ class Outage:
         self._newest_answered = -math.inf
         """The latest start of a call that was answered."""
 
+        self._newest_judged = -math.inf
+        """The latest start of a call whose answer was judged, if there are judges."""
+
+        self._of_judge = False
         self._number = 0
         self._began_at = math.inf
         self._next_probe_at = math.inf
@@ -95,12 +100,14 @@ class Outage:
         """True if the only held item was tried often enough, so that another one should be tried."""
         return len(self._held) == 1 and self._probes.get(self._held[0], 0) >= _PROBES_OF_ONE_ITEM
 
-    def answered(self, started_at: float) -> None:
-        """Record an answer to a call that started at this time."""
+    def answered(self, started_at: float, *, judged: bool = True) -> None:
+        """Record an answer to a call that started at this time, and whether the judges, if any, answered as well."""
         self.answer_seen = True
         self._grace_spent = False
         self._newest_answered = max(self._newest_answered, started_at)
-        if started_at >= self._began_at:
+        if judged:
+            self._newest_judged = max(self._newest_judged, started_at)
+        if started_at >= self._began_at and (judged or not self._of_judge):
             if self._pause is not None:
                 lasted_s = round(anyio.current_time() - self._began_at, 1)
                 log.warning("outage_over", lasted_s=lasted_s, held=len(self._held))
@@ -114,9 +121,13 @@ class Outage:
         """
         index, error = outcome.index, transient_error(outcome)
         self.answer_seen |= has_answer(outcome)
-        if not self._grace_s or not self.answer_seen or self._grace_spent or self._is_its_own(error, first_failed_at):
+        of_judge = _is_of_judge(outcome, error)
+        if not self._grace_s or not self.answer_seen or self._grace_spent:
+            return False
+        if self._is_its_own(error, first_failed_at, of_judge=of_judge):
             return False
         self._begin()
+        self._of_judge |= of_judge
         self._held.append(index)
         self._notify()
         try:
@@ -124,12 +135,12 @@ class Outage:
         finally:
             self._held.remove(index)
 
-    def _is_its_own(self, error: BaseException | None, first_failed_at: float) -> bool:
+    def _is_its_own(self, error: BaseException | None, first_failed_at: float, *, of_judge: bool) -> bool:
         """Return whether an item fails by itself: it failed before, and others were answered in between."""
         if isinstance(error, _ABOUT_SERVER):
             # In a storm that refuses some requests, the same item may be refused again and again.
             return anyio.current_time() - first_failed_at >= self._grace_s
-        return self._newest_answered >= first_failed_at
+        return (self._newest_judged if of_judge else self._newest_answered) >= first_failed_at
 
     def _begin(self) -> None:
         if self._began_at == math.inf:
@@ -156,6 +167,7 @@ class Outage:
         if self._pause is not None:
             self._record(self._pause.end(time.time(), ending))
         self._pause = None
+        self._of_judge = False
         self._number += 1
         self._began_at = self._next_probe_at = math.inf
         self._probes.clear()
@@ -186,25 +198,42 @@ class Outage:
 
 
 def has_answer(outcome: ItemOutcome[Any]) -> bool:
-    """Return whether the backend answered a call of the item."""
-    return outcome.status == "succeeded" or (outcome.result is not None and bool(outcome.result.slices))
+    """Return whether the backend answered a call of the item, and its judges did not fail."""
+    if outcome.status == "succeeded":
+        return True
+    return outcome.result is not None and any(_transient_error_of(one) is None for one in outcome.result.slices)
+
+
+def is_judged(outcome: ItemOutcome[Any]) -> bool:
+    """Return whether all judges, or one at least, gave a verdict on an answer of the item."""
+    if outcome.status == "succeeded" or outcome.result is None:
+        return outcome.status == "succeeded"
+    verdicts = [one for attempt in outcome.result.slices for one in attempt.validations if one.error is None]
+    return any(one.requirement is not None and one.requirement.judged for one in verdicts)
 
 
 def transient_error(outcome: ItemOutcome[Any]) -> BaseException | None:
-    """Return the transient error of the backend that ended the item's call, or None. Another call may succeed."""
+    """Return the transient error of the backend or a judge that ended the item's call, or None."""
     result = outcome.result
-    errors: list[BaseException | None] = [outcome.error]
-    if outcome.status != "errored":
-        if outcome.status == "succeeded" or result is None or stopped_by_budget(result):
-            return None
-        errors = _last_errors(result)
-    return next(filter(_is_transient, errors), None)
-
-
-def _last_errors(result: SamplingResult[Any]) -> list[BaseException | None]:
-    """Return the error of each subsample's last attempt."""
+    if outcome.status == "errored":
+        return outcome.error if _is_transient(outcome.error) else None
+    if outcome.status == "succeeded" or result is None or stopped_by_budget(result):
+        return None
     last = {attempt.subsample: attempt for attempt in sorted(result.attempts, key=lambda attempt: attempt.attempt)}
-    return [attempt.error for attempt in last.values() if attempt.outcome == "errored"]
+    return next(filter(None, map(_transient_error_of, last.values())), None)
+
+
+def _transient_error_of(attempt: Slice[Any]) -> BaseException | None:
+    """Return the transient error of an attempt, or of its judges if nothing else is wrong with its answer."""
+    if attempt.outcome == "errored":
+        return attempt.error if _is_transient(attempt.error) else None
+    errors = [validation.error for validation in attempt.validations if not validation.passed]
+    return errors[0] if errors and all(map(_is_transient, errors)) else None
+
+
+def _is_of_judge(outcome: ItemOutcome[Any], error: BaseException | None) -> bool:
+    slices = () if outcome.result is None else outcome.result.slices
+    return any(validation.error is error for attempt in slices for validation in attempt.validations)
 
 
 def _is_transient(error: BaseException | None) -> bool:

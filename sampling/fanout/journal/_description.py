@@ -11,6 +11,7 @@ import enum
 import fractions
 import functools
 import hashlib
+import os
 import re
 import struct
 import sys
@@ -20,22 +21,34 @@ from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, Final, cast
+from typing import Any, Final, cast, get_args
 
 import attrs
 
+from sampling._redaction import looks_like_a_key
 from sampling._serialization.messages import canonical
 from sampling.backends.layers._identity import identity_of
+from sampling.fanout.journal._surroundings import changes_in, is_library, is_own_code, names_in, surroundings_of
 from sampling.requirements import Requirement
 from sampling.strategy import BaseSamplingStrategy
 from sampling.tools import Tool
 
-__all__ = ["CODE", "Describer", "name_of"]
+__all__ = ["CODE", "FORMAT", "Describer", "name_of", "secret_digest"]
 
 _PYTHON: Final = ".".join(map(str, sys.version_info[:2]))
 CODE: Final = "code of Python "
 """The key of a code digest. Bytecode differs between Python versions, so it is compared within one version only."""
 
+FORMAT: Final = 4
+"""
+The number of this kind of description.
+
+2 leaves out constants of classes, and those of modules in lower case. 3 leaves out the surroundings of functions,
+validators of pydantic models, containers of classes and private settings, and shows secrets.
+"""
+
+_CONSTANTS: Final = 3
+_SURROUNDINGS: Final = 4
 _DEEPEST: Final = 24
 _MAX_INT_BITS: Final = 4_000
 """Python refuses to write integers of more than 4,300 digits in decimal."""
@@ -58,20 +71,29 @@ _TEXTUAL: Final = (
 _UNCHANGEABLE: Final = (str, int, float, bytes, re.Pattern)
 """Types of values that stay as they are."""
 
-_INERT: Final = ("_thread", "threading", "logging", "structlog", "contextvars", "weakref", "_weakref", "anyio", "trio")
+_INERT: Final = (
+    *("_thread", "threading", "logging", "structlog", "contextvars", "weakref", "_weakref", "anyio", "trio"),
+    *("itertools", "rich", "tqdm", "loguru"),
+)
 """Packages whose objects can't change an answer."""
 
+_SECRET_NAME: Final = re.compile(r"(?i)api_?key|secret|passw|token$|authorization|credential|private_?key")
+
+_CONTAINERS: Final = (Mapping, list, tuple, AbstractSet)
 _SETTINGS: Final = ("loop_budget", "concurrency_budget", "deterministic", "check_timeout_s", "max_context_chars")
 
 
 class Describer:
     """Describes values, and collects the places of those that it can't inspect."""
 
-    def __init__(self, *, sees_constants: bool = True) -> None:
-        """Leave out the constants of classes, and those of modules in lower case, if `sees_constants` is False."""
-        self._sees_constants = sees_constants
+    def __init__(self, as_of: int = FORMAT) -> None:
+        """Describe values as this format did."""
+        self._as_of = as_of
         self.unseen: list[str] = []
         """The places and types of objects whose changes the description does not show."""
+
+        self._used: dict[str, Any] = {}
+        """What functions and classes use of the program around them, by its place."""
 
         self._around: list[int] = []
         self._path: list[str] = []
@@ -86,7 +108,7 @@ class Describer:
     def describe(self, value: Any) -> Any:
         """Return JSON values that describe a value."""
         if value is None or isinstance(value, bool) or type(value) is str:
-            return value
+            return secret_digest(value) if isinstance(value, str) and self._is_secret(value) else value
         if type(value) is int:
             return value if value.bit_length() <= _MAX_INT_BITS else {"class": "int", "hex": hex(value)}
         if type(value) is float:
@@ -100,6 +122,18 @@ class Describer:
             return self._guarded(self._container, value)
         finally:
             self._around.pop()
+
+    def used(self) -> dict[str, Any]:
+        """Describe what the functions and classes so far use of the program around them, each once."""
+        described: dict[str, Any] = {}
+        while missing := self._used.keys() - described.keys():
+            for place in sorted(missing):
+                described[place] = self._part(place, self._used[place])
+        return described
+
+    def _is_secret(self, text: str) -> bool:
+        is_named = bool(self._path) and _SECRET_NAME.search(self._path[-1]) is not None
+        return self._as_of >= _SURROUNDINGS and (is_named or looks_like_a_key(text))
 
     def _guarded(self, describe: Callable[[Any], Any], value: Any) -> Any:
         """Describe a value. One that raises can't be seen into."""
@@ -116,7 +150,9 @@ class Describer:
         if isinstance(value, str | int | float):
             return str(value) if isinstance(value, str) else repr(value) if isinstance(value, float) else int(value)
         if isinstance(value, Mapping):
-            return self._mapping(list(cast("Iterable[tuple[Any, Any]]", value.items())))
+            # The environment differs between machines, and may hold keys.
+            items = cast("Iterable[tuple[Any, Any]]", value.items())
+            return self._not_seen(value) if value is os.environ else self._mapping(list(items))
         if isinstance(value, list | tuple):
             return [self._part(str(place), item) for place, item in enumerate(cast("Iterable[Any]", value))]
         if isinstance(value, AbstractSet):
@@ -124,7 +160,7 @@ class Describer:
             return {"class": _class_name(value), "members": sorted(members, key=canonical)}
         if isinstance(value, bytes | bytearray):
             return {"class": name_of(type(value)), "sha256": hashlib.sha256(value).hexdigest()[:16]}
-        if isinstance(value, _TEXTUAL):
+        if isinstance(value, _TEXTUAL) or type(value).__module__ == "typing":
             return {"class": _class_name(value), "value": repr(cast("object", value))}
         return self._object(value)
 
@@ -176,7 +212,11 @@ class Describer:
         """Describe an object of a library by the methods of its kind."""
         if isinstance(value, type):
             schema = _pydantic_schema(value)
-            return None if schema is None else self.describe(schema)
+            if schema is None or self._as_of < _SURROUNDINGS:
+                return None if schema is None else self.describe(schema)
+            fields: Mapping[str, Any] = getattr(value, "model_fields", {})
+            self._use_types(field.annotation for field in fields.values())
+            return {**self.describe(schema), **self._methods(value)}
         name = name_of(type(value))
         if isinstance(given := getattr(value, "fingerprint", None), str) or callable(given):
             return {"class": name, "fingerprint": str(given() if callable(given) else given)}
@@ -212,6 +252,7 @@ class Describer:
             fields = dataclasses.fields(kind)
         if fields:
             described["fields"] = [[field.name, _type_name(field.type)] for field in fields]
+            self._use_types(field.type for field in fields)
         if issubclass(kind, enum.Enum):
             described["members"] = [[member.name, self.describe(member.value)] for member in kind]
         return {**described, **self._methods(kind)}
@@ -221,7 +262,7 @@ class Describer:
         members = {
             name: self._plain_method(member)
             for one in reversed(kind.__mro__)
-            if not _is_library(one.__module__)
+            if not is_library(one.__module__)
             for name, member in vars(one).items()
         }
         methods = {
@@ -232,13 +273,29 @@ class Describer:
         constants = {
             name: self._part(name, member)
             for name, member in sorted(members.items())
-            if self._sees_constants and not name.startswith("__") and _is_constant(name, member)
+            if not name.startswith("__") and self._is_constant_of(kind, name, member)
         }
         return {**({"methods": methods} if methods else {}), **({"constants": constants} if constants else {})}
 
+    def _is_constant_of(self, kind: type[Any], name: str, member: Any) -> bool:
+        if self._as_of < _CONSTANTS:
+            return False
+        if _is_constant(name, member) or self._as_of < _SURROUNDINGS or issubclass(kind, enum.Enum):
+            return _is_constant(name, member)
+        is_own = is_own_code(type(member).__module__) and not hasattr(member, "__get__")
+        return (isinstance(member, _CONTAINERS) or is_own) and name not in _changed_attributes(kind)
+
+    def _use_types(self, annotations: Iterable[Any]) -> None:
+        """Note the classes of the program in the types of fields."""
+        if self._as_of >= _SURROUNDINGS:
+            for kind in annotations:
+                if isinstance(kind, type) and is_own_code(kind.__module__):
+                    self._used.setdefault(name_of(kind), kind)
+                self._use_types(get_args(kind))
+
     def _plain_method(self, member: Any) -> Any:
         """Return the function of a method or a property, and anything else as it is."""
-        if self._sees_constants and isinstance(member, property):
+        if self._as_of >= _CONSTANTS and isinstance(member, property):
             return member.fget
         return getattr(member, "__func__", member)
 
@@ -262,20 +319,26 @@ class Describer:
         if not isinstance(plain, FunctionType):
             return self._other_callable(function)
         described: dict[str, Any] = {"name": name_of(function)}
-        if not _is_library(plain.__module__):
+        if not is_library(plain.__module__):
             described[f"{CODE}{_PYTHON}"] = hashlib.sha256(_code(plain.__code__).encode()).hexdigest()[:16]
-        cells = [_content(cell) for cell in plain.__closure__ or ()]
-        bound = [*cells, *(plain.__defaults__ or ())]
-        if bound:
-            described["with"] = self._part("with", bound)
-        if plain.__kwdefaults__:
-            described["keywords"] = self._part("keywords", plain.__kwdefaults__)
+        described.update(self._arguments_of(plain))
         owner = getattr(function, "__self__", None)
         if owner is not None:
             described["self"] = self._part("self", owner)
-        if constants := dict(_globals_of(plain, in_lower_case=self._sees_constants)):
+        if constants := dict(_globals_of(plain, in_lower_case=self._as_of >= _CONSTANTS)):
             described["globals"] = self._part("globals", constants)
+        if self._as_of >= _SURROUNDINGS:
+            self._used = {**dict(surroundings_of(plain, _is_constant)), **self._used}
         return described
+
+    def _arguments_of(self, function: FunctionType) -> dict[str, Any]:
+        """Describe what a function closes over, and its defaults."""
+        cells = [_content(cell) for cell in function.__closure__ or ()]
+        bound, keywords = [*cells, *(function.__defaults__ or ())], function.__kwdefaults__
+        return {
+            **({"with": self._part("with", bound)} if bound else {}),
+            **({"keywords": self._part("keywords", keywords)} if keywords else {}),
+        }
 
     def _other_callable(self, function: Any) -> dict[str, Any]:
         """Describe a builtin, such as the method of a str, or an object with `__call__`."""
@@ -302,18 +365,43 @@ class Describer:
                 described["partial"] = self.function(requirement.partial)
         if requirement.blocking:
             described["blocking"] = True
+        if requirement.timeout_s is not None and self._as_of >= _SURROUNDINGS:
+            described["timeout_s"] = repr(requirement.timeout_s)
         return described
 
     def strategy(self, strategy: BaseSamplingStrategy) -> dict[str, Any]:
         """Describe a strategy by its settings, and the code of a class that is not ours."""
         # Named only where they are on, so that journals from before they were settings can be resumed.
         added = tuple(name for name in ("accept_incomplete", "state_requirements") if getattr(strategy, name))
-        # Names with an underscore hold state, not settings.
+        # Names with an underscore hold state, not settings, unless nothing changes them.
         public = {name for name in vars(strategy) if not name.startswith("_")} - {"hooks", "requirements", *added}
         public -= {"accept_incomplete", "state_requirements"}
+        if self._as_of >= _SURROUNDINGS:
+            public |= _private_settings(strategy)
         own = {name: self._part(name, value) for name, value in vars(strategy).items() if name in public}
         settings = {name: self._part(name, getattr(strategy, name)) for name in (*_SETTINGS, *added)}
         return {"class": name_of(type(strategy)), **own, **settings, **self._methods(type(strategy))}
+
+
+def secret_digest(text: str) -> dict[str, Any]:
+    """Describe a text that must not be stored."""
+    return {"class": "str", "sha256": hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]}
+
+
+def _private_settings(strategy: BaseSamplingStrategy) -> set[str]:
+    """Return the private attributes of a user's strategy that are its own, and that only a constructor sets."""
+    kinds = type(strategy).__mro__
+    if not any(is_own_code(kind.__module__) for kind in kinds):
+        return set()
+    functions = [member for kind in kinds if is_library(kind.__module__) for member in vars(kind).values()]
+    ours = {name for one in functions if isinstance(one, FunctionType) for name in names_in(one.__code__)}
+    private = {name for name in vars(strategy) if name.startswith("_") and not name.startswith("__")}
+    return private - ours - _changed_attributes(type(strategy))
+
+
+def _changed_attributes(kind: type[Any]) -> set[str]:
+    own = [one for one in kind.__mro__ if is_own_code(one.__module__)]
+    return {_mangled(name, one) for one in own for name in changes_in(one).attributes}
 
 
 def _pydantic_schema(kind: type[Any]) -> Any:
@@ -365,9 +453,9 @@ def _slots(kind: type[Any]) -> list[str]:
 
 def _globals_of(function: FunctionType, *, in_lower_case: bool) -> Iterator[tuple[str, Any]]:
     """Yield the globals that a function reads: constants, and other functions of the same module."""
-    if _is_library(function.__module__):
+    if is_library(function.__module__):
         return
-    for name in sorted(_names_in(function.__code__)):
+    for name in sorted(names_in(function.__code__)):
         value = function.__globals__.get(name)
         if isinstance(value, FunctionType):
             if value.__module__ == function.__module__:
@@ -384,17 +472,6 @@ def _is_constant(name: str, value: object) -> bool:
     return isinstance(value, _UNCHANGEABLE)
 
 
-def _names_in(code: CodeType) -> set[str]:
-    nested = [_names_in(one) for one in code.co_consts if isinstance(one, CodeType)]
-    return set(code.co_names).union(*nested)
-
-
-def _is_library(module: str | None) -> bool:
-    """Return whether a module is ours, pydantic's or Python's. Its code is known by its name."""
-    package = (module or "").partition(".")[0]
-    return package in {"sampling", "pydantic"} or package in sys.stdlib_module_names - {"__main__"}
-
-
 def _is_generated(method: Any) -> bool:
     """Return whether attrs or dataclasses wrote a method, or Python did. It follows from the fields."""
     function = getattr(method, "__func__", method)
@@ -402,7 +479,7 @@ def _is_generated(method: Any) -> bool:
     if code is None:
         return False
     # Dataclasses wrap some of theirs in functions of Python, and which ones depends on its version.
-    is_wrapped = _is_library(function.__globals__.get("__name__"))
+    is_wrapped = is_library(function.__globals__.get("__name__"))
     return is_wrapped or code.co_filename.startswith("<attrs") or code.co_filename == "<string>"
 
 

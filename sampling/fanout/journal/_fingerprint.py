@@ -13,7 +13,7 @@ from typing import Any, cast
 from sampling._serialization.messages import canonical, digest, plain_content
 from sampling._text import quoted
 from sampling.fanout.items import Item, as_item
-from sampling.fanout.journal._description import CODE, Describer, name_of
+from sampling.fanout.journal._description import CODE, FORMAT, Describer, name_of, secret_digest
 from sampling.messages import Context, Options
 from sampling.protocols import BackendLike
 from sampling.requirements import Requirement
@@ -21,11 +21,11 @@ from sampling.strategy import BaseSamplingStrategy
 
 __all__ = ["differences", "earlier_item_digests", "fingerprint_of", "item_digest"]
 
-_FORMAT = 3
-"""The number of this format. Earlier ones saw less, and those without a number are of the first."""
-
 _ONCE_DESCRIBED = ("__repr__", "__replace__")
 """Methods that Python generates for a dataclass, which earlier formats described, too."""
+
+_WITHOUT_NUMBER = 3
+"""The last format whose digests of items do not depend on its number."""
 
 _LONGEST_SHOWN = 80
 _MODEL_NAMES = ("model", "model_name", "model_id")
@@ -55,7 +55,8 @@ def fingerprint_of(
     with describer.at("options"):
         described_options = _options(options or Options(), describer)
     return {
-        "format": _FORMAT,
+        # Earlier formats saw less, and those without a number are of the first.
+        "format": FORMAT,
         "strategy": described_strategy,
         "requirements": described_requirements,
         "context": []
@@ -64,6 +65,7 @@ def fingerprint_of(
         "options": described_options,
         "model": _model_of(backend),
         "items": total,
+        "uses": describer.used(),
         "unseen": sorted(set(describer.unseen)),
     }
 
@@ -93,21 +95,23 @@ def item_digest(given: object, index: int) -> int:
     # A plain text is the common case, and building an `Item` for each of a million is slow.
     if type(given) is str:
         return _digest_of(f"{index}\0\0{given}")
-    return _digest_with(as_item(given, index, ""), sees_constants=True)
+    return _digest_with(as_item(given, index, ""), FORMAT)
 
 
-def earlier_item_digests(given: object, index: int) -> tuple[int, int]:
+def earlier_item_digests(given: object, index: int) -> tuple[int, ...]:
     """Return the digests that earlier versions recorded, which saw less of a parser, or only its name."""
     item = as_item(given, index, "")
-    return _digest_with(item, sees_constants=False), _digest_of(_legacy_text(item))
+    return (*(_digest_with(item, as_of) for as_of in (_WITHOUT_NUMBER, 2)), _digest_of(_legacy_text(item)))
 
 
-def _digest_with(item: Item[Any], *, sees_constants: bool) -> int:
+def _digest_with(item: Item[Any], as_of: int) -> int:
     parser, schema = item.action.parser, item.action.schema
     if parser is None and schema is None:
         return _digest_of(_legacy_text(item))
-    described = [_described(thing, sees_constants=sees_constants) for thing in (parser, schema)]
-    return _digest_of("\0".join([_legacy_text(item), *described]))
+    described = [_described(thing, as_of) for thing in (parser, schema)]
+    # With the number of the format, so that what the current one sees can't be taken for what an earlier one saw.
+    number = [str(as_of)] if as_of > _WITHOUT_NUMBER else []
+    return _digest_of("\0".join([_legacy_text(item), *described, *number]))
 
 
 def _legacy_text(item: Item[Any]) -> str:
@@ -116,17 +120,23 @@ def _legacy_text(item: Item[Any]) -> str:
     return f"{item.key}\0{'' if parser is None else name_of(parser)}\0{text}"
 
 
-def _described(thing: Any, *, sees_constants: bool) -> str:
+def _described(thing: Any, as_of: int) -> str:
     try:
-        return _described_once(thing, sees_constants=sees_constants)
+        return _described_once(thing, as_of)
     except TypeError:
         # It can't be hashed, such as a schema that is a dict.
-        return canonical(Describer(sees_constants=sees_constants).describe(thing))
+        return _describe(thing, as_of)
 
 
 @lru_cache(maxsize=64)
-def _described_once(thing: Any, *, sees_constants: bool) -> str:
-    return canonical(Describer(sees_constants=sees_constants).describe(thing))
+def _described_once(thing: Any, as_of: int) -> str:
+    return _describe(thing, as_of)
+
+
+def _describe(thing: Any, as_of: int) -> str:
+    describer = Describer(as_of)
+    described = describer.describe(thing)
+    return canonical([described, used] if (used := describer.used()) else described)
 
 
 def _digest_of(described: str) -> int:
@@ -147,7 +157,9 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     compared = then if blind else {**then, **now}
     names = [name for name in compared if name not in {"format", "unseen"}]
     found = [line for name in names for line in _differences(name, then.get(name), now.get(name), blind=blind)]
-    places = dict.fromkeys([*then.get("unseen", ()), *now.get("unseen", ())])
+    # If an earlier format did not look there, it is not known to differ.
+    unseen_now = () if blind and "unseen" in then else now.get("unseen", ())
+    places = dict.fromkeys([*then.get("unseen", ()), *unseen_now])
     return [*found, *(f"{place}: can't be compared, give it a `fingerprint` attribute" for place in places)]
 
 
@@ -174,9 +186,11 @@ def _is_unknown(where: str, then: Any, now: Any) -> bool:
 
 
 def _is_closer_look(then: Any, now: Any) -> bool:
-    """Return whether an earlier format described an object by its class alone."""
+    """Return whether an earlier format described an object by its class alone, or showed a secret."""
     described = cast("dict[str, Any]", now) if isinstance(now, dict) else {}
-    return isinstance(then, str) and then in {described.get("class"), described.get("name")}
+    return isinstance(then, str) and (
+        then in {described.get("class"), described.get("name")} or described == secret_digest(then)
+    )
 
 
 def _shown(value: object) -> str:

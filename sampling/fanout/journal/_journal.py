@@ -486,6 +486,8 @@ class Session:
     def withdraw(self, item: Item[Any]) -> None:
         """Queue the deletion of an item's intent, because nothing was sent for it."""
         self._writer.withdraw_intent(self._slots.get(item.index, item.index))
+        if item.index in self.sampled_again:
+            self.sampled_again.remove(item.index)
 
     def record_pause(self, pause: Pause) -> None:
         """Queue the beginning or the end of a pause."""

@@ -1,13 +1,14 @@
-"""A file lock that ends with its owner."""
+"""Locks that end with their owner: one for a run, and a second hold on those of SQLite."""
 
 import contextlib
 import json
 import os
 import socket
+import struct
 import time
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from sampling.errors import JournalError, JournalLocked
 
@@ -16,9 +17,12 @@ try:
 except ImportError:  # pragma: no cover - without it, everything but journals works
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["FileLock"]
+__all__ = ["FileLock", "SharedLocks"]
 
 _LONGEST_OWNER = 1_000
+
+_LOCKED_WHILE_OPEN: Final = (("", 0x4000_0002, 510), ("-shm", 128, 1))
+"""The bytes on which SQLite holds shared locks while a file with a write-ahead log is open, as its format defines."""
 
 
 class FileLock:
@@ -73,7 +77,53 @@ class FileLock:
             os.close(descriptor)
 
 
-_held: "weakref.WeakSet[FileLock]" = weakref.WeakSet()
+class SharedLocks:
+    """
+    Holds the locks by which SQLite shows that a file is open once more.
+
+    SQLite loses its own when any code of this process closes a descriptor of the file, for example after copying it.
+    Then another program that opens and closes the file takes itself for the last one, and deletes the log, to which the
+    run still writes. The locks held here belong to their descriptors, where the system has such locks.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptors: list[int] = []
+
+    def acquire(self) -> None:
+        """Hold the locks of an open file."""
+        if not hasattr(fcntl, "F_OFD_SETLK"):
+            return
+        for suffix, start, length in _LOCKED_WHILE_OPEN:
+            # Without a lock, the file is as safe as SQLite makes it.
+            with contextlib.suppress(OSError):
+                self._descriptors.append(os.open(f"{self._path}{suffix}", os.O_RDONLY))
+                _set_lock(self._descriptors[-1], start, length, held=True)
+        _held.add(self)
+
+    def release(self) -> None:
+        """Release the locks before SQLite closes the file, so that it can delete its log."""
+        for descriptor in self._descriptors:
+            with contextlib.suppress(OSError):
+                _set_lock(descriptor, 0, 0, held=False)
+
+    def close(self) -> None:
+        """Close the descriptors. SQLite must have closed the file, because this frees its own locks, too."""
+        descriptors, self._descriptors = self._descriptors, []
+        _held.discard(self)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _set_lock(descriptor: int, start: int, length: int, *, held: bool) -> None:
+    """Set or release a shared lock that belongs to an open file, and not to a process."""
+    if fcntl is not None:
+        kind = fcntl.F_RDLCK if held else fcntl.F_UNLCK
+        # A `struct flock`, padded to its alignment.
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", kind, os.SEEK_SET, start, length, 0))
+
+
+_held: "weakref.WeakSet[FileLock | SharedLocks]" = weakref.WeakSet()
 
 
 def _close_in_child() -> None:

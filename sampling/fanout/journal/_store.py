@@ -26,7 +26,7 @@ from sampling.errors import JournalDamaged, JournalError, JournalMismatch, Journ
 from sampling.fanout.engines import Note
 from sampling.fanout.items import ItemStatus
 from sampling.fanout.journal._fingerprint import differences
-from sampling.fanout.journal._lock import FileLock, owner_now
+from sampling.fanout.journal._lock import FileLock, SharedLocks, owner_now
 from sampling.fanout.journal._matching import RecordedItem
 from sampling.fanout.journal._notes import put_notes
 from sampling.fanout.journal._schema import APPLICATION_ID, VERSION, checksum, create_or_migrate, outcome_checksum
@@ -153,6 +153,7 @@ class Store:
         """The number of this process among those that worked on the run, counted from 1."""
 
         self._lock = FileLock(path.with_name(f"{path.name}.lock"))
+        self._shared_locks = SharedLocks(path)
         self._database: sqlite3.Connection | None = None
         self._owner: tuple[Any, ...] = ()
 
@@ -177,6 +178,7 @@ class Store:
                 run_id, recorded, changes = self._check_run(fingerprint, on_change, is_new=is_new)
                 opened = self._read_state(run_id, recorded, changes)
                 self._register_process()
+                self._shared_locks.acquire()
         except BaseException:
             self.close()
             raise
@@ -283,8 +285,10 @@ class Store:
         database, self._database = self._database, None
         try:
             if database is not None:
+                self._shared_locks.release()
                 database.close()
         finally:
+            self._shared_locks.close()
             self._lock.release()
 
     # Read and write.
@@ -466,7 +470,9 @@ def _connect(path: Path, parameters: str) -> sqlite3.Connection:
 
 
 def _check_one_name(path: Path) -> None:
-    """Raise JournalError if the file has several hard links."""
+    """Raise JournalError if the path is a directory, or the file has several hard links."""
+    if path.is_dir():
+        raise JournalError(f"{path} is a directory: give the path of a file in it")
     # Each name would have its own log and its own lock, and SQLite would corrupt the file.
     if path.stat().st_nlink > 1:
         raise JournalError(f"{path} has several hard links: copy it to a file of its own and use that")

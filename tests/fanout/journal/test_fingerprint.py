@@ -234,7 +234,8 @@ def test_a_number_of_the_module_is_seen(monkeypatch):
     """F16: a constant need not be in capitals. A cache, whose content changes, is none."""
 
     def check(text):
-        return len(text) > least and text not in seen_before  # noqa: F821 - set below
+        seen_before.add(text)  # noqa: F821 - set below
+        return len(text) > least  # noqa: F821
 
     monkeypatch.setitem(check.__globals__, "least", 3)
     monkeypatch.setitem(check.__globals__, "seen_before", {"a"})
@@ -382,7 +383,7 @@ def test_a_constant_of_a_parser_is_a_part_of_the_question():
     """F17: and what earlier versions recorded, which did not see it, is the same question."""
     one, two = counting(1), counting(2)
     assert item_digest(Action("q", one), 0) != item_digest(Action("q", two), 0)
-    assert earlier_item_digests(Action("q", one), 0) == earlier_item_digests(Action("q", two), 0)
+    assert earlier_item_digests(Action("q", one), 0)[1:] == earlier_item_digests(Action("q", two), 0)[1:]
 
 
 def test_options_are_compared_whole():

@@ -56,6 +56,7 @@ def pages(run, tmp_path):
         "all failed": run_all(run, tmp_path / "failed.db", questions(*["wrong"] * 30)),
         "all errored": run_all(run, tmp_path / "errored.db", questions(*["raise"] * 30)),
         "no items": run_all(run, tmp_path / "none.db", []),
+        "long keys": run_all(run, tmp_path / "keys.db", [("k" * 300 + str(n), "wrong") for n in range(9)]),
         "long": run_all(run, tmp_path / "long.db", [("k" * 9_000, "good " + "q" * 9_000)], _endless),
     }
 
@@ -82,6 +83,12 @@ def _check_screen(browser: Browser, path: Path, name: str, width: int, scheme: s
     # A long description is wrapped, so that the count beside it needs no scrolling.
     counts = "[...document.querySelectorAll('td.words:first-child + td')]"
     assert browser.evaluate(f"Math.max(0, ...{counts}.map(cell => cell.getBoundingClientRect().right))") <= width, name
+    # On a wide screen all columns are in sight, long keys or not.
+    cells = "[...document.querySelectorAll('h2 ~ .scroll td')]"
+    if width > _PHONE:
+        assert browser.evaluate(f"Math.max(0, ...{cells}.map(cell => cell.getBoundingClientRect().right))") <= width, (
+            name
+        )
     assert browser.evaluate("document.scripts.length") == 0
     assert browser.evaluate("document.title") != "owned"
     assert browser.complaints == []
@@ -92,6 +99,7 @@ def _check_screen(browser: Browser, path: Path, name: str, width: int, scheme: s
     assert browser.evaluate("[...document.querySelectorAll('.line')].filter(e => " + _INVISIBLE + ").length") == 0
 
 
+_PHONE = 390
 _INVISIBLE = "getComputedStyle(e).stroke == 'none'"
 _BROKEN_LINKS = (
     "[...document.querySelectorAll('a')].map(a => a.getAttribute('href'))"

@@ -1,0 +1,159 @@
+"""Find what a function reads of the modules around it, apart from plain constants."""
+
+import ast
+import dis
+import importlib.util
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Final, NamedTuple
+
+__all__ = ["Changes", "changes_in", "is_library", "is_own_code", "names_in", "surroundings_of"]
+
+_CHANGING: Final = (
+    *("add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "move_to_end", "pop"),
+    *("popitem", "popleft", "remove", "reverse", "setdefault", "sort", "update"),
+)
+"""Methods that change a container."""
+
+_CONSTRUCTORS: Final = ("__init__", "__new__", "__post_init__", "__attrs_post_init__")
+
+
+def is_library(module: str | None) -> bool:
+    """Return whether a module is ours, pydantic's or Python's. Its code is known by its name."""
+    package = (module or "").partition(".")[0]
+    return package in {"sampling", "pydantic"} or package in sys.stdlib_module_names - {"__main__"}
+
+
+@lru_cache(maxsize=1024)
+def is_own_code(module: str | None) -> bool:
+    """Return whether a module is a part of the user's program, and not an installed package."""
+    if module is None or is_library(module):
+        return False
+    return not _is_installed(getattr(sys.modules.get(module), "__file__", None) or "")
+
+
+def _is_installed(file: str) -> bool:
+    return "site-packages" in file or "dist-packages" in file
+
+
+def names_in(code: CodeType) -> set[str]:
+    """Return all names that a code reads: globals, attributes and imports."""
+    nested = [names_in(one) for one in code.co_consts if isinstance(one, CodeType)]
+    return set(code.co_names).union(*nested)
+
+
+def surroundings_of(function: FunctionType, is_constant: Callable[[str, object], bool]) -> Iterator[tuple[str, Any]]:
+    """
+    Yield what a function reads of its module and of other modules of the program, with its place.
+
+    These are functions and classes, and objects and containers that no function changes. Those that `is_constant`
+    accepts are left out, and so are functions of the same module: they are a part of its description already.
+    """
+    if not is_own_code(function.__module__) or function.__globals__.get("__name__") is None:
+        return
+    module = str(function.__globals__["__name__"])
+    prefix = "" if module in {"__main__", "__mp_main__"} else f"{module}."
+    changed = changes_in(function).names
+    names = names_in(function.__code__)
+    for name in sorted(names & function.__globals__.keys()):
+        value = function.__globals__[name]
+        is_near = isinstance(value, FunctionType) and value.__module__ == function.__module__
+        if name not in changed and not is_near and not is_constant(name, value):
+            yield from _readable(f"{prefix}{name}", value, names)
+    for name in sorted(_imports_in(function.__code__)):
+        if (source := _source_of(name)) is not None:
+            yield f"import {name}", source
+
+
+def _readable(
+    place: str, value: Any, names: set[str], around: tuple[ModuleType, ...] = ()
+) -> Iterator[tuple[str, Any]]:
+    """Yield a value that can change an answer. Of a module, yield those of its members that are named."""
+    if isinstance(value, ModuleType):
+        if is_own_code(value.__name__) and value not in around:
+            for name in sorted(names & vars(value).keys()):
+                yield from _readable(f"{value.__name__}.{name}", vars(value)[name], names, (*around, value))
+    elif isinstance(value, FunctionType | type):
+        if is_own_code(value.__module__):
+            yield place, value
+    elif value is not None and not place.rpartition(".")[2].startswith("__"):
+        yield place, value
+
+
+def _imports_in(code: CodeType) -> set[str]:
+    """Return the modules that a function imports itself."""
+    nested = [_imports_in(one) for one in code.co_consts if isinstance(one, CodeType)]
+    found = {str(one.argval) for one in dis.get_instructions(code) if one.opname == "IMPORT_NAME"}
+    return found.union(*nested)
+
+
+def _source_of(module: str) -> bytes | None:
+    """Return the source of a module of the program, which need not be imported yet, or None for any other."""
+    try:
+        # The parents of a module would be imported, so only those that already are can be found.
+        is_near = module in sys.modules or "." not in module
+        spec = None if is_library(module) or not is_near else importlib.util.find_spec(module)
+        origin = None if spec is None or not spec.has_location else spec.origin
+        return None if origin is None or _is_installed(origin) else Path(origin).read_bytes()
+    except (ImportError, OSError, ValueError):
+        return None
+
+
+class Changes(NamedTuple):
+    """What the functions of a module change."""
+
+    names: frozenset[str]
+    """Variables whose content is changed, or that are assigned as globals."""
+
+    attributes: frozenset[str]
+    """Attributes that are changed, other than by a constructor."""
+
+
+def changes_in(function: Any) -> Changes:
+    """Return what the module of a function changes. If its source is not known, return what the function does."""
+    known = _changes_of(sys.modules.get(function.__module__)) or _changes_of(function)
+    return Changes(frozenset(), frozenset()) if known is None else known
+
+
+@lru_cache(maxsize=256)
+def _changes_of(thing: Any) -> Changes | None:
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+    names: set[str] = set()
+    attributes: set[str] = set()
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            for target in _targets(function):
+                root, through = _path(target)
+                names.add(root)
+                if getattr(function, "name", "") not in _CONSTRUCTORS:
+                    attributes.update(through)
+    return Changes(frozenset(names), frozenset(attributes))
+
+
+def _targets(function: ast.AST) -> Iterator[ast.expr]:
+    """Yield the expressions that a function changes: targets of assignments, and objects of changing methods."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Global):
+            yield from map(ast.Name, node.names)
+        elif isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+            yield node
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING:
+            yield node.func.value
+
+
+def _path(expression: ast.expr) -> tuple[str, list[str]]:
+    """Return the variable at the root of an expression, and the attributes on the way from there."""
+    attributes: list[str] = []
+    while isinstance(expression, ast.Attribute | ast.Subscript):
+        if isinstance(expression, ast.Attribute):
+            attributes.append(expression.attr)
+        expression = expression.value
+    return expression.id if isinstance(expression, ast.Name) else "", attributes

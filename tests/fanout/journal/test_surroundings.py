@@ -1,0 +1,215 @@
+"""F16: the fingerprint sees what a check, a parser or a strategy uses of the program around it."""
+
+import importlib.util
+import json
+import linecache
+import sys
+
+import pytest
+
+from sampling import Action, RejectionSamplingStrategy, Requirement, fan_out
+from sampling.fanout.journal._fingerprint import differences, fingerprint_of, item_digest
+from sampling.fanout.journal._surroundings import changes_in, is_own_code
+from tests.faults.journals import InlineJournal, answering, numbers, rows
+
+ONCE = RejectionSamplingStrategy()
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """`load(source, helpers=…)`: the module `program` with this source, as another process would import it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def load(source, helpers=""):
+        for name, text in [("helpers", helpers), ("program", source)]:
+            file = tmp_path / f"{name}.py"
+            file.write_text(text)
+            linecache.checkcache(str(file))
+            spec = importlib.util.spec_from_file_location(name, file)
+            module = importlib.util.module_from_spec(spec)
+            monkeypatch.setitem(sys.modules, name, module)
+            if name == "program" or text:
+                spec.loader.exec_module(module)
+        is_own_code.cache_clear()
+        return module
+
+    return load
+
+
+def of_check(module):
+    return fingerprint_of(ONCE, [Requirement("r", module.check)], None, None, None)
+
+
+CHECKS = {
+    "a list": "allowed = [%]\ndef check(text): return text in allowed",
+    "a dict": "limits = {'most': %}\ndef check(text): return len(text) < limits['most']",
+    "a list that is filled while the module is imported": (
+        "allowed = []\nallowed.append(%)\ndef check(text): return text in allowed"
+    ),
+    "an object": (
+        "class Limits:\n    def __init__(self, most): self.most = most\n"
+        "limits = Limits(%)\ndef check(text): return len(text) < limits.most"
+    ),
+    "a callable object": (
+        "class Check:\n    def __init__(self, most): self.most = most\n"
+        "    def __call__(self, text): return len(text) < self.most\n"
+        "CHECK = Check(%)\ndef check(text): return CHECK(text)"
+    ),
+    "a partial": (
+        "import functools\ndef shorter(text, most): return len(text) < most\n"
+        "short = functools.partial(shorter, most=%)\ndef check(text): return short(text)"
+    ),
+    "a class": (
+        "class Checks:\n    @staticmethod\n    def short(text): return len(text) < %\n"
+        "def check(text): return Checks.short(text)"
+    ),
+    "a list of a class": (
+        "class Checks:\n    allowed = [%]\n    def __call__(self, text): return text in self.allowed\ncheck = Checks()"
+    ),
+    "an enum": "import enum\nclass Size(enum.Enum):\n    MOST = %\ndef check(text): return len(text) < Size.MOST.value",
+    "a pydantic model": (
+        "import pydantic\nclass Answer(pydantic.BaseModel):\n    size: int = %\n"
+        "def check(text): return bool(Answer.model_validate_json(text))"
+    ),
+    "a validator of a nested pydantic model": (
+        "import pydantic\nclass Part(pydantic.BaseModel):\n    size: int\n"
+        "    @pydantic.field_validator('size')\n    @classmethod\n    def small(cls, size): return min(size, %)\n"
+        "class Answer(pydantic.BaseModel):\n    parts: list[Part] | None = None\n"
+        "def check(text): return bool(Answer.model_validate_json(text))"
+    ),
+}
+
+HELPERS = {
+    "a function of another module": ("import helpers\ndef check(text): return helpers.short(text)"),
+    "an imported function": ("from helpers import short\ndef check(text): return short(text)"),
+    "a module that a check imports itself": ("def check(text):\n    import helpers\n    return helpers.short(text)"),
+}
+
+
+@pytest.mark.parametrize("change", CHECKS)
+def test_what_a_check_uses_of_its_module_is_seen(load, change):
+    """F16: it need be neither a constant in capitals nor a function."""
+    before, after = (CHECKS[change].replace("%", value) for value in "34")
+    then = json.loads(json.dumps(of_check(load(before))))
+    assert [] == then["unseen"]
+    assert [] == differences(then, of_check(load(before)))
+    assert differences(then, of_check(load(after)))
+
+
+@pytest.mark.parametrize("use", HELPERS)
+def test_what_a_check_uses_of_other_modules_is_seen(load, use):
+    """F16: a helper may be in another file of the program."""
+    helpers = "least = 1\ndef short(text): return least < len(text) < {}"
+    then = of_check(load(HELPERS[use], helpers.format(3)))
+    assert [] == then["unseen"]
+    assert [] == differences(then, of_check(load(HELPERS[use], helpers.format(3))))
+    assert differences(then, of_check(load(HELPERS[use], helpers.format(4))))
+
+
+def test_what_the_program_changes_is_no_setting(load):
+    """F16: a cache, a counter and what code assigns are different at every resume, and change no answer."""
+    source = (
+        "cache = {@: 1}\nseen = [@]\nclass Stats: asked = @\nstats = Stats()\n"
+        "def remember(text): cache[text] = seen.append(text)\n"
+        "def check(text):\n    stats.asked += 1\n    remember(text)\n    return text in cache and bool(seen)"
+    )
+    then, now = (of_check(load(source.replace("@", value))) for value in "34")
+    assert [] == differences({**then, "uses": {}}, {**now, "uses": {}})
+    assert not {"program.cache", "program.seen", "program.stats"} & then["uses"].keys()
+
+
+def test_functions_that_use_each_other_are_described_once(load):
+    """F16: neither a cycle nor a web of helpers makes a description long."""
+    calls = "".join(
+        f"    @staticmethod\n    def use{number}(text): return Web.use{(number + 1) % 30}, Web.use{(number + 2) % 30}\n"
+        for number in range(30)
+    )
+    described = of_check(load(f"class Web:\n{calls}def check(text): return Web.use0(text)"))
+    assert [] == described["unseen"]
+    assert len(json.dumps(described)) < 100_000
+
+
+def test_installed_packages_are_known_by_their_name(load):
+    """F16: their code and state are not searched."""
+    source = "import attrs, json, pytest\ndef check(text): return attrs.asdict and json.loads(text) and pytest.raises"
+    assert {} == of_check(load(source))["uses"]
+
+
+def test_the_environment_is_asked_about_and_not_stored(load, monkeypatch):
+    """F16: it differs between machines, and may hold keys."""
+    monkeypatch.setenv("SOME_VARIABLE", "canary")
+    described = of_check(load("from os import environ\ndef check(text): return text in environ"))
+    assert ["program.environ (os._Environ)"] == described["unseen"]
+    assert "canary" not in json.dumps(described)
+
+
+def test_private_settings_of_a_strategy_are_seen(load):
+    """F16: those that only the constructor sets. What methods change is state."""
+    source = (
+        "from sampling import RejectionSamplingStrategy\n"
+        "class Picky(RejectionSamplingStrategy):\n"
+        "    def __init__(self, most):\n"
+        "        super().__init__()\n        self._most = self.__least = most\n        self._calls = 0\n"
+        "    def select(self, slices):\n        self._calls += 1\n        return slices[self._most]\n"
+    )
+    picky = load(source).Picky
+    before, after = (fingerprint_of(picky(most), [], None, None, None) for most in (0, 1))
+    assert 'strategy._most: was "0", is "1"' in differences(before, after)
+    assert 'strategy._Picky__least: was "0", is "1"' in differences(before, after)
+    counted = picky(0)
+    counted._calls = 9
+    assert [] == differences(before, fingerprint_of(counted, [], None, None, None))
+
+
+def test_the_timeout_of_a_requirement_is_seen():
+    """F16: an answer whose check takes too long is invalid."""
+    before, after = (Requirement("r", str.istitle, timeout_s=limit) for limit in (1, 2))
+    assert differences(
+        fingerprint_of(ONCE, [before], None, None, None), fingerprint_of(ONCE, [after], None, None, None)
+    )
+
+
+def test_a_parser_that_gains_a_validator_is_another_question(load):
+    """F17: even if it had none before, as in what an earlier version recorded."""
+    plain = "import pydantic\nclass Answer(pydantic.BaseModel):\n    size: int\n"
+    validator = (
+        "    @pydantic.field_validator('size')\n    @classmethod\n    def small(cls, size): return min(size, 3)\n"
+    )
+    before, after = (item_digest(Action("q", load(source).Answer), 0) for source in (plain, plain + validator))
+    assert before != after
+
+
+def test_a_journal_of_an_earlier_format_is_resumed(load):
+    """F17: it did not look around, so nothing that is seen now is known to have changed."""
+    source = "from os import environ\nallowed = ['a']\ndef check(text): return text in allowed and text in environ"
+    now = of_check(load(source))
+    then = {name: value for name, value in now.items() if name != "uses"} | {"format": 3, "unseen": []}
+    assert [] == differences(then, now)
+
+
+@pytest.mark.parametrize("name", ["client", "CLIENT"])
+def test_keys_are_not_stored(load, run, tmp_path, name):
+    """I17: a key in an object that a check uses is stored as a digest, and is not shown in a difference."""
+    source = (
+        "class Client:\n    def __init__(self, key):\n"
+        "        self.api_key = key\n        self.headers = {'x-auth': 'Bearer ' + key}\n"
+        f"{name} = Client('@')\ndef check(text): return bool({name}.api_key)"
+    )
+    check = Requirement("r", load(source.replace("@", "canary-one")).check)
+    path = tmp_path / "run.db"
+    run(fan_out, ONCE, iter(numbers(2)), None, answering(), [check], journal=InlineJournal(path))
+    ((stored,),) = rows(path, "SELECT fingerprint FROM run")
+    assert "canary" not in stored
+    found = differences(json.loads(stored), of_check(load(source.replace("@", "canary-two"))))
+    assert found
+    assert "canary" not in " ".join(found)
+
+
+def test_what_is_changed_is_found_in_the_source(load):
+    """F16: a name that is changed in any function of the module is state."""
+    module = load(
+        "def f(x):\n    global a\n    a = x.b.c[0] = 1\n    del d[0]\n    e.f.append(1)\n    (lambda: g.pop())()\n"
+    )
+    assert {"a", "x", "d", "e", "g"} == changes_in(module.f).names
+    assert {"b", "c", "f"} == changes_in(module.f).attributes
