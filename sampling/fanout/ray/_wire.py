@@ -258,21 +258,28 @@ class _Unpacker(pickle.Unpickler):
 
 
 def pack_reply(reply: WorkerReply, names: Names) -> bytes:
-    """Pickle a reply. If that fails, pickle one with a `NotSendable` error instead."""
+    """
+    Pickle a reply. If its outcome can't be pickled, a `NotSendable` error replaces it.
+
+    The outcome is a pickle inside of the reply, so that the driver learns what was spent even if it can't read it.
+    """
     try:
-        return pack(reply, names)
+        outcome = pack((reply.result, reply.error, reply.exit), names)
     except Exception as cause:  # noqa: BLE001 - pickling user objects may raise anything
         what = "the result" if reply.error is None else f"the error {type(reply.error).__name__}: {reply.error}"
-        return pack(attrs.evolve(reply, result=None, error=NotSendable(what, cause)), names)
+        outcome = pack((None, NotSendable(what, cause), None))
+    return pack((attrs.evolve(reply, result=None, error=None, exit=None), outcome))
 
 
 def unpack_reply(packed: bytes, names: Names) -> WorkerReply:
-    """Unpickle a reply of a worker."""
+    """Unpickle a reply of a worker. If its outcome can't be unpickled, a `NotSendable` error replaces it."""
+    reply: WorkerReply
+    reply, outcome = unpack(packed)
     try:
-        reply: WorkerReply = unpack(packed, names)
-    except Exception as error:
-        raise NotSendable("the result", error) from error
-    return reply
+        result, error, exit_request = unpack(outcome, names)
+    except Exception as cause:  # noqa: BLE001 - unpickling user objects may raise anything
+        return attrs.evolve(reply, error=NotSendable("the result", cause))
+    return attrs.evolve(reply, result=result, error=error, exit=exit_request)
 
 
 def with_traceback(error: Exception) -> Exception:
