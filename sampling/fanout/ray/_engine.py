@@ -1,6 +1,7 @@
 """`RayEngine`, which runs calls on a Ray cluster."""
 
 import copy
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
@@ -21,7 +22,7 @@ from sampling.fanout.engines import SampleItem, Work
 from sampling.fanout.items import Item
 from sampling.fanout.ray._allowances import Allowances, Grant
 from sampling.fanout.ray._cluster import RESOURCES, Actor, ActorLost, Cluster, Stored
-from sampling.fanout.ray._wire import WorkerJob, WorkerReply, pack_job, pack_shared, unpack_reply
+from sampling.fanout.ray._wire import INSTALL_HINT, WorkerJob, WorkerReply, pack_job, pack_shared, unpack_reply
 from sampling.protocols import BackendLike
 from sampling.results import SamplingResult
 
@@ -254,7 +255,7 @@ class _RayRun:
             try:
                 started = unpack_reply(await actor.call("ready"), {})
             except ActorLost as lost:
-                raise _not_started(f"a worker died while it started: {lost}") from None
+                raise _died_at_start(str(lost)) from None
             if started.error is not None:
                 raise started.error
         if timer.cancelled_caught:
@@ -458,10 +459,20 @@ class _RayRun:
             self._context.run(lambda: self._starters.start_soon(self._start_again, slot))
 
 
-def _not_started(message: str) -> WorkerLost:
-    error = WorkerLost(message, hint="Check actor_options, the cluster and Ray's logs, or raise start_timeout_s.")
+_START_HINT: Final = "Check actor_options, the cluster and Ray's logs, or raise start_timeout_s."
+
+
+def _not_started(message: str, hint: str = _START_HINT) -> WorkerLost:
+    error = WorkerLost(message, hint=hint)
     error.maybe_billed = False
     return error
+
+
+def _died_at_start(why: str) -> WorkerLost:
+    missing = re.search(r"No module named '([\w.]+)'", why)
+    if missing is not None:
+        return _not_started(f"a worker can't start, because it has no module {missing[1]!r}", INSTALL_HINT)
+    return _not_started(f"a worker died while it started: {why}")
 
 
 def _no_second_worker(failure: Exception) -> WorkerLost:

@@ -2,9 +2,11 @@
 
 from contextvars import ContextVar
 from functools import partial
+from importlib.metadata import PackageNotFoundError
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 
 from sampling import Action, Budget, Generation, RejectionSamplingStrategy, Usage, fan_out
 from sampling.errors import NotSendable, WorkerLost
@@ -13,6 +15,7 @@ pytest.importorskip("ray")
 
 from sampling.fanout.ray import RayEngine
 from sampling.fanout.ray import _cluster as cluster_module
+from sampling.fanout.ray import _wire as wire_module
 from sampling.fanout.ray._cluster import ActorLost, Cluster, Stored
 from sampling.fanout.ray._wire import versions
 from sampling.fanout.ray._worker import Worker
@@ -433,3 +436,37 @@ def test_nothing_stays_in_the_store_after_a_run(run):
     made = engine()
     run(partial(fan_out, ONCE, numbers(2), None, priced, engine=made, max_requests=4))
     assert [None, None] == [stored.ref for stored in made._cluster.stored]
+
+
+def test_a_worker_without_metadata_of_the_library_is_used(run, monkeypatch):
+    """F13: Ray can send the library as a module, which has no version and is that of the driver."""
+    made = engine(driver_versions=versions())
+
+    def not_installed(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(wire_module, "version", not_installed)
+    assert ["Python"] == list(versions())
+    assert 2 == run(partial(fan_out, ONCE, numbers(2), None, priced, engine=made)).counts()["succeeded"]
+
+
+class NotInstalled(FakeCluster):
+    """A cluster whose workers can't import the library."""
+
+    def new_actor(self, shared, *, max_calls, options):
+        actor = super().new_actor(shared, max_calls=max_calls, options=options)
+        actor.call = self.fail
+        return actor
+
+    async def fail(self, method):
+        await checkpoint()
+        raise ActorLost("error raised in its creation task:\n  ...\nModuleNotFoundError: No module named 'sampling'\n")
+
+
+def test_a_worker_without_the_library_says_so(run):
+    """F13: in one line, and with what to do."""
+    made = engine()
+    made._cluster = NotInstalled()
+    with pytest.raises(WorkerLost, match=r"^a worker can't start, because it has no module 'sampling'") as caught:
+        run(partial(fan_out, ONCE, numbers(2), None, priced, engine=made))
+    assert "runtime_env" in caught.value.hint
