@@ -381,7 +381,7 @@ def _print_summary(job: MapJob, state: _RunState) -> None:
     _print_reasons(state.reasons)
     if run.maybe_billed_twice:
         print_status(
-            f"{len(run.maybe_billed_twice):,} prompts were in flight when an earlier run died, and were asked again"
+            f"{len(run.maybe_billed_twice):,} prompts were asked again, because an earlier run or a worker died"
         )
     if state.reader_left:
         print_status("stdout was closed by its reader, so the run was stopped")

@@ -220,7 +220,7 @@ class FanOutResult(Generic[T]):
     """The limit of the budget that ended the run. Items without an outcome are open, and a resume samples them."""
 
     maybe_billed_twice: tuple[int, ...] = ()
-    """Indexes of items that an earlier process started but did not finish, and that were sampled again."""
+    """Indexes of items that an earlier process or a lost worker did not finish, and that were sampled again."""
 
     hook_failures: tuple[HookFailure, ...] = ()
 

@@ -10,7 +10,7 @@ import anyio
 
 from sampling._log import Logger
 from sampling._text import quoted
-from sampling.errors import BackendError, ConnectFailed, RateLimited
+from sampling.errors import BackendError, ConnectFailed, RateLimited, WorkerLost
 from sampling.fanout._run._spending import stopped_by_budget
 from sampling.fanout.items import ItemOutcome
 from sampling.fanout.journal._pauses import Pause, PauseEnd
@@ -237,4 +237,7 @@ def _is_of_judge(outcome: ItemOutcome[Any], error: BaseException | None) -> bool
 
 
 def _is_transient(error: BaseException | None) -> bool:
+    if isinstance(error, WorkerLost) and error.maybe_billed:
+        # It ran twice already, and may have killed both workers.
+        return False
     return isinstance(error, BackendError) and error.retryable

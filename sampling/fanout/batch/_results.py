@@ -80,19 +80,25 @@ class Results:
             log.warning("batch_results_incomplete", batch=self._batch.batch_id, again_in_s=pause_s)
             await anyio.sleep(pause_s)
         self._is_last_read = True
-        await retry_transient_errors(lambda: self._read(state))
+        await self._are_there(state)
 
     async def _is_whole(self, state: BatchState) -> bool:
         """Read the lines, and return whether there is nothing to gain from reading them again."""
         batch = self._batch
+        if not await self._are_there(state):
+            return False
+        is_stranger = not self.found and not batch.is_verified
+        return is_stranger or batch.size - len(batch.requests) >= state.done
+
+    async def _are_there(self, state: BatchState) -> bool:
+        """Read the lines, and return False if the provider does not have them, or no longer."""
         try:
             await retry_transient_errors(lambda: self._read(state))
         except BadRequest as error:
             if error.status != 404:
                 raise
             return False
-        is_stranger = not self.found and not batch.is_verified
-        return is_stranger or batch.size - len(batch.requests) >= state.done
+        return True
 
     async def _read(self, state: BatchState) -> None:
         self._answers, self._others, self._pending = [], [], set()
@@ -122,7 +128,8 @@ class Results:
         if len(line) >= client.max_line_bytes:
             return _named(line, ResponseTooLarge(f"the answer has {client.max_line_bytes:,} bytes or more"))
         try:
-            fields = loads(line.decode())
+            # Some servers begin the file with a byte order mark.
+            fields = loads(line.decode("utf-8-sig"))
         except ValueError as error:
             return _named(line, MalformedResponse(f"the answer is not JSON that can be read ({error})"))
         reply = client.parse(cast("Json", fields)) if isinstance(fields, dict) else None

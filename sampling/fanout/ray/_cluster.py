@@ -1,39 +1,29 @@
 """The interface to Ray: start it, create actors, call them."""
 
-import os
-import secrets
-import shutil
-import tempfile
 from collections.abc import Mapping
 from concurrent.futures import Future
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import anyio
 
 from sampling.errors import MissingExtra
+from sampling.fanout.ray._connection import ray, shared_connection
 from sampling.fanout.ray._thread import BridgeThread
 from sampling.fanout.ray._wire import versions
 from sampling.fanout.ray._worker import Worker
 
 try:
-    import ray as _ray
     from ray.exceptions import RayError, RayTaskError
 except ImportError as error:
     raise MissingExtra("the cluster", "ray", "ray") from error
 
-__all__ = ["RESOURCES", "Actor", "ActorLost", "Cluster"]
+__all__ = ["RESOURCES", "Actor", "ActorLost", "Cluster", "Stored"]
 
 T = TypeVar("T")
 
-ray: Any = _ray
-"""Untyped, because Ray's types are incomplete."""
-
 RESOURCES = ("num_cpus", "num_gpus", "memory", "resources")
 """The options of an actor that reserve a part of the cluster."""
-
-_TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 class ActorLost(Exception):
@@ -44,13 +34,29 @@ class ActorLost(Exception):
     """
 
 
+class Stored:
+    """
+    An object in Ray's store.
+
+    Drop it before the connection is closed. Ray would take a reference that outlives it, in a traceback for instance,
+    for one to an object of the next connection, and delete that object with it.
+    """
+
+    def __init__(self, ref: Any) -> None:
+        self.ref: Any = ref
+
+    def drop(self) -> None:
+        """Release the object."""
+        self.ref = None
+
+
 class Actor:
     """A remote process that runs a `Worker`."""
 
-    def __init__(self, handle: Any, shared: Any, thread: BridgeThread) -> None:
+    def __init__(self, handle: Any, shared: Stored, thread: BridgeThread) -> None:
         self._handle = handle
         self._thread = thread
-        self._serving = self.submit("serve", shared, versions())
+        self._serving = self.submit("serve", shared.ref, versions())
 
     def submit(self, method: str, *args: Any) -> "Future[Any]":
         """Submit a call of a method of the worker."""
@@ -90,10 +96,9 @@ class Actor:
 
 class Cluster:
     """
-    A connection to Ray.
+    The cluster of one engine.
 
-    It is opened on first use and closed after the last one.
-    A Ray that the program started itself is used and left running.
+    It is connected while a run or a block of the engine needs it.
     """
 
     def __init__(self, address: str | None, workers: int, options: Mapping[str, Any]) -> None:
@@ -103,8 +108,7 @@ class Cluster:
         self._users = 0
         self._lock = anyio.Lock()
         self._thread: BridgeThread | None = None
-        self._started_here = False
-        self._directory: str | None = None
+        self._must_release = False
 
     @property
     def thread(self) -> BridgeThread:
@@ -143,41 +147,12 @@ class Cluster:
                     await thread.__aexit__(None, None, None)
 
     def _start(self) -> None:
-        if ray.is_initialized():
-            return
-        self._started_here = True
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        address = self.address or os.environ.get("RAY_ADDRESS") or "local"
-        options = {"logging_level": "ERROR", "log_to_driver": False, **self._options}
-        if address == "local":
-            options = {"num_cpus": self._workers, "include_dashboard": False, **options}
-            self._isolate(options)
-        ray.init(address=address, **options)
-
-    def _isolate(self, options: dict[str, Any]) -> None:
-        """
-        Use a temporary token and directory for our Ray.
-
-        Values that the user has set are kept.
-        """
-        token_file = Path.home() / ".ray" / "auth_token"
-        if not any(os.environ.get(name) for name in _TOKEN_VARIABLES) and not token_file.exists():
-            # Ray listens on all interfaces, so it needs a token. By default it would create one in the user's home.
-            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        if "_temp_dir" not in options and "RAY_TMPDIR" not in os.environ:
-            # Short, because paths of sockets are limited and the user's TMPDIR may be too long.
-            short = "/tmp" if Path("/tmp").is_dir() else None  # noqa: S108 - mkdtemp creates a private directory
-            self._directory = tempfile.mkdtemp(prefix="ray-", dir=short)
-            # A subdirectory, because Ray makes its directory readable and writable by everyone.
-            options["_temp_dir"] = str(Path(self._directory, "r"))
+        self._must_release = shared_connection.acquire(self.address, self._workers, self._options)
 
     def _stop(self) -> None:
-        if self._started_here:
-            ray.shutdown()
-            self._started_here = False
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
+        if self._must_release:
+            self._must_release = False
+            shared_connection.release()
 
     async def unsatisfiable(self, options: Mapping[str, Any]) -> str | None:
         """Return why no node can ever run an actor with these options, or None if one can."""
@@ -199,15 +174,15 @@ class Cluster:
         free: dict[str, Any] = await self.thread.run(ray.available_resources)
         wanted = _demands(options)
         if not wanted:
-            return "the cluster is busy, or its runtime_env is still being prepared"
+            return "the cluster is busy, its runtime_env is still being prepared, or backend_factory has not returned"
         left = {name: free.get(name, 0) for name in wanted}
         return f"each worker needs {_shown(wanted)}, and {_shown(left)} are free in the whole cluster"
 
-    async def share(self, packed: bytes) -> Any:
+    async def share(self, packed: bytes) -> Stored:
         """Put an object into Ray's store for all actors."""
-        return await self.thread.run(ray.put, packed)
+        return Stored(await self.thread.run(ray.put, packed))
 
-    def new_actor(self, shared: Any, *, max_calls: int, options: Mapping[str, Any]) -> Actor:
+    def new_actor(self, shared: Stored, *, max_calls: int, options: Mapping[str, Any]) -> Actor:
         """Start an actor. Calls wait until its process is up."""
         kind = ray.remote(Worker)
         # Ray must not retry anything itself: the engine decides what runs again.

@@ -13,7 +13,7 @@ import pickle  # noqa: TID251 - between processes of one program, never from a f
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import attrs
@@ -38,6 +38,7 @@ except ImportError as error:
     raise MissingExtra("the cluster", "ray", "ray") from error
 
 __all__ = [
+    "INSTALL_HINT",
     "Allowance",
     "Shared",
     "WorkerJob",
@@ -139,22 +140,32 @@ class WorkerReply:
     """The tokens that the worker's budget was charged: as reported, else as estimated."""
 
 
+INSTALL_HINT = 'Install the same versions on all nodes, or let Ray do it: actor_options={"runtime_env": …}.'
+
+
 def versions() -> dict[str, str]:
-    """Return the versions that driver and workers must share, because they send each other pickles."""
-    return {"sampling": version("sampling"), "Python": ".".join(map(str, sys.version_info[:2]))}
+    """
+    Return the versions that driver and workers must share, because they send each other pickles.
+
+    That of this library is left out if it is not installed but only imported, as from the `py_modules` of Ray.
+    """
+    found = {"Python": ".".join(map(str, sys.version_info[:2]))}
+    try:
+        return {"sampling": version("sampling"), **found}
+    except PackageNotFoundError:
+        return found
 
 
 def check_versions(driver: Mapping[str, str]) -> None:
     """Raise `WorkerLost` if the driver has other versions than this process."""
     here = versions()
     different = [
-        f"{name} {here.get(name)} instead of {wanted}" for name, wanted in driver.items() if here.get(name) != wanted
+        f"{name} {here[name]} instead of {wanted}"
+        for name, wanted in driver.items()
+        if here.get(name, wanted) != wanted
     ]
     if different:
-        raise WorkerLost(
-            f"a worker has {' and '.join(different)}",
-            hint='Install the same versions on all nodes, or let Ray do it: actor_options={"runtime_env": …}.',
-        )
+        raise WorkerLost(f"a worker has {' and '.join(different)}", hint=INSTALL_HINT)
 
 
 def pack_shared(
@@ -258,21 +269,28 @@ class _Unpacker(pickle.Unpickler):
 
 
 def pack_reply(reply: WorkerReply, names: Names) -> bytes:
-    """Pickle a reply. If that fails, pickle one with a `NotSendable` error instead."""
+    """
+    Pickle a reply. If its outcome can't be pickled, a `NotSendable` error replaces it.
+
+    The outcome is a pickle inside of the reply, so that the driver learns what was spent even if it can't read it.
+    """
     try:
-        return pack(reply, names)
+        outcome = pack((reply.result, reply.error, reply.exit), names)
     except Exception as cause:  # noqa: BLE001 - pickling user objects may raise anything
         what = "the result" if reply.error is None else f"the error {type(reply.error).__name__}: {reply.error}"
-        return pack(attrs.evolve(reply, result=None, error=NotSendable(what, cause)), names)
+        outcome = pack((None, NotSendable(what, cause), None))
+    return pack((attrs.evolve(reply, result=None, error=None, exit=None), outcome))
 
 
 def unpack_reply(packed: bytes, names: Names) -> WorkerReply:
-    """Unpickle a reply of a worker."""
+    """Unpickle a reply of a worker. If its outcome can't be unpickled, a `NotSendable` error replaces it."""
+    reply: WorkerReply
+    reply, outcome = unpack(packed)
     try:
-        reply: WorkerReply = unpack(packed, names)
-    except Exception as error:
-        raise NotSendable("the result", error) from error
-    return reply
+        result, error, exit_request = unpack(outcome, names)
+    except Exception as cause:  # noqa: BLE001 - unpickling user objects may raise anything
+        return attrs.evolve(reply, error=NotSendable("the result", cause))
+    return attrs.evolve(reply, result=result, error=error, exit=exit_request)
 
 
 def with_traceback(error: Exception) -> Exception:

@@ -435,6 +435,26 @@ class TestHostileResults:
         assert 5 == run(batched, provider(server), questions(5)).counts()["succeeded"]
         assert ([5], {}, 3) == (sizes(server), paid_twice(server), len(refused))
 
+    def test_results_that_are_gone_are_asked_for_again(self, run, provider, tmp_path):
+        """F21: files are deleted after a month, and a journal that waits for them would never end."""
+        server = server_of()
+
+        def intercept(method, path):
+            is_gone = path.endswith(("/content", "/results")) and len(server.batches) == 1
+            return (404, {"error": {"message": "no such file"}}) if is_gone else None
+
+        server.intercept = intercept
+        result = run(batched, provider(server), questions(5), journal=InlineJournal(tmp_path / "run.db"))
+        assert (5, (0, 1, 2, 3, 4)) == (result.counts()["succeeded"], result.maybe_billed_twice)
+        assert [5, 5] == sizes(server)
+
+    def test_a_byte_order_mark_is_skipped(self, run, provider):
+        """F21: the first answer was paid for like the others."""
+        server = server_of()
+        server.mangle = lambda lines: [b"\xef\xbb\xbf" + lines[0], *lines[1:]]
+        assert 5 == run(batched, provider(server), questions(5)).counts()["succeeded"]
+        assert ([5], {}) == (sizes(server), paid_twice(server))
+
     def test_a_request_whose_line_can_not_be_read_may_be_billed_twice(self, run, provider, tmp_path):
         """F21: if it is asked again after all, the run says so."""
         server = server_of()

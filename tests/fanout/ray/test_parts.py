@@ -1,9 +1,11 @@
 """The parts of the Ray engine, tested without a cluster."""
 
+import socket
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from functools import partial
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -22,14 +24,16 @@ from sampling import (
     current,
     report_usage,
 )
-from sampling.errors import CheckTimeout, NotSendable, SelectionFailed
+from sampling.errors import CheckTimeout, ConnectFailed, NotSendable, SelectionFailed
 from sampling.fanout.engines import Work
 from sampling.fanout.items import Item
 
 pytest.importorskip("ray")
 
 from sampling.fanout.ray import RayEngine
+from sampling.fanout.ray import _connection as connection_module
 from sampling.fanout.ray._allowances import Allowances
+from sampling.fanout.ray._connection import Connection
 from sampling.fanout.ray._thread import BridgeThread
 from sampling.fanout.ray._wire import (
     Allowance,
@@ -364,3 +368,62 @@ def test_wrong_arguments_are_named(arguments, error, message):
     """Semantics of errors: which argument, what it is, what it may be."""
     with pytest.raises(error, match=message):
         RayEngine(**arguments)
+
+
+# The connection.
+
+
+class FakeRay:
+    """Counts how often it is started and stopped."""
+
+    def __init__(self):
+        self.calls = []
+        self._private = SimpleNamespace(worker=SimpleNamespace())
+
+    def is_initialized(self):
+        return False
+
+    def init(self, address, **options):
+        self.calls.append(f"init {address}")
+
+    def shutdown(self):
+        self.calls.append("shutdown")
+
+
+@pytest.fixture
+def fake_ray(monkeypatch):
+    fake = FakeRay()
+    monkeypatch.setattr(connection_module, "ray", fake)
+    return fake
+
+
+def test_the_last_user_closes_the_connection(fake_ray):
+    """F13: runs at once share one Ray, and the one that ends first leaves it to the others."""
+    connection = Connection()
+    assert [True, True] == [connection.acquire(None, 1, {"_temp_dir": "/tmp/r"}) for _ in range(2)]  # noqa: S108
+    connection.release()
+    assert ["init local"] == fake_ray.calls
+    connection.release()
+    assert ["init local", "shutdown"] == fake_ray.calls
+    assert "sampling-ray-keeper" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_an_address_where_nobody_listens_is_refused_at_once(fake_ray):
+    """F13: Ray itself would be silent for a quarter of an hour, and could not be interrupted."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    connection = Connection()
+    with pytest.raises(ConnectFailed, match=f"no Ray cluster answers at 127.0.0.1:{port}") as caught:
+        connection.acquire(f"127.0.0.1:{port}", 1, {})
+    assert "Check the address" in caught.value.hint
+    assert "init" not in " ".join(fake_ray.calls)
+
+
+def test_an_address_where_somebody_listens_is_used(fake_ray):
+    """F13: whoever it is, Ray finds out."""
+    connection = Connection()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert connection.acquire(address, 1, {})
+    connection.release()
+    assert [f"init {address}", "shutdown"] == fake_ray.calls
