@@ -197,10 +197,13 @@ def read_trace(text: str) -> tuple[float, ...]:
 
 
 def _is_heading(field: str) -> bool:
+    """Return True for a name. A damaged time also begins with a digit or a sign, and is not skipped."""
+    if field[0].isdigit() or field[0] in "+-.":
+        return False
     try:
-        float(field)
+        float(field)  # nan and inf are numbers, not names
     except ValueError:
-        return _parse_iso(field) is None
+        return True
     return False
 
 
