@@ -224,6 +224,7 @@ def test_a_conversation_of_several_turns_begins_anew(run):
         (lambda: ClosedLoop(users=5, requests=5, rate=3), "rate and users contradict each other"),
         (lambda: OpenLoop(rate=3, duration_s=5, users=3), "rate and users contradict each other"),
         (lambda: ClosedLoop(users=0, requests=5), "users must be >= 1, got 0"),
+        (lambda: ClosedLoop(users=10**20, requests=5), r"users must be <= 10,000,000, got 100,000,000,000,000,000,000"),
         (lambda: ClosedLoop(users=2, requests=-5), "requests must be >= 0, got -5"),
         (lambda: ClosedLoop(users=2, requests=5, think_time_s=-1), "think_time_s must be >= 0, got -1"),
         (lambda: ClosedLoop(users=2, horizon_s=0), "horizon_s must be > 0, got 0"),
