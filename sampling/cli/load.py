@@ -23,7 +23,14 @@ from sampling.cli._status import print_status
 from sampling.cli._stdout import only_results, write_result
 from sampling.cli._traffic import Traffic
 from sampling.cli._virtual_run import run_virtual_until_signal
-from sampling.cli._workload import WorkloadSettings, check_workers, select_workload, sending_headers, sharing_backends
+from sampling.cli._workload import (
+    WorkloadSettings,
+    check_operations,
+    check_workers,
+    select_workload,
+    sending_headers,
+    sharing_backends,
+)
 from sampling.load import (
     ImportedWorkload,
     LoadReport,
@@ -280,6 +287,7 @@ def load(  # noqa: PLR0913 - each is a flag
                 ),
             )
             check_workers(job.workload, workers, virtual=virtual)
+            check_operations(job.slo, job.workload)
         if dry_run:
             _show_plan(job)
             return 0
