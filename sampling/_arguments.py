@@ -40,13 +40,15 @@ def wrong_type(name: str, value: object, allowed: str) -> TypeError:
     return TypeError(f"{name} must be {allowed}, got {short_repr(value)} ({type(value).__name__})")
 
 
-def check_int(name: str, value: object, *, least: int | None = None) -> int:
-    """Return value if it is an int >= `least`, and not a bool."""
+def check_int(name: str, value: object, *, least: int | None = None, most: int | None = None) -> int:
+    """Return value if it is an int within the bounds, and not a bool."""
     # Not `isinstance`: a bool is an int.
     if type(value) is not int:
         raise wrong_type(name, value, "an int" if least is None else f"an int >= {least}")
     if least is not None and value < least:
         raise ValueError(f"{name} must be >= {least}, got {value}")
+    if most is not None and value > most:
+        raise ValueError(f"{name} must be <= {most:,}, got {value:,}")
     return value
 
 

@@ -12,9 +12,28 @@ import typer
 
 from sampling._arguments import short_repr
 
-__all__ = ["Force", "check_distinct", "check_output", "is_same_file", "is_special", "reason_of", "replacing"]
+__all__ = [
+    "Force",
+    "check_distinct",
+    "check_output",
+    "is_same_file",
+    "is_special",
+    "read_input",
+    "reason_of",
+    "replacing",
+]
 
 Force = Annotated[bool, typer.Option("--force", help="Replace output files that exist.")]
+
+
+def read_input(flag: str, path: Path) -> str:
+    """Return the text of an input file without its byte order mark, or raise ValueError with the flag and the file."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"{flag}: can't read {short_repr(str(path))}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{flag}: can't read {short_repr(str(path))}: it is not UTF-8 text") from None
 
 
 def check_output(flag: str, path: Path, *, replace: bool, protected: Mapping[str, Path | None]) -> Path:

@@ -18,6 +18,7 @@ from sampling.cli._traffic import Traffic
 from sampling.cli._workload import (
     DEFAULT_QUESTION,
     WorkloadSettings,
+    check_operations,
     imported_mix,
     read_questions,
     select_workload,
@@ -194,13 +195,16 @@ def _population(name: str, own: Mapping[str, Any], defaults: Mapping[str, Any], 
     )
     traffic.profile()  # raises if the traffic is wrong
     mixed = {each: _operation(each, table, given, folder) for each, table in _tables(operations)}
-    return PopulationSettings(
+    settings = PopulationSettings(
         name=name,
         workload=_workload(given, folder),
         operations=mixed,
         traffic=traffic,
         slo=None if slo is None else Slo.parse(slo),
     )
+    settings.population()  # raises if the weights are wrong
+    check_operations(settings.slo, settings.workload, [each for each, (weight, _) in mixed.items() if weight])
+    return settings
 
 
 def _without_contradictions(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

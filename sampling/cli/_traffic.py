@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from sampling._arguments import short_repr
+from sampling.cli._files import read_input
 from sampling.load import ClosedLoop, OpenLoop, Profile, read_trace
 from sampling.load.model._units import parse_count, parse_duration
 
@@ -101,10 +102,7 @@ def _seconds(name: str, text: str | None) -> float | None:
 
 
 def _trace(path: Path) -> tuple[float, ...]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"--trace: can't read {short_repr(str(path))}: {error.strerror}") from None
+    text = read_input("--trace", path)
     try:
         return read_trace(text)
     except ValueError as error:

@@ -14,6 +14,7 @@ import typer
 from sampling._arguments import short_repr
 from sampling.backends.simulated import SimulatedBackend
 from sampling.cli._answer_format import AnswerFormat, parse_format
+from sampling.cli._files import read_input
 from sampling.cli._flags import system_context, usage_errors
 from sampling.cli._headers import Headers
 from sampling.cli._imports import import_target
@@ -25,7 +26,7 @@ from sampling.cli._specs import (
     parse_strategy,
     refuse_connection_flags,
 )
-from sampling.load import Arrival, ImportedWorkload, Mix, StrategyWorkload, mix, strategy_workload
+from sampling.load import Arrival, ImportedWorkload, Mix, Slo, StrategyWorkload, mix, strategy_workload
 from sampling.load.model._about import digest
 from sampling.load.model._workload import Send
 from sampling.messages import Options
@@ -35,6 +36,7 @@ from sampling.strategy import BaseSamplingStrategy
 __all__ = [
     "DEFAULT_QUESTION",
     "WorkloadSettings",
+    "check_operations",
     "check_workers",
     "imported_mix",
     "open_mix",
@@ -260,10 +262,7 @@ def read_questions(given: Iterable[str] | None, file: Path | None) -> tuple[str,
         )
     if file is None:
         return questions or (DEFAULT_QUESTION,)
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"--questions: can't read {short_repr(str(file))}: {error.strerror}") from None
+    text = sys.stdin.read() if str(file) == "-" else read_input("--questions", file)
     found = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not found:
         raise ValueError(f"--questions: {short_repr(str(file))} has no questions: write one per line")
@@ -312,6 +311,21 @@ def sending_headers(header: Sequence[str] | None, *, workload: str | None, backe
             refuse_connection_flags(backend, header=True)
     with headers.in_environment():
         yield
+
+
+def check_operations(
+    slo: Slo | None, workload: WorkloadSettings | ImportedWorkload, operations: Iterable[str] = ()
+) -> None:
+    """
+    Raise ValueError if the SLO limits an operation that is never sent.
+
+    A workload of the user's own may name its operations while it runs, so they are not checked.
+    """
+    sent = tuple(operations)
+    unknown = [] if slo is None or isinstance(workload, ImportedWorkload) else [*slo.operations.keys() - {*sent}]
+    if unknown:
+        there_are = f"the operations are {', '.join(map(repr, sent))}" if sent else "there are no operations"
+        raise ValueError(f"the SLO limits {', '.join(map(repr, sorted(unknown)))}, but {there_are}")
 
 
 def check_workers(workload: WorkloadSettings | ImportedWorkload, workers: int, *, virtual: bool) -> None:

@@ -21,7 +21,13 @@ from sampling.cli._outputs import Out, check_outputs, publish, write_outputs
 from sampling.cli._status import print_status
 from sampling.cli._stdout import only_results, write_result
 from sampling.cli._virtual_run import run_virtual_until_signal
-from sampling.cli._workload import WorkloadSettings, check_workers, select_workload, sending_headers
+from sampling.cli._workload import (
+    WorkloadSettings,
+    check_operations,
+    check_workers,
+    select_workload,
+    sending_headers,
+)
 from sampling.load import ArrivalModel, CapacityAnswer, CapacityRun, CapacitySettings, ImportedWorkload, Slo, Step
 from sampling.load.model._units import format_seconds, parse_duration, parse_share
 from sampling.telemetry.run_progress import describe_tally
@@ -163,6 +169,7 @@ def capacity(  # noqa: PLR0913 - each is a flag
                 preflight=preflight,
                 preflight_timeout_s=parse_duration("--preflight-timeout", preflight_timeout),
             )
+            check_operations(settings.slo, selected)
             protected = {"the file of questions": questions, "the journal": journal}
             outputs = check_outputs(out, force=force, protected=protected)
             if journal is not None:

@@ -23,7 +23,14 @@ from sampling.cli._status import print_status
 from sampling.cli._stdout import only_results, write_result
 from sampling.cli._traffic import Traffic
 from sampling.cli._virtual_run import run_virtual_until_signal
-from sampling.cli._workload import WorkloadSettings, check_workers, select_workload, sending_headers, sharing_backends
+from sampling.cli._workload import (
+    WorkloadSettings,
+    check_operations,
+    check_workers,
+    select_workload,
+    sending_headers,
+    sharing_backends,
+)
 from sampling.load import (
     ImportedWorkload,
     LoadReport,
@@ -158,7 +165,8 @@ def load(  # noqa: PLR0913 - each is a flag
     trace: Annotated[Path | None, typer.Option(help="A file of send times in seconds, one per line.")] = None,
     duration: Annotated[str | None, typer.Option(help="How long to send, without the warm-up: 30s, 5m, 1h.")] = None,
     requests: Annotated[
-        int | None, typer.Option(help="Number of requests. With --duration, the first limit ends the run.")
+        int | None,
+        typer.Option(help="Number of requests after the warm-up. With --duration, the first limit ends the run."),
     ] = None,
     to_rate: Annotated[str | None, typer.Option(help="Change the rate linearly to this one over --duration.")] = None,
     arrivals: Annotated[str | None, typer.Option(help="Arrival process: constant (default), poisson, burst.")] = None,
@@ -280,6 +288,7 @@ def load(  # noqa: PLR0913 - each is a flag
                 ),
             )
             check_workers(job.workload, workers, virtual=virtual)
+            check_operations(job.slo, job.workload)
         if dry_run:
             _show_plan(job)
             return 0

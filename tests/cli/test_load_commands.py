@@ -14,6 +14,7 @@ from anyio.from_thread import start_blocking_portal
 
 from sampling.cli import capacity, load, plan, report
 from sampling.cli._app import run
+from sampling.cli._workload import read_questions
 from sampling.load import Arrival, CapacityAnswer, CapacitySettings, ClosedLoop, LoadReport, OpenLoop, Plan, read_report
 from sampling.testing.servers import OpenAIServer, Reply
 
@@ -74,6 +75,8 @@ CONTRADICTIONS = [
     (["load", "--rate", "5", "--requests", "9", "--slo", "p95"], "an SLO is written as metric=limit, such as p95=2s"),
     (["load", "--rate", "5", "--requests", "9", "--slo", "p95=2s,p95=3s"], "p95 is limited twice"),
     (["load", "--rate", "5", "--requests", "9", "--slo", ""], "an SLO needs at least one limit"),
+    (["load", "--rate", "5", "--requests", "9", "--slo", "chat.p95=2s"], "the SLO limits 'chat', but there are no"),
+    (["load", "--users", "99999999999999999999", "--requests", "9"], "--users must be <= 10,000,000"),
     (["load", "--rate", "5", "--requests", "9", "--out", "r.pdf"], "a report is written as .csv, .html, .json"),
     (["load", "--rate", "5", "--requests", "9", "--out", "no/dir/r.json"], "there is no directory 'no/dir'"),
     (["load", "--rate", "5", "--requests", "9", "--samples"], "--samples needs a .json to write them to"),
@@ -97,6 +100,7 @@ CONTRADICTIONS = [
     (["capacity", "--slo", "p95=2s", "--steps", "0,1"], "every step of --steps must be finite and > 0, got 0"),
     (["capacity", "--slo", "p95=2s", "--steps", "1,-2"], "every step of --steps must be finite and > 0, got -2"),
     (["capacity", "--slo", "latency=2s", "--steps", "1,2"], "no such SLO metric: 'latency'"),
+    (["capacity", "--slo", "chat.p95=2s", "--steps", "1,2"], "the SLO limits 'chat', but there are no operations"),
     (["capacity", "--slo", "p95=2s", "--steps", "1", "--hold", "0s"], "--hold must be > 0"),
     (
         ["capacity", "--slo", "p95=2s", "--steps", "1", "--think-time", "1s"],
@@ -104,6 +108,7 @@ CONTRADICTIONS = [
     ),
     (["capacity", "--slo", "p95=2s", "--steps", "1", "--axis", "threads"], "--axis"),
     (["capacity", "--slo", "p95=2s", "--steps", "1.5", "--axis", "users"], "1.5"),
+    (["capacity", "--slo", "p95=2s", "--steps", "1,99999999k", "--axis", "users"], "got 99,999,999,000"),
     (["capacity", "--slo", "p95=2s", "--steps", "1", "--rate-tolerance", "100%"], "--rate-tolerance is a share"),
     (["capacity", "--slo", "p95=2s", "--steps", "1", "--samples", "-o", "a.json"], "--samples is for `sampling load`"),
     (["plan", "--rate", "1"], "Missing option '--slo'"),
@@ -234,6 +239,22 @@ def test_a_search_prints_its_steps_and_its_answer(slo, code, capsys, tmp_path):
     assert [f"{step.target_rate:g}: {step.verdict}" for step in answer.steps] == re.findall(r"^\d+: [A-Z]+", err, re.M)
     assert len(answer.steps) + 1 == len(files[".csv"].read_text("utf-8").splitlines())
     assert len(answer.steps) + 1 == len((tmp_path / "j").read_text("utf-8").splitlines())
+
+
+@pytest.mark.parametrize("flag", ["--trace", "--questions"])
+def test_a_file_that_is_not_utf_8_is_named(tmp_path, monkeypatch, capsys, flag):
+    """O13: a file of another encoding is an error with the flag and the file, and nothing is sent."""
+    monkeypatch.chdir(tmp_path)
+    Path("of-windows.txt").write_bytes("1\n2\n".encode("utf-16"))
+    traffic = () if flag == "--trace" else ("--rate", "5", "--requests", "9")
+    assert 2 == run(["load", *VIRTUAL, *traffic, flag, "of-windows.txt"])
+    assert f"{flag}: can't read 'of-windows.txt': it is not UTF-8" in capsys.readouterr().err
+
+
+def test_a_byte_order_mark_is_not_part_of_a_question(tmp_path):
+    """O13: the mark that some editors write is skipped."""
+    (tmp_path / "q.txt").write_text("Why?\n", encoding="utf-8-sig")
+    assert ("Why?",) == read_questions(None, tmp_path / "q.txt")
 
 
 def test_a_search_goes_on_with_its_journal(tmp_path, capsys):

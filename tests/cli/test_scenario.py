@@ -154,6 +154,15 @@ POPULATION = '[[population]]\nname = "a"\nrate = 1\nduration = 1\nbackend = "sim
             f"{POPULATION}[population.operations.x]\nweight = 0",
             "the weights of a mix must add up to something positive",
         ),
+        (
+            f"{POPULATION}[population.operations.x]\nweight = -1",
+            "s.toml: population 'a': the weight of 'x' must be >= 0, got -1",
+        ),
+        (
+            f'{POPULATION}slo = "x.p95=1s,z.p95=1s"\n[population.operations.x]\n[population.operations.y]\n',
+            "population 'a': the SLO limits 'z', but the operations are 'x', 'y'",
+        ),
+        (f'{POPULATION}slo = "z.p95=1s"', "population 'a': the SLO limits 'z', but there are no operations"),
         (f"{POPULATION}[population.operations.x]\nrate = 1", "operation 'x' has no key 'rate'"),
         (f'{POPULATION}questions = "none.txt"', "population 'a': questions: can't read"),
         (f"virtual = true\nworkers = 2\n{POPULATION}", "workers 2 would start 2 servers of their own"),

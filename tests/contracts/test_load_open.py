@@ -317,6 +317,9 @@ def test_traces_have_marks_and_iso_times_and_may_be_unsorted(text, found):
         ("1700000000000\n", "line 1 of the trace must begin with a number of seconds"),
         ("1\n1e400\n", "line 2 of the trace"),
         ("1\n2026-13-01\n", "line 2 of the trace"),
+        ("2026-02-30T10:00:00Z\n2026-03-01T10:00:00Z\n", "line 1 of the trace must begin with .*got '2026-02-30T10"),
+        ("0\x00\n1\n", "line 1 of the trace"),
+        ("-1s\n0\n", "line 1 of the trace"),
     ],
 )
 def test_a_trace_without_instants_is_an_error_with_its_line(text, says):

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import signal
+from collections.abc import Callable
 
 import anyio
 import pytest
@@ -88,20 +89,35 @@ def test_the_journal_of_another_workload_is_refused(run, tmp_path):
     journal = tmp_path / "steps.jsonl"
     run(find_capacity, ask("qwen"), [10], Slo(p95_s=2.0), journal=journal, **QUICK)
     assert 1 == len(run(find_capacity, ask("qwen"), [10], Slo(p95_s=2.0), journal=journal, **QUICK).steps)
-    with pytest.raises(ValueError, match=r"workload was .*qwen.* and is .*llama"):
+    with pytest.raises(ValueError, match=r"search: workload was {'model': 'qwen'} and is {'model': 'llama'}; use"):
         run(find_capacity, ask("llama"), [10], Slo(p95_s=2.0), journal=journal, **QUICK)
     with pytest.raises(ValueError, match=r"is of another search"):
         run(find_capacity, quick, [10], Slo(p95_s=2.0), journal=journal, **QUICK)
 
 
-@pytest.mark.parametrize("text", ["a,b\n1,2\n", "{]\n", '{"schema": "x"}\n', "[1]\n", "\ufeff{}\n", "null\n"])
-def test_a_file_that_is_no_journal_is_refused_and_kept(run, tmp_path, text):
+def test_the_journal_of_a_search_with_a_shape_is_resumed(run, tmp_path):
+    """R8, R14: the next process has the same function at another address, and another shape is refused."""
+
+    def search(shape: Callable[[float], float]):
+        journal = tmp_path / "steps.jsonl"
+        return run(find_capacity, quick, [10], Slo(p95_s=2.0), shape=shape, journal=journal, **QUICK)
+
+    first = search(lambda fraction: 1 + fraction)
+    assert first.steps == search(lambda fraction: 1 + fraction).steps
+    with pytest.raises(ValueError, match="is of another search: shape was"):
+        search(lambda fraction: 2 - fraction)
+
+
+@pytest.mark.parametrize(
+    "data", [b"a,b\n1,2\n", b"{]\n", b'{"schema": "x"}\n', b"[1]\n", b"\xef\xbb\xbf{}\n", b"null\n", b"\xff\xfe{\x00"]
+)
+def test_a_file_that_is_no_journal_is_refused_and_kept(run, tmp_path, data):
     """R14: the error names the file, which is not changed."""
     path = tmp_path / "notes.jsonl"
-    path.write_text(text)
+    path.write_bytes(data)
     with pytest.raises(ValueError, match=r"notes\.jsonl is not the journal of a capacity search"):
         run(find_capacity, quick, [10], Slo(p95_s=2.0), journal=path, **QUICK)
-    assert text == path.read_text()
+    assert data == path.read_bytes()
 
 
 def test_a_comparison_of_unlike_runs_says_so(run):

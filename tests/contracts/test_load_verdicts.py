@@ -56,6 +56,20 @@ def test_a_server_that_hangs_from_the_warm_up_on_trips(run):
         assert reason in report.reasons[0]
 
 
+def test_only_the_unanswered_requests_of_the_warm_up_are_called_unanswered(run):
+    """R3: the server answered some requests before it hung, and the reason does not count them."""
+
+    async def hangs_later(arrival: Arrival) -> None:
+        await anyio.sleep(0.1 if arrival.intended_s < 2 else 1000)
+
+    for traffic in (
+        OpenLoop(rate=50, duration_s=20, warmup_s=5, max_in_flight=20, drain_s=5),
+        ClosedLoop(users=20, horizon_s=25, warmup_s=5, drain_s=5),
+    ):
+        report = run(run_load, hangs_later, traffic, slo=Slo(p95_s=1.0))
+        assert ("unanswered: 20 requests of the warm-up, and then nothing could be sent",) == report.reasons
+
+
 def test_users_who_were_lost_in_the_warm_up_count(run):
     """R3: a tenth of the users hang from the warm-up on, and the others are served well."""
 

@@ -13,9 +13,10 @@ from sampling.load.capacity._answer import Axis, CapacityAnswer, Step
 from sampling.load.capacity._probe import BacklogMonitor, BacklogProbe
 from sampling.load.capacity._search import StepsLike, Trial, find_bracket, needs_confirmation, next_trial, parse_steps
 from sampling.load.capacity._step_files import StepCsv, StepJournal
-from sampling.load.model._about import describe_run, describe_workload
+from sampling.load.model._about import describe_run, describe_workload, digest
 from sampling.load.model._imported_workload import ImportedWorkload
 from sampling.load.model._profiles import ArrivalModel, ClosedLoop, OpenLoop, Profile, Shape
+from sampling.load.model._rates import shape_factors
 from sampling.load.model._report import LoadReport
 from sampling.load.model._seeds import derive_seed
 from sampling.load.model._slo import Slo
@@ -151,7 +152,14 @@ class CapacitySettings:
         found: dict[str, Any] = {
             name: getattr(self, name) for name in (*names, "think_time_s", "activate_per_s", "seed")
         }
-        return {**found, "slo": self.slo.to_dict(), "shape": None if self.shape is None else repr(self.shape)}
+        return {**found, "slo": self.slo.to_dict(), "shape": self._shape_digest()}
+
+    def _shape_digest(self) -> str | None:
+        # The name of a function says little, and its address is another one in the process that resumes.
+        first = self.profile(self.steps[0])
+        if self.shape is None or isinstance(first, ClosedLoop):
+            return None
+        return digest(map(repr, shape_factors(first)))
 
 
 class CapacityRun:

@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 import attrs
 
 from sampling._arguments import check_number
+from sampling.load.model._profiles import MOST_USERS
 from sampling.load.model._verdict import Verdict
 
 __all__ = [
@@ -236,6 +237,8 @@ def parse_steps(steps: StepsLike, *, whole: bool = False) -> tuple[float, ...]:
             raise ValueError(f"steps must ascend: {later:g} comes after {earlier:g}")
         if whole and later != int(later):
             raise ValueError(f"a step is a number of users here and must be whole, got {later:g}")
+        if whole and later > MOST_USERS:
+            raise ValueError(f"a step is a number of users here and must be <= {MOST_USERS:,}, got {later:,.0f}")
     return tuple(numbers)
 
 

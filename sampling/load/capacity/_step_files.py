@@ -30,7 +30,10 @@ class StepJournal:
     def read(self) -> tuple[Step, ...]:
         """Return the recorded steps. Raise `ValueError` if they belong to another search."""
         first_line = json.dumps({"schema": _SCHEMA, "settings": self._settings}) + "\n"
-        text = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
+        try:
+            text = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
+        except UnicodeDecodeError:
+            raise self._foreign() from None
         # Also if a crash left only a part of the header.
         if first_line.startswith(text):
             _append(self._path, first_line[len(text) :])
@@ -67,15 +70,10 @@ class StepJournal:
         if not isinstance(theirs, dict):
             raise self._foreign()
         earlier = cast("dict[str, Any]", theirs)
-        differences = [
-            f"{name} was {earlier.get(name)!r} and is {self._settings.get(name)!r}"
-            for name in sorted({*earlier, *self._settings})
-            if earlier.get(name) != self._settings.get(name)
-        ]
-        if differences:
-            raise ValueError(
-                f"journal {self._path.name} is of another search: {'; '.join(differences)}; use another file"
-            )
+        was, now = _differences(earlier, self._settings)
+        if was or now:
+            shown = "; ".join(f"{name} was {was.get(name)!r} and is {now.get(name)!r}" for name in sorted({*was, *now}))
+            raise ValueError(f"journal {self._path.name} is of another search: {shown}; use another file")
 
     def add(self, step: Step) -> None:
         """Append a step and sync it to disk."""
@@ -95,6 +93,20 @@ class StepCsv:
     def add(self, step: Step) -> None:
         """Append a step and sync it to disk."""
         _append(self._path, csv_text([step], header=False))
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the parts of two settings that differ. Parts of nested settings that are equal are left out, too."""
+    was: dict[str, Any] = {}
+    now: dict[str, Any] = {}
+    for name in {*before, *after}:
+        one, other = before.get(name), after.get(name)
+        if one == other:
+            continue
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            one, other = _differences(cast("Mapping[str, Any]", one), cast("Mapping[str, Any]", other))
+        was[name], now[name] = one, other
+    return was, now
 
 
 def _append(path: Path, text: str) -> None:

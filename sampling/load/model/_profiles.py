@@ -7,13 +7,16 @@ import attrs
 
 from sampling._arguments import check_int, check_items, check_number, short_repr, wrong_type
 
-__all__ = ["ArrivalModel", "ClosedLoop", "OpenLoop", "Profile", "Shape", "profile_from_dict"]
+__all__ = ["MOST_USERS", "ArrivalModel", "ClosedLoop", "OpenLoop", "Profile", "Shape", "profile_from_dict"]
 
 ArrivalModel: TypeAlias = Literal["constant", "poisson", "burst"]
 """The distribution of arrivals: even, random, or several at once."""
 
 Shape: TypeAlias = Callable[[float], float]
 """The factor of the rate at each fraction (0 to 1) of the measured time, for example a daily curve."""
+
+MOST_USERS = 10_000_000
+"""Maximum number of users. Each is a task, and no machine has the memory for more."""
 
 _CONTRADICTION = (
     "rate and users contradict each other: a rate sends on a schedule (OpenLoop), "
@@ -165,7 +168,7 @@ class ClosedLoop:
 
     users: int
     requests: int | None = None
-    """Total number of requests of all users."""
+    """Total number of requests of all users. Those of the warm-up don't count."""
 
     think_time_s: float = 0.0
     """Pause between an answer and the next request of the same user."""
@@ -194,7 +197,7 @@ class ClosedLoop:
     def __attrs_post_init__(self) -> None:
         if self.rate is not None:
             raise ValueError(_CONTRADICTION)
-        check_int("users", self.users, least=1)
+        check_int("users", self.users, least=1, most=MOST_USERS)
         check_number("think_time_s", self.think_time_s, least=0)
         check_number("warmup_s", self.warmup_s, least=0)
         if self.on_error not in ("continue", "cancel"):

@@ -7,7 +7,7 @@ from itertools import accumulate
 from sampling._arguments import short_repr
 from sampling.load.model._profiles import OpenLoop
 
-__all__ = ["RateIntegral", "base_rate", "planned_rate", "planned_s"]
+__all__ = ["RateIntegral", "base_rate", "planned_rate", "planned_s", "shape_factors"]
 
 _SHAPE_CELLS = 10_000
 """Number of intervals in which a shape is integrated."""
@@ -54,6 +54,11 @@ class RateIntegral:
         cell = min(bisect_right(self._cells, rest), _SHAPE_CELLS) - 1
         inside = (rest - self._cells[cell]) / (self._cells[cell + 1] - self._cells[cell])
         return (cell + inside) * self._measured_s / _SHAPE_CELLS
+
+
+def shape_factors(profile: OpenLoop) -> tuple[float, ...]:
+    """Return the factors of a shape at every hundredth of the duration, which tell two shapes apart."""
+    return tuple(_factor(profile, percent / 100) for percent in range(101))
 
 
 def _factor(profile: OpenLoop, fraction: float) -> float:

@@ -192,8 +192,10 @@ def _never_answered(report: LoadReport, slo: Slo) -> str | None:
     if report.interrupted or report.admitted or report.duration_s <= (_longest_limit_s(slo) or 0.0):
         return None
     waiting = report.dropped > report.missed or count_lost_users(report, _longest_limit_s(slo)) > 0
+    # Nothing else was in flight, and every answer would have made room for a request.
+    unanswered = min(report.peak_in_flight, report.warmup_sent)
     return (
-        f"unanswered: {report.warmup_sent:,} requests of the warm-up, and then nothing could be sent"
+        f"unanswered: {unanswered:,} requests of the warm-up, and then nothing could be sent"
         if report.warmup_sent and waiting
         else None
     )

@@ -8,6 +8,7 @@ so that a stalled server can't shift it.
 
 import math
 import random
+from bisect import bisect_left
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import count, islice, takewhile
@@ -157,16 +158,19 @@ def start_time(user: int, profile: ClosedLoop) -> float:
     return spread if profile.activate_per_s is None else max(spread, user / profile.activate_per_s)
 
 
-def first_requests(profile: ClosedLoop) -> tuple[int, int | None]:
+def first_requests(profile: ClosedLoop) -> tuple[int, int, int | None]:
     """
-    Return the numbers of users and of follow-up requests.
+    Return the numbers of users that start in the warm-up, of all that start, and of follow-up requests.
 
-    Only the users that start count. The number of follow-ups is None without a limit.
+    Requests of the warm-up are not taken from the budget. The number of follow-ups is None without a limit.
     """
+    if profile.requests == 0:
+        return 0, 0, 0
+    early = bisect_left(range(profile.users), profile.warmup_s, key=lambda user: start_time(user, profile))
     if profile.requests is None:
-        return profile.users, None
-    first = min(profile.users, profile.requests)
-    return first, profile.requests - first
+        return early, profile.users, None
+    late = min(profile.users - early, profile.requests)
+    return early, early + late, profile.requests - late
 
 
 def read_trace(text: str) -> tuple[float, ...]:
@@ -197,10 +201,13 @@ def read_trace(text: str) -> tuple[float, ...]:
 
 
 def _is_heading(field: str) -> bool:
+    """Return True for a name. A damaged time also begins with a digit or a sign, and is not skipped."""
+    if field[0].isdigit() or field[0] in "+-.":
+        return False
     try:
-        float(field)
+        float(field)  # nan and inf are numbers, not names
     except ValueError:
-        return _parse_iso(field) is None
+        return True
     return False
 
 
