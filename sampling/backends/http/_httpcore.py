@@ -61,10 +61,12 @@ class HttpcoreTransport:
         """
         Send a request over an idle connection or a new one.
 
-        A server may close an idle connection just when it is used. Then the request goes over another one.
+        A server may close an idle connection just when it is used. Then the request goes over another one, once: it
+        may be the request that makes the server close its connections.
         """
-        wire = self._request(request)
+        again = False
         while True:  # noqa: ASYNC913 - httpcore2 awaits a connection
+            wire = self._request(request)
             exchange = _Exchange()
             entered = _exchange.set(exchange)
             try:
@@ -73,12 +75,11 @@ class HttpcoreTransport:
                 failure = _translate(error)
             finally:
                 _exchange.reset(entered)
-            if not isinstance(failure, ConnectionLost) or not exchange.was_closed_while_idle:
+            if again or not isinstance(failure, ConnectionLost) or not exchange.was_closed_while_idle:
                 # Raised outside the handler: the traceback of httpcore2's error holds the headers, and with them
                 # the key.
                 raise failure
-            # The broken connection has left the pool, so this ends with a new connection at the latest.
-            wire = self._request(request)
+            again = True
 
     def _request(self, request: WireRequest) -> httpcore2.Request:
         return httpcore2.Request(
