@@ -684,9 +684,9 @@ def keep_open(backend: BackendLike) -> Generator[BackendLike]:
     if _portal_of(backend) is not None:
         raise RuntimeError(f"{backend!r} is kept open already: use it inside of that block")
     # Slow to import, and of use only here.
-    from anyio.from_thread import start_blocking_portal  # noqa: PLC0415
+    from sampling._event_loop.in_thread import event_loop_in_thread  # noqa: PLC0415
 
-    with start_blocking_portal() as portal, ExitStack() as stack:
+    with event_loop_in_thread() as (portal, is_there), ExitStack() as stack:
         untyped: Any = backend
         if isinstance(untyped, AbstractAsyncContextManager):
             opened = cast("AbstractAsyncContextManager[Any]", untyped)
@@ -696,6 +696,8 @@ def keep_open(backend: BackendLike) -> Generator[BackendLike]:
             yield backend
         finally:
             del _portals[id(backend)]
+            if not is_there():
+                stack.pop_all()
 
 
 def _portal_of(backend: object) -> "BlockingPortal | None":

@@ -2,9 +2,12 @@
 
 import itertools
 import os
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from textwrap import dedent
 
 import anyio
 import pytest
@@ -84,6 +87,46 @@ class TestKeepOpen:
             assert "hello" == strategy.sample_sync("hi", None, backend).text
         assert 2 == server.connections
 
+    @pytest.mark.parametrize("leave", ["pass", "raise SystemExit", "import sys; sys.exit()"])
+    def test_a_forked_child_can_leave_the_block(self, leave):
+        """It closes nothing, because nothing of it is open there, and the parent goes on."""
+        program = f"""
+            with keep_open(hello) as backend:
+                child = os.fork()
+                if child == 0:
+                    {leave}
+                else:
+                    assert os.waitpid(child, 0)[1] == 0
+                    assert strategy.sample_sync("hi", None, backend).text == "hello"
+            assert child == 0 or strategy.sample_sync("hi", None, backend).text == "hello"
+        """
+        assert "" == output_of(program)
+
+    @pytest.mark.parametrize(
+        "forgotten", ["held = keep_open(hello); held.__enter__()", "ExitStack().enter_context(keep_open(hello))"]
+    )
+    def test_a_process_ends_although_the_block_never_did(self, forgotten):
+        """In silence, and before and after calls of `atexit`."""
+        program = f"""
+            import atexit
+            from contextlib import ExitStack
+            atexit.register(strategy.sample_sync, "hi", None, hello)
+            {forgotten}
+            atexit.register(strategy.sample_sync, "hi", None, hello)
+            assert strategy.sample_sync("hi", None, hello).text == "hello"
+        """
+        assert "" == output_of(program)
+
+    def test_a_loop_that_cannot_start_is_an_error(self, monkeypatch):
+        """And not a wait without end."""
+
+        def fail(_):
+            raise OSError(24, "too many open files")
+
+        monkeypatch.setattr(anyio, "run", fail)
+        with pytest.raises(OSError, match="too many open files"), keep_open(hello):
+            pass
+
     def test_misuse_is_named(self):
         """A backend is kept open once, outside of event loops, and is a backend."""
 
@@ -103,6 +146,17 @@ async def hello(request):
     """Answer at once."""
     await anyio.lowlevel.checkpoint()
     return "hello"
+
+
+def output_of(program):
+    """What a program writes, warnings included, until it has ended with success."""
+    start = "import os\nfrom sampling.strategy import keep_open\nfrom tests.test_sample_sync import hello, strategy\n"
+    # From Python 3.12 on, a fork warns if there are threads.
+    strict = ["-X", "dev", "-W", "error", "-W", "ignore:This process:DeprecationWarning"]
+    command = [sys.executable, *strict, "-c", start + dedent(program)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603 - our own program
+    assert 0 == ended.returncode, ended.stderr
+    return ended.stdout + ended.stderr
 
 
 def test_threads_share_the_limits_of_a_layer():

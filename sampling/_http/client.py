@@ -101,10 +101,12 @@ class Client:
         """
         Send a request over an idle connection or a new one, and wait for the head of the response.
 
-        A server may close an idle connection just when it is used. Then the request goes over another one.
+        A server may close an idle connection just when it is used. Then the request goes over a new one, once: it may
+        be the request that makes the server close its connections.
         """
+        again = False
         while True:
-            connection = await self._pool.acquire(origin)
+            connection = await self._pool.acquire(origin, fresh=again)
             if connection is None:
                 connection = await self._connect(origin)
             try:
@@ -118,8 +120,9 @@ class Client:
             else:
                 return Response(self, connection, parser.status, parser.headers)
             self._pool.discard(connection)
-            if not connection.used or connection.received:
+            if again or not connection.used or connection.received:
                 raise failure
+            again = True
 
     def give_back(self, connection: Connection) -> None:
         """Keep the connection of a complete response, and close any other."""

@@ -52,6 +52,7 @@ class Connection(ABC):
     __slots__ = (
         "_is_last",
         "_on_lost",
+        "_sending",
         "_skim",
         "_socket",
         "_stopped",
@@ -80,6 +81,9 @@ class Connection(ABC):
         """True if it has carried a request before the current one."""
 
         self._is_last = False
+        self._sending = False
+        """True while a task waits for room to send the rest of a large request."""
+
         self._skim: Skim | None = None
         self._unread = 0
         """The bytes that arrived since the body was read last."""
@@ -108,12 +112,34 @@ class Connection(ABC):
                 sent = raw.send(payload.data)
             on_sent()
             if sent < len(payload.data):
-                await send_all(raw, memoryview(payload.data)[sent:])
+                await self._send_rest(raw, memoryview(payload.data)[sent:])
         except OSError:
             # The server may have answered before it closed the connection, such as that the request is too large.
-            self.parser.reusable = False
+            self._is_last = True
         except anyio.ClosedResourceError:
             self._fail(ConnectionLost("the connection to the server broke"))
+
+    async def _send_rest(self, raw: socket.socket, rest: memoryview) -> None:
+        """Send the rest of a large request, or stop if the server refuses it: it need not read on then."""
+        self._sending = True
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._stop_if_refused, tasks.cancel_scope)
+                with suppress(OSError, anyio.ClosedResourceError):
+                    await send_all(raw, rest)
+                    self._sending = False
+                tasks.cancel_scope.cancel()
+        finally:
+            # Of a request that was cut short, the server would read the next one as the rest.
+            self._is_last = self._is_last or self._sending
+            self._sending = False
+
+    async def _stop_if_refused(self, sending: anyio.CancelScope) -> None:
+        with suppress(BackendError):
+            parser = await self.wait_for_head()
+            if parser.status < 400:
+                return
+        sending.cancel()
 
     async def wait_for_head(self) -> ResponseParser:
         """Return the response once it has its head, or raise a `BackendError`."""
@@ -189,6 +215,8 @@ class Connection(ABC):
         if raw is None:
             return
         self._stop_waiting(raw)
+        if self._sending:
+            anyio.notify_closing(raw)
         raw.close()
         if self.parser is not None:
             self._fail(ConnectionLost("the connection was closed"))

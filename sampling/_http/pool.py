@@ -60,17 +60,19 @@ class Pool(Generic[C]):
 
         self._waiters: OrderedDict[_Waiter[C], None] = OrderedDict()
 
-    async def acquire(self, key: Hashable) -> C | None:
+    async def acquire(self, key: Hashable, *, fresh: bool = False) -> C | None:
         """
         Return an idle connection, or None for the right to open one.
 
         After None, the caller calls `opened` or `discard`. A connection is given back with `release` or `discard`.
+        With `fresh`, the idle ones are not trusted. In a full pool, the one that is given back next is, because its
+        server has just answered.
         """
         if not self._waiters:
-            connection = self._take_idle(key)
+            connection = None if fresh else self._take_idle(key)
             if connection is not None:
                 return connection
-            if self._open < self._max or self._close_one_of_others(key):
+            if self._open < self._max or self._close_one_of_others(None if fresh else key):
                 self._open += 1
                 return None
         return await self._wait(key)
@@ -169,7 +171,7 @@ class Pool(Generic[C]):
             self._open -= 1
 
     def _close_one_of_others(self, key: Hashable) -> bool:
-        """Make room by closing an idle connection to another server."""
+        """Make room by closing an idle connection to another server, or to any if there is no key."""
         for other, idle in self._idle.items():
             if other != key and idle:
                 connection, _ = idle.popitem(last=False)

@@ -245,6 +245,18 @@ class TestStatuses:
         await failing(ServerError, [head(500), Drip(b"x" * 10_000)])
 
 
+class TogetherServer(HostileServer):
+    """A hostile server that serves the first connections only once all of them are open."""
+
+    def __init__(self, *scripts, together):
+        super().__init__(*scripts)
+        self._together = together
+
+    async def _serve(self, connection, number):
+        await self.until(lambda: self.connections >= self._together)
+        await super()._serve(connection, number)
+
+
 @pytest.mark.usefixtures("both_transports")
 class TestConnections:
     async def test_a_name_that_is_unknown_may_be_known_later(self):
@@ -353,6 +365,18 @@ class TestConnections:
                 with anyio.fail_after(5):
                     await server.until(lambda: server.open == 0)
                 assert number + 1 == server.connections
+
+    async def test_a_request_that_makes_the_server_close_is_sent_again_only_once(self):
+        """Row 24: not over each of the connections that are idle, which could bill it a hundred times."""
+        kept = [[whole(ANSWER), Step.READ]] * 5
+        async with TogetherServer(*kept, [], together=5) as server, OpenAIBackend(server.url, model="m") as backend:
+            async with anyio.create_task_group() as tasks:
+                for _ in range(5):
+                    tasks.start_soon(backend.generate, HI)
+            with pytest.raises(ConnectionLost) as caught:
+                await backend.generate(HI)
+        assert len(server.requests) == 5 + 2
+        assert caught.value.maybe_billed
 
     @pytest.mark.parametrize(
         "nonsense",

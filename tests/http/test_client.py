@@ -188,6 +188,45 @@ def resolving_to(port, *addresses, seen=None):
     return getaddrinfo
 
 
+def deaf_listener():
+    """A socket whose connections have little room for what their server does not read."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    return listener
+
+
+class Deaf:
+    """A server that answers the first bytes of a request. It reads on only if told so."""
+
+    def __init__(self, listener, answer, *, reads_on=False):
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        self.gone = anyio.Event()
+        self.received = 0
+        self._listener = listener
+        self._answer = answer
+        self._reads_on = reads_on
+
+    async def accept(self):
+        await anyio.wait_readable(self._listener)
+        connection, _ = self._listener.accept()
+        await anyio.wait_readable(connection)
+        self.received += len(connection.recv(1_000))
+        connection.sendall(self._answer)
+        return connection
+
+    async def serve(self):
+        with await self.accept() as connection:
+            while self._reads_on:
+                await anyio.wait_readable(connection)
+                data = connection.recv(1_000_000)
+                self.received += len(data)
+                if not data:
+                    return
+            await self.gone.wait()
+
+
 class TestBodies:
     async def test_a_large_request_is_sent_whole(self, anyio_backend):
         """The socket takes it in parts."""
@@ -223,6 +262,48 @@ class TestBodies:
             assert await ask(client, post(f"http://127.0.0.1:{port}/", bytes(5_000_000))) == (413, b"")
             assert "Connections: 0 active, 0 idle" in repr(client)
             tasks.cancel_scope.cancel()
+
+    @pytest.mark.parametrize("status", [413, 500])
+    async def test_a_server_that_refuses_a_large_request_need_not_read_on(self, anyio_backend, status):
+        """The rest is not sent, and the connection is not used again, whose server would take it for the rest."""
+        client = transport()
+        refusal = b"HTTP/1.1 %d .\r\ncontent-length: 0\r\n\r\n" % status
+        with deaf_listener() as listener, anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                server = Deaf(listener, refusal)
+                tasks.start_soon(server.serve)
+                assert await ask(client, post(server.url, bytes(20_000_000))) == (status, b"")
+                assert "Connections: 0 active, 0 idle" in repr(client)
+                server.gone.set()
+
+    async def test_a_server_that_answers_early_gets_the_whole_request(self, anyio_backend):
+        """Only a refusal means that it does not want the rest."""
+        client = transport()
+        with deaf_listener() as listener, anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                server = Deaf(listener, OK, reads_on=True)
+                tasks.start_soon(server.serve)
+                assert await ask(client, post(server.url, bytes(20_000_000))) == (200, b"hi")
+                await client.aclose()
+        assert server.received > 20_000_000
+
+    async def test_closing_the_transport_ends_a_request_that_is_being_sent(self, anyio_backend):
+        """Whoever waits for room to send it gets an error, and not silence."""
+        client = transport()
+
+        async def want(url):
+            with pytest.raises(ConnectionLost):
+                await client.open(post(url, bytes(20_000_000)))
+            server.gone.set()
+
+        with deaf_listener() as listener, anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                server = Deaf(listener, b"")
+                tasks.start_soon(want, server.url)
+                with await server.accept():
+                    await anyio.wait_all_tasks_blocked()
+                    await client.aclose()
+                    await server.gone.wait()
 
     async def test_what_nobody_reads_stays_with_the_system(self, anyio_backend):
         """A server that sends faster than the caller reads fills no memory."""

@@ -170,6 +170,18 @@ async def test_an_idle_connection_to_another_server_makes_room(anyio_backend):
     assert other.closed
 
 
+async def test_a_fresh_connection_takes_the_place_of_an_idle_one_if_the_pool_is_full(anyio_backend):
+    """Whoever asks for one does not trust the idle ones."""
+    pool = Pool(2, 30.0)
+    first, second = await opened(pool), await opened(pool)
+    pool.release(SERVER, first)
+    pool.release(SERVER, second)
+    assert await pool.acquire(SERVER, fresh=True) is None
+    assert (first.closed, second.closed) == (True, False)
+    pool.discard(None)
+    assert await pool.acquire(SERVER) is second
+
+
 async def test_closing_closes_all_and_lets_nobody_wait(anyio_backend):
     """Connections in use are closed too, and so is one that is released later."""
     pool = Pool(2, 30.0)

@@ -1,6 +1,7 @@
 """The transport for proxies and for `public_only`: connections pooled by httpcore2."""
 
 import math
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterable
@@ -61,24 +62,27 @@ class HttpcoreTransport:
         """
         Send a request over an idle connection or a new one.
 
-        A server may close an idle connection just when it is used. Then the request goes over another one.
+        A server may close an idle connection just when it is used. Then the request goes over another one, once: it
+        may be the request that makes the server close its connections.
         """
-        wire = self._request(request)
+        again = False
         while True:  # noqa: ASYNC913 - httpcore2 awaits a connection
+            wire = self._request(request)
             exchange = _Exchange()
             entered = _exchange.set(exchange)
             try:
                 return _HttpcoreResponse(await self._pool.handle_async_request(wire))
-            except _TRANSPORT_ERRORS as error:
+            except Exception as error:
+                if not isinstance(error, _TRANSPORT_ERRORS) and not _is_from_socks(error):
+                    raise
                 failure = _translate(error)
             finally:
                 _exchange.reset(entered)
-            if not isinstance(failure, ConnectionLost) or not exchange.was_closed_while_idle:
+            if again or not isinstance(failure, ConnectionLost) or not exchange.was_closed_while_idle:
                 # Raised outside the handler: the traceback of httpcore2's error holds the headers, and with them
                 # the key.
                 raise failure
-            # The broken connection has left the pool, so this ends with a new connection at the latest.
-            wire = self._request(request)
+            again = True
 
     def _request(self, request: WireRequest) -> httpcore2.Request:
         return httpcore2.Request(
@@ -288,7 +292,9 @@ def _translate(error: Exception) -> BackendError:
     root = _root(error)
     if isinstance(root, ssl.SSLCertVerificationError):
         return CertificateInvalid(f"the server's certificate is not valid: {root.verify_message or root.reason}")
-    if isinstance(error, httpcore2.ProxyError | httpcore2.UnsupportedProtocol):
+    if isinstance(error, httpcore2.ProxyError) and _TRIED_IN_VAIN.match(str(error)):
+        return ConnectFailed("no connection to the server (the proxy could not connect to it)")
+    if isinstance(error, httpcore2.ProxyError | httpcore2.UnsupportedProtocol) or _is_from_socks(error):
         return FatalError("the proxy refused the connection", hint="Check the proxy settings of the environment.")
     if isinstance(error, httpcore2.ConnectError | httpcore2.ConnectTimeout):
         return ConnectFailed(f"no connection to the server ({_system_error(root)})")
@@ -297,6 +303,15 @@ def _translate(error: Exception) -> BackendError:
     if isinstance(error, httpcore2.ProtocolError) and not _disconnected(error):
         return MalformedResponse(f"the server does not speak HTTP ({str(root).partition(':')[0]})")
     return ConnectionLost(f"the connection to the server broke ({_system_error(root)})")
+
+
+# The statuses of an HTTP proxy, and httpcore2's words for the replies of a SOCKS proxy, that are not about the client.
+_TRIED_IN_VAIN = re.compile(r"5\d\d |Proxy Server could not connect: .*(failure|unreachable|refused|expired)\.")
+
+
+def _is_from_socks(error: Exception) -> bool:
+    # httpcore2 does not translate these, and few have the package.
+    return type(error).__module__.partition(".")[0] == "socksio"
 
 
 def _system_error(error: Exception) -> str:

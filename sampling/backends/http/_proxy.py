@@ -26,12 +26,27 @@ def proxy_from_environment(url: str) -> Secret | None:
     if "://" not in proxy:
         # As curl and others do.
         proxy = f"http://{proxy}"
-    scheme = urlsplit(proxy).scheme
+    scheme = _scheme(proxy)
+    if scheme is None:
+        # Raised here, because the message of the other error may hold a part of the password.
+        raise ValueError(
+            "the proxy in the environment must be a URL such as http://proxy.example:3128. "
+            "In a user name or a password, write / as %2F, : as %3A and @ as %40"
+        )
     if scheme not in {"http", "https", "socks5", "socks5h"}:
         raise ValueError(f"the proxy in the environment must be http://, https:// or socks5://, got {scheme!r}")
     if scheme.startswith("socks") and find_spec("socksio") is None:
         raise ImportError('the proxy in the environment is a SOCKS proxy: pip install "httpx2[socks]"')
     return Secret(proxy)
+
+
+def _scheme(proxy: str) -> str | None:
+    """Return the scheme of a proxy, or None if it names no host and port to connect to."""
+    try:
+        parts = urlsplit(proxy)
+        return parts.scheme if parts.hostname and parts.port != 0 else None
+    except ValueError:
+        return None
 
 
 def _is_bypassed(host: str, port: int, no_proxy: str) -> bool:

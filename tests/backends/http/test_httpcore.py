@@ -1,15 +1,20 @@
 """The default transport: proxies of the environment, and connections to public addresses only."""
 
 import socket
+import ssl
 
 import anyio
 import httpcore2
 import pytest
 
+from sampling import Message, Request
+from sampling._http.wire import WireRequest
 from sampling.backends.http import _httpcore
-from sampling.backends.http._httpcore import _Network
+from sampling.backends.http._httpcore import HttpcoreTransport, _Network
 from sampling.backends.http._proxy import proxy_from_environment
-from sampling.errors import FatalError
+from sampling.backends.openai import OpenAIBackend
+from sampling.errors import BackendError, ConnectFailed, FatalError
+from sampling.testing.servers import HostileServer
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
@@ -72,6 +77,71 @@ class TestProxy:
         """An entry is a host, a domain, a network, or a host with a port."""
         environment(HTTPS_PROXY="http://proxy.example:3128", NO_PROXY=no_proxy)
         assert bypassed is (proxy_from_environment(url) is None)
+
+    @pytest.mark.parametrize("status", [500, 502, 503, 504])
+    async def test_a_proxy_that_cannot_connect_may_be_able_to_later(self, environment, anyio_backend, status):
+        """Row 8: the connection failed, as it would without the proxy."""
+        error = await through_proxy(environment, f"HTTP/1.1 {status} .\r\ncontent-length: 0\r\n\r\n".encode())
+        assert isinstance(error, ConnectFailed)
+        assert not error.maybe_billed
+
+    @pytest.mark.parametrize("status", [403, 407])
+    async def test_a_proxy_that_refuses_goes_on_to_refuse(self, environment, anyio_backend, status):
+        """It is not asked again."""
+        error = await through_proxy(environment, f"HTTP/1.1 {status} .\r\ncontent-length: 0\r\n\r\n".encode())
+        assert isinstance(error, FatalError)
+        assert "proxy" in str(error)
+
+    @pytest.mark.parametrize(
+        ("raised", "kind"),
+        [
+            (httpcore2.ProxyError("Proxy Server could not connect: General SOCKS server failure."), ConnectFailed),
+            (httpcore2.ProxyError("Proxy Server could not connect: Host unreachable."), ConnectFailed),
+            (httpcore2.ProxyError("Proxy Server could not connect: Connection refused."), ConnectFailed),
+            (httpcore2.ProxyError("Proxy Server could not connect: TTL expired."), ConnectFailed),
+            (httpcore2.ProxyError("Proxy Server could not connect: Connection not allowed by ruleset."), FatalError),
+            (httpcore2.ProxyError("Invalid username/password"), FatalError),
+            (type("ProtocolError", (Exception,), {"__module__": "socksio.exceptions"})("Malformed reply"), FatalError),
+        ],
+    )
+    async def test_errors_of_a_socks_proxy_have_a_type(self, anyio_backend, raised, kind):
+        """Also those of the package that reads its replies, such as those of a proxy that speaks HTTP."""
+
+        async def fail(request):
+            await anyio.lowlevel.checkpoint()
+            raise raised
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        transport = HttpcoreTransport(ssl_context=context, max_connections=1, connect_timeout_s=1.0)
+        transport._pool.handle_async_request = fail
+        with pytest.raises(BackendError) as caught:
+            await transport.open(WireRequest("https://api.example/v1", {}, b"", lambda: None))
+        assert type(caught.value) is kind
+        await transport.aclose()
+
+    async def test_other_errors_are_not_translated(self, anyio_backend):
+        """They are defects, which nobody should retry."""
+
+        async def fail(request):
+            await anyio.lowlevel.checkpoint()
+            raise ZeroDivisionError
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        transport = HttpcoreTransport(ssl_context=context, max_connections=1, connect_timeout_s=1.0)
+        transport._pool.handle_async_request = fail
+        with pytest.raises(ZeroDivisionError):
+            await transport.open(WireRequest("https://api.example/v1", {}, b"", lambda: None))
+        await transport.aclose()
+
+
+async def through_proxy(environment, answer):
+    """The error of a request through a proxy that answers like this."""
+    async with HostileServer([answer]) as proxy:
+        environment(HTTPS_PROXY=f"http://127.0.0.1:{proxy.port}")
+        async with OpenAIBackend("https://api.example/v1", "k", model="m", trust_env=True) as backend:
+            with pytest.raises(BackendError) as caught:
+                await backend.generate(Request((Message("user", "hi"),)))
+    return caught.value
 
 
 class TestPublicOnly:
