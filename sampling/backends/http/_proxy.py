@@ -18,7 +18,7 @@ def proxy_from_environment(url: str) -> Secret | None:
     """
     parts = urlsplit(url)
     proxies = getproxies()
-    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    proxy = (proxies.get(parts.scheme) or proxies.get("all") or "").strip()
     host = (parts.hostname or "").rstrip(".")
     port = parts.port or (443 if parts.scheme == "https" else 80)
     if not proxy or _is_bypassed(host, port, proxies.get("no", "")):
@@ -26,12 +26,23 @@ def proxy_from_environment(url: str) -> Secret | None:
     if "://" not in proxy:
         # As curl and others do.
         proxy = f"http://{proxy}"
+    if not _names_a_host(proxy):
+        # It may contain a password, so it is not shown.
+        raise ValueError("the proxy in the environment must be a URL with a host, such as http://proxy.example:3128")
     scheme = urlsplit(proxy).scheme
     if scheme not in {"http", "https", "socks5", "socks5h"}:
         raise ValueError(f"the proxy in the environment must be http://, https:// or socks5://, got {scheme!r}")
     if scheme.startswith("socks") and find_spec("socksio") is None:
         raise ImportError('the proxy in the environment is a SOCKS proxy: pip install "httpx2[socks]"')
     return Secret(proxy)
+
+
+def _names_a_host(proxy: str) -> bool:
+    try:
+        parts = urlsplit(proxy)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _is_bypassed(host: str, port: int, no_proxy: str) -> bool:
