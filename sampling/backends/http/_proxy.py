@@ -18,7 +18,7 @@ def proxy_from_environment(url: str) -> Secret | None:
     """
     parts = urlsplit(url)
     proxies = getproxies()
-    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    proxy = (proxies.get(parts.scheme) or proxies.get("all") or "").strip()
     host = (parts.hostname or "").rstrip(".")
     port = parts.port or (443 if parts.scheme == "https" else 80)
     if not proxy or _is_bypassed(host, port, proxies.get("no", "")):
@@ -30,7 +30,7 @@ def proxy_from_environment(url: str) -> Secret | None:
     if scheme is None:
         # Raised here, because the message of the other error may hold a part of the password.
         raise ValueError(
-            "the proxy in the environment must be a URL such as http://proxy.example:3128. "
+            "the proxy in the environment must be a URL with a host, such as http://proxy.example:3128. "
             "In a user name or a password, write / as %2F, : as %3A and @ as %40"
         )
     if scheme not in {"http", "https", "socks5", "socks5h"}:
@@ -44,9 +44,10 @@ def _scheme(proxy: str) -> str | None:
     """Return the scheme of a proxy, or None if it names no host and port to connect to."""
     try:
         parts = urlsplit(proxy)
-        return parts.scheme if parts.hostname and parts.port != 0 else None
+        is_usable = bool(parts.hostname) and parts.port != 0
     except ValueError:
         return None
+    return parts.scheme if is_usable else None
 
 
 def _is_bypassed(host: str, port: int, no_proxy: str) -> bool:

@@ -39,7 +39,17 @@ CONNECTION = Connection()
 
 
 class TestProxy:
-    @pytest.mark.parametrize("given", ["proxy.example:3128", "http://proxy.example:3128"])
+    @pytest.mark.parametrize("given", ["http://", "http://u:hunter2@proxy.example:port", "http://[::1", "proxy:99999"])
+    def test_a_proxy_without_a_host_or_with_a_bad_port_is_refused(self, environment, given):
+        """At construction, and without its password in the message."""
+        environment(HTTPS_PROXY=given)
+        with pytest.raises(ValueError, match="URL with a host") as caught:
+            proxy_from_environment("https://api.example/v1")
+        assert "hunter2" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "given", ["proxy.example:3128", "http://proxy.example:3128", " http://proxy.example:3128\n"]
+    )
     def test_a_proxy_needs_no_scheme(self, environment, given):
         """A proxy without a scheme is an http proxy, as for curl."""
         environment(HTTPS_PROXY=given)
