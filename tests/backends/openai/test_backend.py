@@ -382,7 +382,7 @@ class TestAddress:
         unusable = [("ftp://me:hunter2@p:1", "must be http")]
         # No host, a password whose characters end the host, and ports that are none.
         broken = ("me:hunter2", "http://me:hunter2@", "http://me:hunter2/@p:1", "http://[me:hunter2@p", "http://p:0")
-        unusable += [(proxy, "must be a URL such as") for proxy in broken]
+        unusable += [(proxy, "must be a URL with a host") for proxy in broken]
         if importlib.util.find_spec("socksio") is None:
             unusable.append(("socks5://me:hunter2@p:1", "socks"))
         for proxy, problem in unusable:
