@@ -470,3 +470,15 @@ def test_a_worker_without_the_library_says_so(run):
     with pytest.raises(WorkerLost, match=r"^a worker can't start, because it has no module 'sampling'") as caught:
         run(partial(fan_out, ONCE, numbers(2), None, priced, engine=made))
     assert "runtime_env" in caught.value.hint
+
+
+def test_a_lost_worker_is_charged_no_more_than_it_could_spend(run):
+    """I10, F13: an item that got the rest of the budget, less than its worst case, can't exceed it."""
+    budget = Budget(requests=3)
+    strategy = RejectionSamplingStrategy(loop_budget=2)
+    settings = {"engine": engine(actors=1), "budget": budget, "max_concurrency": 1, "on_error": "continue"}
+    # Items 0 and 1 take a request each, and item 2 kills its worker with the last one.
+    result = run(partial(fan_out, strategy, numbers(5), None, kills_its_worker, **settings))
+    assert ("halted", "budget") == (result.status, result.stop_reason)
+    assert (3, 0) == (budget.requests_made, budget.reserved.requests)
+    assert [0, 1, 2] == seen
