@@ -482,3 +482,24 @@ def test_a_lost_worker_is_charged_no_more_than_it_could_spend(run):
     assert ("halted", "budget") == (result.status, result.stop_reason)
     assert (3, 0) == (budget.requests_made, budget.reserved.requests)
     assert [0, 1, 2] == seen
+
+
+class OnlyHere:
+    """An item's own parser that a worker can't read."""
+
+    def __call__(self, text):
+        return text
+
+    def __reduce__(self):
+        return _refuse, ()
+
+
+def test_an_item_that_a_worker_can_not_read_costs_nothing(run):
+    """I10, F13: its error has its own type and says where it was raised, and nothing is charged."""
+    budget = Budget(requests=10)
+    settings = {"engine": engine(), "budget": budget, "on_error": "continue"}
+    result = run(partial(fan_out, ONCE, [Action("0", OnlyHere()), "1"], None, priced, **settings))
+    assert ["errored", "succeeded"] == [one.status for one in result.outcomes]
+    assert LookupError is type(result.outcomes[0].error)
+    assert "raised on a worker" in result.outcomes[0].error.__notes__[0]
+    assert (1, 0) == (budget.requests_made, budget.reserved.requests)
