@@ -177,7 +177,8 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
     with ExitStack() as stack:
         with flags.usage_errors():
             priced = flags.parse_price(price)
-            _check_dependencies(budget_cost, price, ray_address, actors)
+            _check_dependencies(budget_cost, price)
+            _check_cluster(ray_address, actors, max_requests)
             spec = choose_backend(backend, require or ())
             if batch:
                 limited = budget_tokens is not None or budget_cost is not None
@@ -227,13 +228,16 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
         return run(job, SignalHandler(grace_s=grace, print_line=print_status))
 
 
-def _check_dependencies(
-    budget_cost: float | None, price: str | None, ray_address: str | None, actors: int | None
-) -> None:
+def _check_dependencies(budget_cost: float | None, price: str | None) -> None:
     if budget_cost is not None and price is None:
         raise ValueError("--budget-cost needs --price IN/OUT, because servers do not report their prices")
+
+
+def _check_cluster(ray_address: str | None, actors: int | None, max_requests: int | None) -> None:
     if ray_address is not None and actors is None:
         raise ValueError("--ray-address needs --actors, the number of processes to use there")
+    if actors is not None and max_requests is not None and max_requests < actors:
+        raise ValueError(f"--max-requests must be at least --actors, one for each, got {max_requests} and {actors}")
 
 
 def _check_batch(spec: str, actors: int | None, *, needs_max_tokens: bool) -> None:

@@ -401,6 +401,7 @@ def test_what_is_no_text_is_named_by_its_line(tmp_path, capsys):
         (["{prompts}", "--on-error", "shrug"], "--on-error"),
         (["{prompts}", "--max-concurrency", "0"], "--max-concurrency"),
         (["{prompts}", "--ray-address", "auto"], "--ray-address needs --actors"),
+        (["{prompts}", "--actors", "4", "--max-requests", "2"], "--max-requests must be at least --actors"),
         (["{prompts}", "--require", "rejex:x"], "--require"),
         (["{prompts}", "--out", "{prompts}"], "is the file of prompts, which is never overwritten"),
         (["{prompts}", "--out", "{prompts}", "--force"], "is the file of prompts, which is never overwritten"),

@@ -24,6 +24,8 @@ class Grant:
     """The part of the budget that one item reserves."""
 
     worst_case: Reservation
+    """The most that the item can spend."""
+
     held: Reservation
     """The worst case plus a share of the rest, or everything that was left."""
 
@@ -64,7 +66,7 @@ class Allowances:
         while (held := self._hold(budget, worst_case := self._worst_case(item))) is None:
             await self._changed.wait()
         self._out += 1
-        return Grant(worst_case, held, _allowance(budget, held))
+        return Grant(_within(worst_case, budget, held), held, _allowance(budget, held))
 
     def _hold(self, budget: Budget, worst_case: Reservation) -> Reservation | None:
         """Reserve the worst case and a share of the rest. Return None if other items must return first."""
@@ -118,6 +120,16 @@ def _rest(budget: Budget, parts: int) -> Reservation:
 
 def _left(limit: float | None, taken: float) -> float:
     return 0 if limit is None else max(0, limit - taken)
+
+
+def _within(worst_case: Reservation, budget: Budget, held: Reservation) -> Reservation:
+    """Return the part of the worst case that the allowance of an item lets it spend."""
+    return Reservation(
+        worst_case.attempts if budget.attempts is None else min(worst_case.attempts, held.attempts),
+        worst_case.requests if budget.requests is None else min(worst_case.requests, held.requests),
+        worst_case.tokens if budget.tokens is None else min(worst_case.tokens, held.tokens),
+        worst_case.cost if budget.cost is None else min(worst_case.cost, held.cost),
+    )
 
 
 def _sum(one: Reservation, other: Reservation) -> Reservation:

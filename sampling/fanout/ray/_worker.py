@@ -94,7 +94,10 @@ class Worker:
         The reply is sent when no task of the item is running any more.
         """
         await self._open.wait()
-        job = cast("WorkerJob", unpack(packed))
+        try:
+            job = cast("WorkerJob", unpack(packed))
+        except Exception as error:  # noqa: BLE001 - it is the item's own, and nothing was spent
+            return pack_reply(WorkerReply(error=with_traceback(error)), {})
         budget = Budget() if job.allowance is None else job.allowance.budget()
         scope = enter_item(job.item.item_id, None)
         reply = WorkerReply()

@@ -470,3 +470,36 @@ def test_a_worker_without_the_library_says_so(run):
     with pytest.raises(WorkerLost, match=r"^a worker can't start, because it has no module 'sampling'") as caught:
         run(partial(fan_out, ONCE, numbers(2), None, priced, engine=made))
     assert "runtime_env" in caught.value.hint
+
+
+def test_a_lost_worker_is_charged_no_more_than_it_could_spend(run):
+    """I10, F13: an item that got the rest of the budget, less than its worst case, can't exceed it."""
+    budget = Budget(requests=3)
+    strategy = RejectionSamplingStrategy(loop_budget=2)
+    settings = {"engine": engine(actors=1), "budget": budget, "max_concurrency": 1, "on_error": "continue"}
+    # Items 0 and 1 take a request each, and item 2 kills its worker with the last one.
+    result = run(partial(fan_out, strategy, numbers(5), None, kills_its_worker, **settings))
+    assert ("halted", "budget") == (result.status, result.stop_reason)
+    assert (3, 0) == (budget.requests_made, budget.reserved.requests)
+    assert [0, 1, 2] == seen
+
+
+class OnlyHere:
+    """An item's own parser that a worker can't read."""
+
+    def __call__(self, text):
+        return text
+
+    def __reduce__(self):
+        return _refuse, ()
+
+
+def test_an_item_that_a_worker_can_not_read_costs_nothing(run):
+    """I10, F13: its error has its own type and says where it was raised, and nothing is charged."""
+    budget = Budget(requests=10)
+    settings = {"engine": engine(), "budget": budget, "on_error": "continue"}
+    result = run(partial(fan_out, ONCE, [Action("0", OnlyHere()), "1"], None, priced, **settings))
+    assert ["errored", "succeeded"] == [one.status for one in result.outcomes]
+    assert LookupError is type(result.outcomes[0].error)
+    assert "raised on a worker" in result.outcomes[0].error.__notes__[0]
+    assert (1, 0) == (budget.requests_made, budget.reserved.requests)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import anyio
 import pytest
+import structlog
 
 from sampling import (
     Action,
@@ -380,8 +381,13 @@ class FakeRay:
         self.calls = []
         self._private = SimpleNamespace(worker=SimpleNamespace())
 
+    connected_to = None
+
     def is_initialized(self):
-        return False
+        return self.connected_to is not None
+
+    def get_runtime_context(self):
+        return SimpleNamespace(gcs_address=self.connected_to)
 
     def init(self, address, **options):
         self.calls.append(f"init {address}")
@@ -427,3 +433,13 @@ def test_an_address_where_somebody_listens_is_used(fake_ray):
         assert connection.acquire(address, 1, {})
     connection.release()
     assert [f"init {address}", "shutdown"] == fake_ray.calls
+
+
+@pytest.mark.parametrize(("address", "warnings"), [("10.0.0.1:6379", 1), ("10.0.0.2:6379", 0), (None, 0), ("auto", 0)])
+def test_a_ray_of_the_program_is_used_and_left_alone(fake_ray, address, warnings):
+    """F13: if it is not the one that the engine asks for, a warning says so."""
+    fake_ray.connected_to = "10.0.0.2:6379"
+    with structlog.testing.capture_logs() as logged:
+        assert not Connection().acquire(address, 1, {})
+    assert warnings == len([line for line in logged if line["event"] == "ray_already_connected"])
+    assert [] == fake_ray.calls
