@@ -558,6 +558,16 @@ class TestStreaming:
 
         run(main)
 
+    def test_a_run_that_was_not_entered_can_not_be_read(self, run):
+        """Nothing would ever come."""
+
+        async def main():
+            with pytest.raises(RuntimeError, match="has not begun: enter it with `async with"):
+                async for _ in open_fan_out(ONCE, numbers(2), None, answering({})):
+                    pass
+
+        run(main)
+
     def test_an_async_generator_is_closed(self, run):
         """The item source is closed when the run ends early."""
         closed = []

@@ -247,6 +247,8 @@ class FanOut(Generic[T]):
         self._cancel_above(-1)
 
     def __aiter__(self) -> AsyncIterator[ItemOutcome[T]]:
+        if self._stack is None:
+            raise RuntimeError("this fan-out has not begun: enter it with `async with open_fan_out(…) as outcomes`")
         return self
 
     async def __anext__(self) -> ItemOutcome[T]:

@@ -155,6 +155,9 @@ class Store:
         self._lock = FileLock(path.with_name(f"{path.name}.lock"))
         self._shared_locks = SharedLocks(path)
         self._database: sqlite3.Connection | None = None
+        self._identity = (0, 0)
+        """The device and the number of the file."""
+
         self._owner: tuple[Any, ...] = ()
 
     # Open and close.
@@ -174,6 +177,8 @@ class Store:
                     self._create(fingerprint)
                 _check_one_name(self.path)
                 self._database = connect(self.path)
+                status = self.path.stat()
+                self._identity = (status.st_dev, status.st_ino)
                 _check_whole(self._database, self.path)
                 run_id, recorded, changes = self._check_run(fingerprint, on_change, is_new=is_new)
                 opened = self._read_state(run_id, recorded, changes)
@@ -356,10 +361,22 @@ class Store:
         try:
             yield database
             database.execute("COMMIT")
+            self._check_in_place()
         except BaseException:
             if database.in_transaction:
                 database.execute("ROLLBACK")
             raise
+
+    def _check_in_place(self) -> None:
+        """Raise JournalWriteFailed if the file is no longer there. Nothing that is written to it would be found."""
+        try:
+            found = self.path.stat()
+            in_place = (found.st_dev, found.st_ino) == self._identity
+        except FileNotFoundError:
+            in_place = False
+        if not in_place:
+            advice = f"if it still exists, move it back beside {self.path.name}-wal"
+            raise JournalWriteFailed(f"{self.path} was moved, deleted or replaced during the run: {advice}")
 
     def move(self, moves: Iterable[tuple[int, int]]) -> None:
         """Record the new indexes of items: pairs of the number under which one is stored, and its index."""

@@ -22,7 +22,7 @@ from sampling import (
     open_fan_out,
 )
 from sampling.checks import one_of
-from sampling.errors import JournalError, JournalLocked
+from sampling.errors import JournalError, JournalLocked, JournalWriteFailed
 from sampling.fanout.journal import _store as store
 from sampling.fanout.journal import export
 from tests.faults.journals import InlineJournal, answering, numbers, stored
@@ -121,6 +121,38 @@ def test_a_symlink_is_the_same_journal(journal, tmp_path, run):
 
     with pytest.raises(JournalLocked):
         run(twice)
+
+
+@pytest.mark.parametrize("change", ["moved", "deleted", "replaced"])
+def test_a_file_that_disappears_ends_the_run(path, run, change):
+    """F11: nothing is acknowledged that a resume would not find. A file that is moved back has everything."""
+    away, seen = path.with_name("away.db"), []
+
+    def disappear():
+        path.replace(away)
+        if change == "deleted":
+            away.unlink()
+        elif change == "replaced":
+            path.write_text("something else")
+
+    async def main():
+        journal = InlineJournal(path)
+        async with open_fan_out(ONCE, numbers(50), None, answering(), journal=journal, max_concurrency=1) as outcomes:
+            async for outcome in outcomes:
+                seen.append(outcome.index)
+                if outcome.index == 5:
+                    disappear()
+
+    with pytest.raises(JournalWriteFailed, match="was moved, deleted or replaced during the run") as caught:
+        run(main)
+    unsaved = caught.value.unsaved
+    assert len(seen) + len(unsaved) < 20
+    if change == "moved":
+        away.replace(path)
+        assert set(seen) <= stored(path).keys()
+        backend = answering()
+        assert 50 == run(fan_out, ONCE, numbers(50), None, backend, journal=InlineJournal(path)).counts()["succeeded"]
+        assert len(backend.requests) <= 50 - len(seen)
 
 
 def test_a_directory_is_refused(tmp_path, run):
