@@ -26,16 +26,22 @@ def quoted(text: str, limit: int) -> str:
     """
     # Cut first: escaping a long text would take time for nothing.
     cut = text if len(text) <= limit else f"{text[: limit - 1]}…"
-    safe = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in cut)
-    return f'"{safe}"'
+    return f'"{_printable(cut)}"'
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """
     Format rows as lines of aligned columns.
 
-    The first column is aligned to the left, all others to the right.
+    The first column is aligned to the left, all others to the right. Control characters are escaped.
     """
+    rows = [[_printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(

@@ -165,8 +165,7 @@ def load(  # noqa: PLR0913 - each is a flag
     trace: Annotated[Path | None, typer.Option(help="A file of send times in seconds, one per line.")] = None,
     duration: Annotated[str | None, typer.Option(help="How long to send, without the warm-up: 30s, 5m, 1h.")] = None,
     requests: Annotated[
-        int | None,
-        typer.Option(help="Number of requests after the warm-up. With --duration, the first limit ends the run."),
+        int | None, typer.Option(help="Number of requests. With --duration, the first limit ends the run.")
     ] = None,
     to_rate: Annotated[str | None, typer.Option(help="Change the rate linearly to this one over --duration.")] = None,
     arrivals: Annotated[str | None, typer.Option(help="Arrival process: constant (default), poisson, burst.")] = None,

@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import attrs
 
-from sampling._arguments import check_instance, check_int, check_items, check_str
+from sampling._arguments import check_instance, check_int, check_items, check_str, short_repr
 from sampling.load.model._imported_workload import ImportedWorkload
 from sampling.load.model._populations_report import PopulationsReport
 from sampling.load.model._profiles import ClosedLoop, OpenLoop, Profile
@@ -42,6 +42,8 @@ class Population:
 
     def __attrs_post_init__(self) -> None:
         check_str("the name of a population", self.name, empty=False)
+        if not self.name.isprintable():
+            raise ValueError(f"the name of a population must not have control characters, got {short_repr(self.name)}")
         label = f"the profile of population {self.name!r}"
         check_instance(label, self.profile, (OpenLoop, ClosedLoop), "an OpenLoop or a ClosedLoop")
 

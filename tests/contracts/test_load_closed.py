@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from sampling import Context, Generation, RejectionSamplingStrategy, Request
-from sampling.load import Arrival, ClosedLoop, LoadReport, LoadRun, OpenLoop, Slo, run_load, strategy_workload
+from sampling.load import Arrival, ClosedLoop, LoadReport, LoadRun, OpenLoop, run_load, strategy_workload
 from sampling.testing import cancel_at_every_step, run_virtual
 from tests.load.seeded import LOOPS, run_seeded
 
@@ -216,34 +216,6 @@ def test_a_conversation_of_several_turns_begins_anew(run):
     assert [1, 3, 5, 1, 3, 5, 1] == lengths
     with pytest.raises(ValueError, match="turns needs conversation=True"):
         strategy_workload(RejectionSamplingStrategy(), ["hi"], None, ask, turns=3)
-
-
-@pytest.mark.parametrize("horizon_s", [None, 60])
-def test_requests_of_the_warm_up_are_not_taken_from_the_budget(run, horizon_s):
-    """C3: as in an open loop, `requests` are measured, and the warm-up comes before them."""
-
-    async def workload(arrival: Arrival) -> None:
-        await anyio.sleep(0.125)
-
-    traffic = ClosedLoop(users=10, requests=100, warmup_s=5, horizon_s=horizon_s)
-    report = run(run_load, workload, traffic, slo=Slo(p95_s=1.0))
-    assert (400, 100, 100, "PASS") == (report.warmup_sent, report.scheduled, report.succeeded, report.verdict)
-    assert (10, 10) == (report.active_users, report.user_ends["budget"])
-    assert 80 == pytest.approx(report.achieved_rate, rel=0.15)
-
-
-def test_users_who_start_after_the_warm_up_take_their_request_from_the_budget(run):
-    """C3: half of the users start in the warm-up, five of the others use up the budget, and the rest never start."""
-    users: list[int | None] = []
-
-    async def workload(arrival: Arrival) -> None:
-        users.append(arrival.user)
-
-    report = run(run_load, workload, ClosedLoop(users=20, requests=5, think_time_s=10, warmup_s=5))
-    assert (10, 5, {"completed": 0, "cancelled": 0, "horizon": 0, "budget": 20}) == (
-        report.warmup_sent, report.scheduled, report.user_ends,
-    )  # fmt: skip
-    assert [*range(15)] == users
 
 
 @pytest.mark.parametrize(

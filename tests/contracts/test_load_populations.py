@@ -174,6 +174,8 @@ def test_a_population_has_a_name_and_a_profile():
     """C8: a population has a name and a profile."""
     with pytest.raises(ValueError, match="the name of a population"):
         Population(name="", workload=fast, profile=BATCH.profile)
+    with pytest.raises(ValueError, match=r"the name of a population must not have control characters, got 'a\\x1b'"):
+        Population(name="a\x1b", workload=fast, profile=BATCH.profile)
     with pytest.raises(TypeError, match=r"population 'x' must be an OpenLoop or a ClosedLoop"):
         Population(name="x", workload=fast, profile=10)
 

@@ -168,7 +168,7 @@ class ClosedLoop:
 
     users: int
     requests: int | None = None
-    """Total number of requests of all users. Those of the warm-up don't count."""
+    """Total number of requests of all users."""
 
     think_time_s: float = 0.0
     """Pause between an answer and the next request of the same user."""

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import attrs
 
-from sampling._arguments import check_int
+from sampling._arguments import check_instance, check_int, check_items
 from sampling.load.model._profiles import Profile
 from sampling.load.model._recording import ANSWERED, OUTCOMES, Recording
 from sampling.load.model._report import LoadReport
@@ -83,8 +83,9 @@ def calibrate(reports: LoadReport | Iterable[LoadReport], *, slots: int | None =
         slots: Number of requests that the server processes at once, if known. Otherwise the number that fits the
             recording best. A run that never fills the server can't determine it.
     """
-    runs = [reports] if isinstance(reports, LoadReport) else list(reports)
+    runs = [reports] if isinstance(reports, LoadReport) else check_items("reports", reports, "load reports")
     for run in runs:
+        check_instance("a report", run, LoadReport, "a LoadReport")
         _check(run)
     if not runs:
         raise ValueError("reports must not be empty")
@@ -125,6 +126,8 @@ def _check(run: LoadReport) -> None:
         raise ValueError("this run has no times to first token: use a backend that streams")
     if not run.output_tokens:
         raise ValueError("this run has no output tokens: use a backend that reports its usage")
+    if not run.time_to_first_token.max:
+        raise ValueError("the first tokens of this run took no time: use a backend that reports when they arrived")
 
 
 def _slots(runs: Sequence[LoadReport], given: int | None) -> tuple[int, tuple[str, ...]]:
@@ -264,7 +267,7 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     middle_y = math.fsum(y for _, y in points) / len(points)
     spread = math.fsum((x - middle_x) ** 2 for x, _ in points)
     slope = math.fsum((x - middle_x) * (y - middle_y) for x, y in points) / spread if spread > 1e-9 else 0.0
-    if slope < 0:
+    if slope <= 0:
         # A server is not faster under load. Noise made it look so.
         return middle_y, 0.0
     start = middle_y - slope * middle_x

@@ -8,7 +8,6 @@ so that a stalled server can't shift it.
 
 import math
 import random
-from bisect import bisect_left
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import count, islice, takewhile
@@ -158,19 +157,16 @@ def start_time(user: int, profile: ClosedLoop) -> float:
     return spread if profile.activate_per_s is None else max(spread, user / profile.activate_per_s)
 
 
-def first_requests(profile: ClosedLoop) -> tuple[int, int, int | None]:
+def first_requests(profile: ClosedLoop) -> tuple[int, int | None]:
     """
-    Return the numbers of users that start in the warm-up, of all that start, and of follow-up requests.
+    Return the numbers of users and of follow-up requests.
 
-    Requests of the warm-up are not taken from the budget. The number of follow-ups is None without a limit.
+    Only the users that start count. The number of follow-ups is None without a limit.
     """
-    if profile.requests == 0:
-        return 0, 0, 0
-    early = bisect_left(range(profile.users), profile.warmup_s, key=lambda user: start_time(user, profile))
     if profile.requests is None:
-        return early, profile.users, None
-    late = min(profile.users - early, profile.requests)
-    return early, early + late, profile.requests - late
+        return profile.users, None
+    first = min(profile.users, profile.requests)
+    return first, profile.requests - first
 
 
 def read_trace(text: str) -> tuple[float, ...]:

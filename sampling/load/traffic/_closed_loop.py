@@ -21,7 +21,7 @@ async def drive_closed_loop(sender: Sender, profile: ClosedLoop, draw: Draw, *, 
         async with anyio.create_task_group() as users:
             for user in range(shard.worker, group.starting_users, shard.workers):
                 users.start_soon(group.run_user, user)
-            group.count_unstarted()
+            group.count_unstarted(len(range(shard.worker, profile.users, shard.workers)))
     group.record_end()
 
 
@@ -51,31 +51,21 @@ class _UserGroup:
         self._shard = shard
         self._overtime = overtime
         self._drain_s = math.inf if profile.drain_s is None else profile.drain_s
-        early_users, self.starting_users, follow_ups = first_requests(profile)
+        self.starting_users, follow_ups = first_requests(profile)
         self._follow_ups = math.inf if follow_ups is None else shard.of(follow_ups)
-        self._unsent = self._own(self.starting_users) - self._own(early_users)
+        self._unsent = len(range(shard.worker, self.starting_users, shard.workers))
         self._index = shard.worker
         self._thinking: set[int] = set()
         # Without a warm-up, users count as active if they start within the think time over which they are spread.
         self._settled_s = profile.warmup_s or profile.think_time_s
         if profile.horizon_s is not None:
             self._end_by(profile.horizon_s)
-        if self._is_budget_spent:
-            self._end_by(profile.warmup_s)
 
-    def count_unstarted(self) -> None:
+    def count_unstarted(self, users: int) -> None:
         """Count the users beyond the request budget. They never start, and draw nothing."""
-        unstarted = self._own(self._profile.users) - self._own(self.starting_users)
-        if unstarted:
-            self._sender.recording.user_ends["budget"] += unstarted
-
-    def _own(self, users: int) -> int:
-        """Return how many of the first `users` users are in this process."""
-        return len(range(self._shard.worker, users, self._shard.workers))
-
-    @property
-    def _is_budget_spent(self) -> bool:
-        return not self._follow_ups and not self._unsent
+        started = len(range(self._shard.worker, self.starting_users, self._shard.workers))
+        if users > started:
+            self._sender.recording.user_ends["budget"] += users - started
 
     async def run_user(self, user: int) -> None:
         """Run one user, and record its end exactly once."""
@@ -112,41 +102,38 @@ class _UserGroup:
             outcome, done_s = await self._sender.send(arrival, send)
             if outcome == "failed" and profile.on_error == "cancel":
                 return "cancelled"
+            if not self._follow_ups:
+                return "budget"
+            self._follow_ups -= 1
+            self._unsent += 1
             # Due only after this answer. That is why a stall hardly shows in the latencies of a closed loop.
             failures = failures + 1 if outcome == "failed" else 0
-            after_think_s = done_s + profile.think_time_s
-            intended_s = max(after_think_s, intended_s + _backoff_s(failures))
-            if not self._reserve(intended_s):
-                return "budget"
-            self._sender.recording.backoffs += intended_s > after_think_s
+            intended_s = self._next_time(intended_s, done_s, failures)
             number += 1
 
-    def _reserve(self, intended_s: float) -> bool:
-        """Take a follow-up request from the budget, or return False. Requests of the warm-up are free."""
-        if intended_s < self._profile.warmup_s:
-            return True
-        if not self._follow_ups:
-            return False
-        self._follow_ups -= 1
-        self._unsent += 1
-        return True
+    def _next_time(self, intended_s: float, done_s: float, failures: int) -> float:
+        after_think_s = done_s + self._profile.think_time_s
+        backed_off_s = intended_s + _backoff_s(failures)
+        if backed_off_s <= after_think_s:
+            return after_think_s
+        self._sender.recording.backoffs += 1
+        return backed_off_s
 
     def record_end(self) -> None:
         """Record the end of the traffic: the horizon, unless the last request came earlier."""
         horizon_s, recording = self._profile.horizon_s, self._sender.recording
-        ended_early = self._is_budget_spent or recording.exhausted
-        if horizon_s is not None and self._sender.elapsed_s >= horizon_s and not ended_early:
+        out_of_budget = not self._follow_ups and not self._unsent
+        if horizon_s is not None and self._sender.elapsed_s >= horizon_s and not (out_of_budget or recording.exhausted):
             recording.ended_s = horizon_s
 
     def _admit(self, arrival: Arrival) -> None:
         self._sender.admit(arrival)
         self._index += self._shard.workers
-        is_measured = arrival.intended_s >= self._profile.warmup_s
-        self._unsent -= is_measured
+        self._unsent -= 1
         if not arrival.number and arrival.intended_s <= self._settled_s:
             self._sender.recording.active_users += 1
         self._sender.recording.ended_s = self._sender.elapsed_s
-        if is_measured and self._is_budget_spent:
+        if not self._follow_ups and not self._unsent:
             # This was the last request, so the drain begins.
             self._end_by(arrival.intended_s)
 

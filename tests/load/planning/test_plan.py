@@ -2,10 +2,22 @@
 
 import math
 
+import anyio
 import attrs
 import pytest
 
-from sampling.load import OpenLoop, ServerModel, Slo, calibrate, plan, run_load, simulate, strategy_workload
+from sampling.load import (
+    Answered,
+    Arrival,
+    OpenLoop,
+    ServerModel,
+    Slo,
+    calibrate,
+    plan,
+    run_load,
+    simulate,
+    strategy_workload,
+)
 from sampling.requirements import Requirement
 from sampling.strategies import RejectionSamplingStrategy
 from sampling.usage import Price
@@ -142,6 +154,38 @@ def test_slots_that_were_never_full_are_said_to_be_a_guess(run):
     idle = run(run_load, on_the_server(SERVER), busy(0.05, 60), seed=3)
     assert "there may be more slots" in calibrate(idle).notes[0]
     assert (4, ()) == (calibrate(idle, slots=4).server.slots, calibrate(idle, slots=4).notes)
+
+
+def answers_after(first_s: float, rest_s: float):
+    async def answer(arrival: Arrival) -> Answered:
+        await anyio.sleep(first_s)
+        arrival.first_token()
+        await anyio.sleep(rest_s)
+        return Answered(output_tokens=11)
+
+    return answer
+
+
+@pytest.mark.parametrize("rest_s", [0.0, 0.5])
+def test_further_tokens_may_take_no_time(run, rest_s):
+    """A proxy may send all tokens together."""
+    server = calibrate(run(run_load, answers_after(0.25, rest_s), OpenLoop(rate=4, duration_s=20))).server
+    assert (0.25, rest_s / 10) == pytest.approx((server.time_to_first_token_s, server.time_per_token_s))
+
+
+@pytest.mark.parametrize("reports", [None, 3, [None]])
+def test_what_is_no_report_can_not_be_calibrated_from(reports):
+    """The error names the argument."""
+    with pytest.raises(TypeError, match="report"):
+        calibrate(reports)
+
+
+@pytest.mark.parametrize("rest_s", [0.0, 0.5])
+def test_first_tokens_that_took_no_time_can_not_be_calibrated_from(run, rest_s):
+    """The error names them, and is not one of arithmetic."""
+    report = run(run_load, answers_after(0.0, rest_s), OpenLoop(rate=4, duration_s=20))
+    with pytest.raises(ValueError, match="the first tokens of this run took no time"):
+        calibrate(report)
 
 
 def test_what_can_not_be_calibrated_from_is_refused(run):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from sampling.load import LoadReport, Plan, ServerModel, Slo, load_table, plan, read_report, write_report
@@ -192,3 +193,12 @@ def test_the_table_of_a_run_shows_that_its_counts_add_up():
     assert f"{report.scheduled} due = {report.dropped} dropped + {report.admitted} sent" in table
     assert "latency (from due)" in table
     assert "closed loop: users wait" in load_table(closed_report())
+
+
+def test_the_name_of_an_operation_does_not_change_the_terminal():
+    """A workload may take names from what a server sends, so control characters in them are escaped."""
+    report = evil_report()
+    (operation, *_) = report.operations.values()
+    table = load_table(attrs.evolve(report, operations={"a\x1b[31m\nb": operation}))
+    assert r"a\x1b[31m\nb: latency" in table
+    assert "\x1b" not in table
