@@ -44,11 +44,11 @@ def proxy_from_environment(url: str) -> Secret | None:
 
 def _scheme(proxy: str) -> str | None:
     """Return the scheme of a proxy, or None if it names no host and port to connect to."""
-    try:
+    with suppress(ValueError):
         parts = urlsplit(proxy)
-        return parts.scheme if parts.hostname and parts.port != 0 else None
-    except ValueError:
-        return None
+        if parts.hostname and parts.port != 0:
+            return parts.scheme
+    return None
 
 
 def _is_in_network(host: str, no_proxy: str) -> bool:
