@@ -370,6 +370,32 @@ class TestReuse:
                 await client.aclose()
         assert len(failed) == 1
 
+    async def test_closing_the_transport_ends_a_request_that_connects(self, anyio_backend, monkeypatch):
+        """Its connection is not left open, and the transport has room for as many as before."""
+        look_up, looking, known = anyio.getaddrinfo, anyio.Event(), anyio.Event()
+
+        async def slow(host, port, **settings):
+            looking.set()
+            await known.wait()
+            return await look_up("127.0.0.1", port, **settings)
+
+        async def want(url):
+            with pytest.raises(ConnectFailed, match="closed"):
+                await client.open(post(url))
+
+        monkeypatch.setattr(anyio, "getaddrinfo", slow)
+        async with HostileServer([OK, Step.HANG]) as server:
+            client = transport(max_connections=1)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(want, f"http://name.example:{server.port}/v1")
+                await looking.wait()
+                await client.aclose()
+                known.set()
+            assert "Requests: 0 active, 0 queued | Connections: 0 active, 0 idle" in repr(client)
+            assert server.requests == []
+            with anyio.fail_after(20):
+                await server.until(lambda: server.open == 0)
+
 
 class TestRefusals:
     @pytest.mark.parametrize(
