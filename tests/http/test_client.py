@@ -109,6 +109,24 @@ class TestTls:
                 await response.aclose()
             await client.aclose()
 
+    @pytest.mark.parametrize("host", ["name.example", "name.example."])
+    async def test_the_dot_that_ends_a_name_is_not_in_its_certificate(
+        self, anyio_backend, authority, monkeypatch, host
+    ):
+        """It tells DNS to look for the name nowhere else, as many names in a cluster do."""
+        look_up, looked_up = anyio.getaddrinfo, []
+
+        async def found(name, port, **settings):
+            looked_up.append(name)
+            return await look_up("127.0.0.1", port, **settings)
+
+        monkeypatch.setattr(anyio, "getaddrinfo", found)
+        client = transport(ssl_context=trusting(authority))
+        async with Tls(authority, "name.example") as server:
+            assert await ask(client, post(server.url.replace("127.0.0.1", host))) == (200, b"1")
+            await client.aclose()
+        assert looked_up == [host]
+
     async def test_a_large_answer_arrives_whole(self, anyio_backend, authority):
         """Records and reads do not end at the same bytes."""
         client = transport(ssl_context=trusting(authority))
