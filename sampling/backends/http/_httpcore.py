@@ -335,7 +335,9 @@ def _root(error: Exception) -> Exception:
 
 
 def _disconnected(error: httpcore2.ProtocolError) -> bool:
-    return str(error).lower().startswith(("server disconnected", "peer closed connection"))
+    # The last one is about a connection that TLS has ended, and TCP not yet, which looks as if it were idle.
+    beginnings = ("server disconnected", "peer closed connection", "can't handle event type connectionclosed")
+    return str(error).lower().startswith(beginnings)
 
 
 def _proxy(url: Secret) -> httpcore2.Proxy:
