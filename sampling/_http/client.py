@@ -133,6 +133,7 @@ class Client:
 
     async def _connect(self, origin: Origin) -> Connection:
         """Open a connection for which the pool has room."""
+        closings = self._pool.closings
         try:
             connection = await self._dial(origin)
         except OSError as error:
@@ -141,8 +142,11 @@ class Client:
             self._pool.discard(None)
             raise
         else:
-            self._pool.opened(connection)
-            return connection
+            if closings == self._pool.closings:
+                self._pool.opened(connection)
+                return connection
+            connection.close()
+            failure = ConnectFailed("the connections were closed while the request waited for one")
         self._pool.discard(None)
         raise failure
 

@@ -59,6 +59,8 @@ class Pool(Generic[C]):
         """The connections that are active, idle or being opened."""
 
         self._waiters: OrderedDict[_Waiter[C], None] = OrderedDict()
+        self.closings = 0
+        """The number of times that it was closed, for those who are opening a connection meanwhile."""
 
     async def acquire(self, key: Hashable, *, fresh: bool = False) -> C | None:
         """
@@ -139,7 +141,9 @@ class Pool(Generic[C]):
         connections = [*self._active, *(one for idle in self._idle.values() for one in idle)]
         self._active.clear()
         self._idle.clear()
-        self._open = 0
+        # The rest are being opened.
+        self._open -= len(connections)
+        self.closings += 1
         for connection in connections:
             connection.close()
         while self._waiters:

@@ -16,8 +16,8 @@ class TlsSettings:
 
     def wrap(self, key: Hashable, host: str) -> "Tls":
         """Return the TLS of a new connection to a host."""
-        # The zone of an IPv6 address means something only on this machine.
-        return Tls(self, key, host.partition("%")[0])
+        # The zone of an IPv6 address means something only on this machine, and the dot that ends a name only to DNS.
+        return Tls(self, key, host.partition("%")[0].removesuffix("."))
 
     def session(self, key: Hashable) -> ssl.SSLSession | None:
         """Return the session of the last handshake with a server."""

@@ -109,6 +109,24 @@ class TestTls:
                 await response.aclose()
             await client.aclose()
 
+    @pytest.mark.parametrize("host", ["name.example", "name.example."])
+    async def test_the_dot_that_ends_a_name_is_not_in_its_certificate(
+        self, anyio_backend, authority, monkeypatch, host
+    ):
+        """It tells DNS to look for the name nowhere else, as many names in a cluster do."""
+        look_up, looked_up = anyio.getaddrinfo, []
+
+        async def found(name, port, **settings):
+            looked_up.append(name)
+            return await look_up("127.0.0.1", port, **settings)
+
+        monkeypatch.setattr(anyio, "getaddrinfo", found)
+        client = transport(ssl_context=trusting(authority))
+        async with Tls(authority, "name.example") as server:
+            assert await ask(client, post(server.url.replace("127.0.0.1", host))) == (200, b"1")
+            await client.aclose()
+        assert looked_up == [host]
+
     async def test_a_large_answer_arrives_whole(self, anyio_backend, authority):
         """Records and reads do not end at the same bytes."""
         client = transport(ssl_context=trusting(authority))
@@ -369,6 +387,32 @@ class TestReuse:
                 await anyio.wait_all_tasks_blocked()
                 await client.aclose()
         assert len(failed) == 1
+
+    async def test_closing_the_transport_ends_a_request_that_connects(self, anyio_backend, monkeypatch):
+        """Its connection is not left open, and the transport has room for as many as before."""
+        look_up, looking, known = anyio.getaddrinfo, anyio.Event(), anyio.Event()
+
+        async def slow(host, port, **settings):
+            looking.set()
+            await known.wait()
+            return await look_up("127.0.0.1", port, **settings)
+
+        async def want(url):
+            with pytest.raises(ConnectFailed, match="closed"):
+                await client.open(post(url))
+
+        monkeypatch.setattr(anyio, "getaddrinfo", slow)
+        async with HostileServer([OK, Step.HANG]) as server:
+            client = transport(max_connections=1)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(want, f"http://name.example:{server.port}/v1")
+                await looking.wait()
+                await client.aclose()
+                known.set()
+            assert "Requests: 0 active, 0 queued | Connections: 0 active, 0 idle" in repr(client)
+            assert server.requests == []
+            with anyio.fail_after(20):
+                await server.until(lambda: server.open == 0)
 
 
 class TestRefusals:

@@ -292,10 +292,8 @@ def _translate(error: Exception) -> BackendError:
     root = _root(error)
     if isinstance(root, ssl.SSLCertVerificationError):
         return CertificateInvalid(f"the server's certificate is not valid: {root.verify_message or root.reason}")
-    if isinstance(error, httpcore2.ProxyError) and _TRIED_IN_VAIN.match(str(error)):
-        return ConnectFailed("no connection to the server (the proxy could not connect to it)")
     if isinstance(error, httpcore2.ProxyError | httpcore2.UnsupportedProtocol) or _is_from_socks(error):
-        return FatalError("the proxy refused the connection", hint="Check the proxy settings of the environment.")
+        return _translate_proxy_error(error)
     if isinstance(error, httpcore2.ConnectError | httpcore2.ConnectTimeout):
         return ConnectFailed(f"no connection to the server ({_system_error(root)})")
     if isinstance(error, httpcore2.LocalProtocolError):
@@ -307,6 +305,12 @@ def _translate(error: Exception) -> BackendError:
 
 # The statuses of an HTTP proxy, and httpcore2's words for the replies of a SOCKS proxy, that are not about the client.
 _TRIED_IN_VAIN = re.compile(r"5\d\d |Proxy Server could not connect: .*(failure|unreachable|refused|expired)\.")
+
+
+def _translate_proxy_error(error: Exception) -> BackendError:
+    if _TRIED_IN_VAIN.match(str(error)):
+        return ConnectFailed("no connection to the server (the proxy could not connect to it)")
+    return FatalError("the proxy refused the connection", hint="Check the proxy settings of the environment.")
 
 
 def _is_from_socks(error: Exception) -> bool:
@@ -331,7 +335,9 @@ def _root(error: Exception) -> Exception:
 
 
 def _disconnected(error: httpcore2.ProtocolError) -> bool:
-    return str(error).lower().startswith(("server disconnected", "peer closed connection"))
+    # The last one is about a connection that TLS has ended, and TCP not yet, which looks as if it were idle.
+    beginnings = ("server disconnected", "peer closed connection", "can't handle event type connectionclosed")
+    return str(error).lower().startswith(beginnings)
 
 
 def _proxy(url: Secret) -> httpcore2.Proxy:

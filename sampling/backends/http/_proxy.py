@@ -1,5 +1,6 @@
 """The proxy that the environment names for a server."""
 
+from contextlib import suppress
 from importlib.util import find_spec
 from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
@@ -42,12 +43,11 @@ def proxy_from_environment(url: str) -> Secret | None:
 
 def _scheme(proxy: str) -> str | None:
     """Return the scheme of a proxy, or None if it names no host and port to connect to."""
-    try:
+    with suppress(ValueError):
         parts = urlsplit(proxy)
-        is_usable = bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return None
-    return parts.scheme if is_usable else None
+        if parts.hostname and parts.port != 0:
+            return parts.scheme
+    return None
 
 
 def _is_bypassed(host: str, port: int, no_proxy: str) -> bool:

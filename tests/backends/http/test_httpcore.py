@@ -13,7 +13,7 @@ from sampling.backends.http import _httpcore
 from sampling.backends.http._httpcore import HttpcoreTransport, _Network
 from sampling.backends.http._proxy import proxy_from_environment
 from sampling.backends.openai import OpenAIBackend
-from sampling.errors import BackendError, ConnectFailed, FatalError
+from sampling.errors import BackendError, ConnectFailed, ConnectionLost, FatalError
 from sampling.testing.servers import HostileServer
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
@@ -142,6 +142,12 @@ class TestProxy:
         with pytest.raises(ZeroDivisionError):
             await transport.open(WireRequest("https://api.example/v1", {}, b"", lambda: None))
         await transport.aclose()
+
+
+def test_a_connection_that_tls_has_ended_is_lost_and_not_malformed():
+    """Row 24: its server waits for the client to end it, too, so that it looks as if it were idle, and is used."""
+    said = "can't handle event type ConnectionClosed when role=SERVER and state=SEND_RESPONSE"
+    assert type(_httpcore._translate(httpcore2.RemoteProtocolError(said))) is ConnectionLost
 
 
 async def through_proxy(environment, answer):
