@@ -383,10 +383,14 @@ class OpenAIServer(_LoopbackServer):
         while True:
             request = await self._read_request(connection)
             reply = self.reply(request) if callable(self.reply) else self.reply
+            is_last = request.headers.get("connection", "").lower() == "close"
+            if is_last:
+                # Said in the response, too, as servers do: some clients look for it only there.
+                reply = attrs.evolve(reply, headers={**reply.headers, "connection": "close"})
             if await self._send_unless_disconnected(connection, reply, request):
                 self.completed += 1
                 self._notify()
-                if request.headers.get("connection", "").lower() == "close":
+                if is_last:
                     return
             else:
                 self._count_disconnect()

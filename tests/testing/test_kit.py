@@ -1,5 +1,7 @@
 """Scripted backends, captured events, and a watch that finds broken invariants."""
 
+from urllib.parse import urlsplit
+
 import anyio
 import attrs
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from sampling import IterationFinished, IterationStarted, LoopFinished, RejectionSamplingStrategy, Request, Usage
 from sampling.messages import Generation, Message
 from sampling.testing import After, CapturedEvents, InvariantBroken, ScriptedBackend, ScriptExhausted, Watch
+from sampling.testing.servers import OpenAIServer
 
 REQUEST = Request([Message("user", "q")])
 
@@ -156,3 +159,13 @@ class TestWatch:
         """I10: usage that does not add up."""
         watch.result = attrs.evolve(watch.result, usage=Usage(1, 1))
         self.damaged(watch, "I10")
+
+
+async def test_a_server_says_that_it_closes_the_connection():
+    """As servers do for a client that asks for it. Some clients would use the connection again otherwise."""
+    asked = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
+    async with OpenAIServer() as server, await anyio.connect_tcp("127.0.0.1", urlsplit(server.url).port) as client:
+        await client.send(asked)
+        answer = b"".join([part async for part in client])
+    head, _, _ = answer.partition(b"\r\n\r\n")
+    assert b"connection: close" in head.lower()
