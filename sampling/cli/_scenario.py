@@ -16,11 +16,10 @@ import attrs
 from sampling._arguments import short_repr
 from sampling.cli._traffic import Traffic
 from sampling.cli._workload import (
-    DEFAULT_QUESTION,
     WorkloadSettings,
     check_operations,
+    check_turns,
     imported_mix,
-    read_questions,
     select_workload,
 )
 from sampling.load import ImportedWorkload, Population, Slo
@@ -34,12 +33,22 @@ _SWITCH: Mapping[str, Any] = {"type": "boolean"}
 _TEXTS: Mapping[str, Any] = {"type": "array", "items": _TEXT}
 _TIME: Mapping[str, Any] = {"type": ["number", "string"], "description": "Seconds, or a text such as 250ms, 30s or 5m."}
 
+_PROMPTS: Mapping[str, Mapping[str, Any]] = {
+    "prompt-tokens": {"type": "integer", "description": "Generate prompts: their mean length, with the prefix."},
+    "prompt-tokens-stdev": {"type": "number"},
+    "prompt-tokens-min": _COUNT,
+    "prompt-tokens-max": _COUNT,
+    "shared-prefix-tokens": _COUNT,
+    "prefixes": _COUNT,
+}
 _WORKLOAD: Mapping[str, Mapping[str, Any]] = {
     "questions": {
         "type": ["array", "string"],
         "items": _TEXT,
         "description": "Questions, or a file with one per line.",
     },
+    **_PROMPTS,
+    "turns": {"type": "integer", "description": "With users: requests of a conversation."},
     "backend": _TEXT,
     "strategy": _TEXT,
     "depth": _COUNT,
@@ -203,15 +212,21 @@ def _population(name: str, own: Mapping[str, Any], defaults: Mapping[str, Any], 
         slo=None if slo is None else Slo.parse(slo),
     )
     settings.population()  # raises if the weights are wrong
+    for part in settings.parts():
+        check_turns(part, users=traffic.users is not None)
     check_operations(settings.slo, settings.workload, [each for each, (weight, _) in mixed.items() if weight])
     return settings
 
 
 def _without_contradictions(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop the traffic keys at the top if the population has another kind of traffic."""
+    """Drop the outer keys for traffic and questions if the inner table has another kind of them."""
     kinds = ("rate", "users", "trace")
-    of_its_own = any(kind in own for kind in kinds)
-    return {key: value for key, value in defaults.items() if not (of_its_own and key in kinds)}
+    dropped = {*kinds} if any(kind in own for kind in kinds) else set[str]()
+    if "questions" in own:
+        dropped |= _PROMPTS.keys()
+    if "prompt-tokens" in own:
+        dropped.add("questions")
+    return {key: value for key, value in defaults.items() if key not in dropped}
 
 
 def _tables(operations: object) -> list[tuple[str, Mapping[str, Any]]]:
@@ -227,7 +242,7 @@ def _operation(
 ) -> tuple[float, WorkloadSettings]:
     keys = {**_WORKLOAD, "weight": {"type": "number"}}
     _check_keys(table, keys, f"operation {name!r}")
-    own = {**shared, **table}
+    own = {**_without_contradictions(shared, table), **table}
     weight = own.pop("weight", 1.0)
     workload = _workload(own, folder)
     if not isinstance(workload, WorkloadSettings):
@@ -239,12 +254,13 @@ def _workload(given: Mapping[str, Any], folder: Path) -> WorkloadSettings | Impo
     flags = {_argument(key): value for key, value in given.items() if key not in ("questions", "workload")}
     flags["require"] = tuple(flags.get("require", ()))
     flags.setdefault("backend", "llama")
-    questions = given.get("questions", [DEFAULT_QUESTION])
-    if isinstance(questions, str):
-        questions = read_questions(None, folder / questions)
+    questions = given.get("questions")
+    if questions == []:
+        raise ValueError("questions is empty: there is nothing to ask")
     if given.get("workload") is not None:
-        return select_workload(given["workload"], given.get("questions"), None, **flags)
-    return WorkloadSettings(questions=tuple(questions), **flags)
+        return select_workload(given["workload"], questions, None, **flags)
+    file = folder / questions if isinstance(questions, str) else None
+    return select_workload(None, None if file else questions, file, **flags)
 
 
 def _argument(key: str) -> str:

@@ -11,11 +11,12 @@ from typing import Annotated, Any
 import attrs
 import typer
 
-from sampling._arguments import short_repr
+from sampling._arguments import check_int, short_repr
 from sampling.backends.simulated import SimulatedBackend
 from sampling.cli._answer_format import AnswerFormat, parse_format
 from sampling.cli._files import read_input
 from sampling.cli._flags import system_context, usage_errors
+from sampling.cli._generated_prompts import parse_prompts
 from sampling.cli._headers import Headers
 from sampling.cli._imports import import_target
 from sampling.cli._specs import (
@@ -26,7 +27,17 @@ from sampling.cli._specs import (
     parse_strategy,
     refuse_connection_flags,
 )
-from sampling.load import Arrival, ImportedWorkload, Mix, Slo, StrategyWorkload, mix, strategy_workload
+from sampling.load import (
+    Arrival,
+    ImportedWorkload,
+    Mix,
+    RandomPrompts,
+    Slo,
+    StrategyWorkload,
+    mix,
+    strategy_workload,
+)
+from sampling.load._strategy_workload import Actions
 from sampling.load.model._about import digest
 from sampling.load.model._workload import Send
 from sampling.messages import Options
@@ -37,10 +48,12 @@ __all__ = [
     "DEFAULT_QUESTION",
     "WorkloadSettings",
     "check_operations",
+    "check_turns",
     "check_workers",
     "imported_mix",
     "open_mix",
     "open_workload",
+    "prompt_tokens_of",
     "read_questions",
     "select_workload",
     "sending_headers",
@@ -83,13 +96,27 @@ class WorkloadSettings:
     system: str | None = None
     type_: str | None = None
     constrain: bool = True
+    prompt_tokens: int | None = None
+    prompt_tokens_stdev: float | None = None
+    prompt_tokens_min: int | None = None
+    prompt_tokens_max: int | None = None
+    shared_prefix_tokens: int | None = None
+    prefixes: int | None = None
+    turns: int | None = None
 
     def __attrs_post_init__(self) -> None:
         """Raise ValueError if a setting is wrong."""
         self.make_backend()
         self.make_strategy()
         _ = self.options
-        for question in self.questions:
+        prompts = self.prompts
+        if self.turns is not None:
+            check_int("--turns", self.turns, least=1)
+        sums = any(spec.partition(":")[0] == "arithmetic" for spec in self.require)
+        if sums and (prompts or (self.turns and len(self.questions) > 1)):
+            unfit = "--prompt-tokens" if prompts else "--turns"
+            raise ValueError(f"--require arithmetic checks the sum in a given question: leave it out, or {unfit}")
+        for question in self.questions or ("",):
             parse_requirements(self.require, question)
 
     def make_backend(self) -> Backend:
@@ -114,6 +141,18 @@ class WorkloadSettings:
     def format(self) -> AnswerFormat:
         """The format of answers."""
         return parse_format(self.type_, self.require, constrain=self.constrain)
+
+    @property
+    def prompts(self) -> RandomPrompts | None:
+        """The generated prompts, instead of questions."""
+        return parse_prompts(
+            self.prompt_tokens,
+            stdev=self.prompt_tokens_stdev,
+            least=self.prompt_tokens_min,
+            most=self.prompt_tokens_max,
+            shared_prefix_tokens=self.shared_prefix_tokens,
+            prefixes=self.prefixes,
+        )
 
     @property
     def connection(self) -> tuple[object, ...]:
@@ -145,7 +184,8 @@ class WorkloadSettings:
             "backend": self.backend,
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
-            "questions": f"{len(self.questions)}, {digest(self.questions)}",
+            "questions": str(self.prompts or f"{len(self.questions)}, {digest(self.questions)}"),
+            "turns": self.turns,
             "requirements": digest(self.require) if self.require else None,
         }
 
@@ -156,7 +196,9 @@ class WorkloadSettings:
     def __str__(self) -> str:
         checked = f", checked by {_count(self.require, 'requirement')}" if self.require else ""
         shape = f"{self.strategy}, {self.depth} deep × {self.breadth} wide"
-        return f"{shape}{checked}, {_count(self.questions, 'question')}, backend {self.backend}"
+        asked = f"{self.prompts or _count(self.questions, 'question')}"
+        turns = f", {self.turns} turns each" if self.turns else ""
+        return f"{shape}{checked}, {asked}{turns}, backend {self.backend}"
 
 
 def _count(things: Sequence[object], name: str) -> str:
@@ -229,21 +271,33 @@ async def _never_sent(arrival: Arrival) -> None:  # noqa: ASYNC124 - a workload 
 
 
 class _RoundRobin:
-    """A workload that asks the questions in turn."""
+    """A workload that asks the questions in turn, or generated prompts."""
 
     def __init__(self, settings: WorkloadSettings, backend: Backend) -> None:
-        self._workloads = [self._workload(settings, question, backend) for question in settings.questions]
+        prompts, answer = settings.prompts, settings.format
+        if prompts is not None:
+            groups: list[tuple[Actions, str]] = [(lambda arrival: answer.action(prompts(arrival)), "")]
+        elif settings.turns is not None:
+            # A conversation goes through several questions, so they are all of one workload.
+            groups = [([answer.action(question) for question in settings.questions], settings.questions[0])]
+        else:
+            groups = [([answer.action(question)], question) for question in settings.questions]
+        self._workloads = [self._workload(settings, actions, question, backend) for actions, question in groups]
 
-    def _workload(self, settings: WorkloadSettings, question: str, backend: Backend) -> StrategyWorkload:
+    def _workload(
+        self, settings: WorkloadSettings, actions: Actions, question: str, backend: Backend
+    ) -> StrategyWorkload:
         # The text of a simulated server means nothing, so only its own requirements can tell valid from invalid.
         own = backend.requirements if isinstance(backend, SimulatedBackend) and not settings.require else ()
         return strategy_workload(
             settings.make_strategy(),
-            [settings.format.action(question)],
+            actions,
             system_context(settings.system),
             backend,
             [*own, *parse_requirements(settings.require, question)],
             options=settings.options,
+            conversation=settings.turns is not None,
+            turns=settings.turns,
         )
 
     def draw(self, arrival: Arrival) -> Send | None:
@@ -253,9 +307,17 @@ class _RoundRobin:
         return self._workloads[position % len(self._workloads)].draw(arrival)
 
 
-def read_questions(given: Iterable[str] | None, file: Path | None) -> tuple[str, ...]:
-    """Return the questions of the arguments or of the file."""
+def read_questions(
+    given: Iterable[str] | None, file: Path | None, *, prompt_tokens: int | None = None
+) -> tuple[str, ...]:
+    """Return the questions of the arguments or of the file, or none if prompts are generated."""
     questions = tuple(given or ())
+    if prompt_tokens is not None:
+        if questions or file is not None:
+            raise ValueError(
+                "questions and --prompt-tokens contradict each other: prompts are given, or generated. Keep one of them"
+            )
+        return ()
     if questions and file is not None:
         raise ValueError(
             "questions and --questions contradict each other: give the questions as arguments, or in the file"
@@ -273,6 +335,8 @@ def read_questions(given: Iterable[str] | None, file: Path | None) -> tuple[str,
 _DEFAULTS: Mapping[str, object] = {
     "backend": "llama", "strategy": "rejection", "depth": 1, "breadth": 1, "require": (), "temperature": None,
     "max_tokens": None, "send_env_key": False, "allow_http": False, "system": None, "type_": None, "constrain": True,
+    "prompt_tokens": None, "prompt_tokens_stdev": None, "prompt_tokens_min": None, "prompt_tokens_max": None,
+    "shared_prefix_tokens": None, "prefixes": None, "turns": None,
 }  # fmt: skip
 
 
@@ -281,7 +345,8 @@ def select_workload(
 ) -> WorkloadSettings | ImportedWorkload:
     """Return the workload of `--workload`, or of the other flags."""
     if workload is None:
-        return WorkloadSettings(questions=read_questions(question, questions), **flags)
+        asked = read_questions(question, questions, prompt_tokens=flags.get("prompt_tokens"))
+        return WorkloadSettings(questions=asked, **flags)
     unused = [f"--{name.strip('_').replace('_', '-')}" for name, value in flags.items() if value != _DEFAULTS[name]]
     if question or questions:
         unused.append("the questions")
@@ -326,6 +391,18 @@ def check_operations(
     if unknown:
         there_are = f"the operations are {', '.join(map(repr, sent))}" if sent else "there are no operations"
         raise ValueError(f"the SLO limits {', '.join(map(repr, sorted(unknown)))}, but {there_are}")
+
+
+def check_turns(workload: WorkloadSettings | ImportedWorkload, *, users: bool, flag: str = "--users") -> None:
+    """Raise ValueError if conversations are wanted, but there are no users to have them."""
+    if not users and isinstance(workload, WorkloadSettings) and workload.turns is not None:
+        raise ValueError(f"--turns is for {flag}: only users have conversations. Leave it out")
+
+
+def prompt_tokens_of(calls: float, workloads: Sequence[WorkloadSettings]) -> str:
+    """Return about how many tokens the generated prompts of these calls have, as text to append, or nothing."""
+    tokens = max((each.max_requests * (each.prompt_tokens or 0) for each in workloads), default=0)
+    return f" with about {calls * tokens:,.0f} tokens of prompts" if tokens else ""
 
 
 def check_workers(workload: WorkloadSettings | ImportedWorkload, workers: int, *, virtual: bool) -> None:

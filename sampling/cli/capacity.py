@@ -12,6 +12,7 @@ import anyio
 import typer
 
 from sampling.cli import _flags as flags
+from sampling.cli import _generated_prompts as prompt_flags
 from sampling.cli import _workload as workload_flags
 from sampling.cli._exit_codes import FAILED, exit_code_of
 from sampling.cli._files import Force, check_output
@@ -24,7 +25,9 @@ from sampling.cli._virtual_run import run_virtual_until_signal
 from sampling.cli._workload import (
     WorkloadSettings,
     check_operations,
+    check_turns,
     check_workers,
+    prompt_tokens_of,
     select_workload,
     sending_headers,
 )
@@ -95,6 +98,13 @@ def capacity(  # noqa: PLR0913 - each is a flag
         float | None, typer.Option("--activate-per-s", help="With --axis users: how many users may start per second.")
     ] = None,
     questions: workload_flags.Questions = None,
+    prompt_tokens: prompt_flags.PromptTokens = None,
+    prompt_tokens_stdev: prompt_flags.PromptTokensStdev = None,
+    prompt_tokens_min: prompt_flags.PromptTokensMin = None,
+    prompt_tokens_max: prompt_flags.PromptTokensMax = None,
+    shared_prefix_tokens: prompt_flags.SharedPrefixTokens = None,
+    prefixes: prompt_flags.Prefixes = None,
+    turns: prompt_flags.Turns = None,
     backend: flags.BackendFlag = "llama",
     strategy: flags.Strategy = "rejection",
     depth: flags.Depth = 1,
@@ -139,7 +149,15 @@ def capacity(  # noqa: PLR0913 - each is a flag
                 system=system,
                 type_=type_,
                 constrain=constrain,
+                prompt_tokens=prompt_tokens,
+                prompt_tokens_stdev=prompt_tokens_stdev,
+                prompt_tokens_min=prompt_tokens_min,
+                prompt_tokens_max=prompt_tokens_max,
+                shared_prefix_tokens=shared_prefix_tokens,
+                prefixes=prefixes,
+                turns=turns,
             )
+            check_turns(selected, users=axis is AxisFlag.USERS, flag="--axis users")
             check_workers(selected, workers, virtual=virtual)
             if samples:
                 raise ValueError(
@@ -241,7 +259,7 @@ def _show_plan(
     if settings.axis == "rate":
         calls = sum(step * (settings.warmup_s + settings.hold_s) for step in settings.steps)
         most = (
-            f", at most {calls * selected.max_requests:,.0f} to the backend"
+            f", at most {calls * selected.max_requests:,.0f} to the backend{prompt_tokens_of(calls, [selected])}"
             if isinstance(selected, WorkloadSettings)
             else ""
         )

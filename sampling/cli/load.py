@@ -12,6 +12,7 @@ import attrs
 import typer
 
 from sampling.cli import _flags as flags
+from sampling.cli import _generated_prompts as prompt_flags
 from sampling.cli import _workload as workload_flags
 from sampling.cli._exit_codes import FAILED, SUCCEEDED, exit_code_of
 from sampling.cli._files import Force
@@ -26,7 +27,9 @@ from sampling.cli._virtual_run import run_virtual_until_signal
 from sampling.cli._workload import (
     WorkloadSettings,
     check_operations,
+    check_turns,
     check_workers,
+    prompt_tokens_of,
     select_workload,
     sending_headers,
     sharing_backends,
@@ -68,6 +71,7 @@ Examples:
   sampling load --rate 5 --duration 30s
   sampling load --rate 50 --duration 1m --backend openai:qwen3@http://127.0.0.1:8000/v1 --slo p95=2s,error=0.1%
   sampling load --users 20 --think-time 2s --duration 5m --require arithmetic --depth 3 --out report.html
+  sampling load --users 20 --duration 5m --prompt-tokens 512 --prompt-tokens-stdev 128 --turns 3
   sampling load --rate 5 --to-rate 50 --duration 2m --arrivals poisson -o ramp.json -o ramp.html
   sampling load --rate 200 --duration 30s --workers 4 --workload shop.load:chat
   sampling load --rate 4 --duration 1h --backend simulated:0.7 --virtual
@@ -186,6 +190,13 @@ def load(  # noqa: PLR0913 - each is a flag
         typer.Option(help="Limits that must hold: p95=2s,ttft_p99=500ms,error=0.1%,validity=95%,backlog=20."),
     ] = None,
     questions: workload_flags.Questions = None,
+    prompt_tokens: prompt_flags.PromptTokens = None,
+    prompt_tokens_stdev: prompt_flags.PromptTokensStdev = None,
+    prompt_tokens_min: prompt_flags.PromptTokensMin = None,
+    prompt_tokens_max: prompt_flags.PromptTokensMax = None,
+    shared_prefix_tokens: prompt_flags.SharedPrefixTokens = None,
+    prefixes: prompt_flags.Prefixes = None,
+    turns: prompt_flags.Turns = None,
     backend: flags.BackendFlag = "llama",
     strategy: flags.Strategy = "rejection",
     depth: flags.Depth = 1,
@@ -273,6 +284,13 @@ def load(  # noqa: PLR0913 - each is a flag
                     system=system,
                     type_=type_,
                     constrain=constrain,
+                    prompt_tokens=prompt_tokens,
+                    prompt_tokens_stdev=prompt_tokens_stdev,
+                    prompt_tokens_min=prompt_tokens_min,
+                    prompt_tokens_max=prompt_tokens_max,
+                    shared_prefix_tokens=shared_prefix_tokens,
+                    prefixes=prefixes,
+                    turns=turns,
                 ),
                 profile=profile,
                 slo=None if slo is None else Slo.parse(slo),
@@ -286,6 +304,7 @@ def load(  # noqa: PLR0913 - each is a flag
                     samples=samples,
                 ),
             )
+            check_turns(job.workload, users=users is not None)
             check_workers(job.workload, workers, virtual=virtual)
             check_operations(job.slo, job.workload)
         if dry_run:
@@ -399,9 +418,11 @@ def _traffic_lines(profile: Profile, *workloads: WorkloadSettings | ImportedWork
         ends.append(format_seconds(profile.horizon_s) if profile.horizon_s is not None else "")
         yield f"traffic: {profile.users:,} users, until {' or '.join(filter(None, ends))}"
         most = profile.requests
-    each = [workload.max_requests for workload in workloads if isinstance(workload, WorkloadSettings)]
-    if each and most is not None:
-        yield f"to the backend: at most {most * max(each):,} requests, without judges"
+    own = [workload for workload in workloads if isinstance(workload, WorkloadSettings)]
+    if own and most is not None:
+        requests = f"{most * max(each.max_requests for each in own):,} requests{prompt_tokens_of(most, own)}"
+        earlier = " and earlier turns" if any(each.turns for each in own) else ""
+        yield f"to the backend: at most {requests}, without judges{earlier}"
 
 
 def _total_s(profile: Profile) -> float:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar, cast
 from sampling._arguments import check_bool, check_instance, check_int, short_repr
 from sampling._event_loop import running_loop
 from sampling.load.model._about import digest, name_of
+from sampling.load.model._prompts import RandomPrompts
 from sampling.load.model._workload import Answered, Arrival, Send, current_arrival
 from sampling.messages import Action, Context, Generation, Options, Request
 from sampling.protocols import BackendLike, StreamingBackend
@@ -70,11 +71,12 @@ class StrategyWorkload:
         if turns is not None and not conversation:
             raise ValueError("turns needs conversation=True: without it every request is a conversation of its own")
         self._turns = None if turns is None else check_int("turns", turns, least=1)
-        self._contexts: dict[int | None, Context] = {}
+        self._contexts: dict[int | None, tuple[int, Context]] = {}
 
     def describe(self) -> Mapping[str, Any]:
         """Return the strategy, its budgets and the backend, for reports."""
-        return {**self._about, "requirements": digest([each.description for each in self._reqs])}
+        turns = {"turns": self._turns or "unlimited"} if self._conversation else {}
+        return {**self._about, **turns, "requirements": digest([each.description for each in self._reqs])}
 
     def draw(self, arrival: Arrival) -> Send | None:
         """Draw the next action, or None at the end."""
@@ -87,7 +89,7 @@ class StrategyWorkload:
             action, context, self._backend, self._reqs, options=self._options
         )
         if self._conversation and result.best is not None:
-            self._contexts[arrival.user] = result.best.context
+            self._contexts[arrival.user] = self._conversation_of(arrival), result.best.context
         return Answered(
             valid=result.success,
             input_tokens=result.usage.input_tokens,
@@ -97,8 +99,13 @@ class StrategyWorkload:
         )
 
     def _context_of(self, arrival: Arrival) -> Context | None:
-        begins = not self._conversation or (self._turns is not None and arrival.number % self._turns == 0)
-        return self._context if begins else self._contexts.get(arrival.user, self._context)
+        # Its first request may have failed or, in a mix, been of another operation: then nothing is known of it yet.
+        conversation, context = self._contexts.get(arrival.user, (None, None))
+        return context if conversation == self._conversation_of(arrival) else self._context
+
+    def _conversation_of(self, arrival: Arrival) -> int:
+        """Return the number of earlier conversations of this user."""
+        return 0 if self._turns is None else arrival.number // self._turns
 
 
 strategy_workload = StrategyWorkload
@@ -146,6 +153,9 @@ def _describe(strategy: BaseSamplingStrategy, actions: object, backend: object) 
     """Describe the calls and the backend, in JSON types."""
     given = cast("Sequence[object]", actions) if isinstance(actions, Sequence) else None
     questions = [actions] if isinstance(actions, str) else given
+    asked = str(actions) if isinstance(actions, RandomPrompts) else None
+    if questions is not None:
+        asked = digest(map(str, questions))
     return {
         "workload": "strategy",
         "strategy": type(strategy).__name__,
@@ -153,7 +163,7 @@ def _describe(strategy: BaseSamplingStrategy, actions: object, backend: object) 
         "concurrency_budget": strategy.concurrency_budget,
         "backend": _backend_name(backend),
         "model": model if isinstance(model := getattr(backend, "model", None), str) else None,
-        "questions": None if questions is None else digest(map(str, questions)),
+        "questions": asked,
     }
 
 

@@ -12,6 +12,8 @@ import attrs
 import pytest
 from anyio.from_thread import start_blocking_portal
 
+from sampling import Message
+from sampling.backends.simulated import SimulatedBackend
 from sampling.cli import capacity, load, plan, report
 from sampling.cli._app import run
 from sampling.cli._workload import read_questions
@@ -21,6 +23,7 @@ from sampling.testing.servers import OpenAIServer, Reply
 VIRTUAL = ("--backend", "simulated:0.8", "--virtual")
 LOAD = ("load", *VIRTUAL, "--rate", "2", "--duration", "60s")
 SEARCH = ("capacity", *VIRTUAL, "--steps", "1,2,4,8", "--slo", "p95=3s", "--warmup", "5s", "--cooldown", "1s")
+GENERATED = ("--prompt-tokens", "40", "--prompt-tokens-stdev", "8")
 PLAN = ("plan", "--pass-rate", "60%", "--ttft", "100ms", "--per-token", "10ms", "--rate", "1", "--requests", "200")
 
 
@@ -93,6 +96,85 @@ CONTRADICTIONS = [
     (["load", "--rate", "5", "--requests", "9", "--require", "jsn"], "--require must be"),
     (["load", "why?", "--rate", "5", "--requests", "9", "--questions", "q.txt"], "contradict each other"),
     (["load", "--rate", "5", "--requests", "9", "--questions", "nowhere.txt"], "--questions: can't read 'nowhere.txt'"),
+    (
+        ["load", "why?", "--rate", "5", "--requests", "9", "--prompt-tokens", "9"],
+        "questions and --prompt-tokens contradict each other: prompts are given, or generated. Keep one of them",
+    ),
+    (
+        ["load", "--rate", "5", "--requests", "9", "--prompt-tokens", "9", "--questions", "q.txt"],
+        "questions and --prompt-tokens contradict each other",
+    ),
+    (["load", "--rate", "5", "--requests", "9", "--prompt-tokens", "0"], "--prompt-tokens must be >= 1, got 0"),
+    (
+        ["load", "--rate", "5", "--requests", "9", "--prompt-tokens", "99999999"],
+        "--prompt-tokens must be <= 10,000,000",
+    ),
+    (
+        ["load", "--rate", "5", "--requests", "9", "--prompt-tokens-stdev", "9"],
+        "--prompt-tokens-stdev needs --prompt-tokens, the mean",
+    ),
+    (
+        ["load", "--rate", "5", "--requests", "9", "--prompt-tokens-min", "9", "--prefixes", "2"],
+        "--prompt-tokens-min, --prefixes need --prompt-tokens, the mean",
+    ),
+    (
+        ["load", "--rate", "5", "--requests", "9", "--prompt-tokens", "9", "--prompt-tokens-max", "12"],
+        "--prompt-tokens-max needs --prompt-tokens-stdev: without it all prompts have the same length",
+    ),
+    (
+        [
+            "load",
+            "--rate",
+            "5",
+            "--requests",
+            "9",
+            *GENERATED,
+            "--prompt-tokens-min",
+            "20",
+            "--prompt-tokens-max",
+            "10",
+        ],
+        "--prompt-tokens-max must be >= 20, got 10",
+    ),
+    (
+        ["load", "--rate", "5", "--requests", "9", *GENERATED, "--prompt-tokens-max", "10"],
+        "--prompt-tokens is the mean, so it must be between --prompt-tokens-min and --prompt-tokens-max, got 40",
+    ),
+    (
+        ["load", "--rate", "5", "--requests", "9", "--prompt-tokens", "9", "--prompt-tokens-stdev", "-1"],
+        "--prompt-tokens-stdev must be >= 0, got -1",
+    ),
+    (
+        ["load", "--rate", "5", "--requests", "9", "--prompt-tokens", "9", "--prompt-tokens-stdev", "nan"],
+        "--prompt-tokens-stdev must be a finite number",
+    ),
+    (
+        ["load", "--rate", "5", "--requests", "9", "--prompt-tokens", "9", "--shared-prefix-tokens", "9"],
+        "--shared-prefix-tokens must be less than --prompt-tokens, which counts the prefix too, got 9 and 9",
+    ),
+    (
+        ["load", "--rate", "5", "--requests", "9", "--prompt-tokens", "9", "--prefixes", "2"],
+        "--prefixes needs --shared-prefix-tokens",
+    ),
+    (
+        ["load", "--rate", "5", "--requests", "9", *GENERATED, "--require", "arithmetic"],
+        "--require arithmetic checks the sum in a given question: leave it out, or --prompt-tokens",
+    ),
+    (
+        ["load", "--rate", "5", "--requests", "9", "--turns", "3"],
+        "--turns is for --users: only users have conversations",
+    ),
+    (["load", "--users", "5", "--requests", "9", "--turns", "0"], "--turns must be >= 1, got 0"),
+    (
+        ["load", "1+1?", "1+2?", "--users", "5", "--requests", "9", "--turns", "2", "--require", "arithmetic"],
+        "--require arithmetic checks the sum in a given question: leave it out, or --turns",
+    ),
+    (
+        ["load", "--users", "5", "--requests", "9", "--workload", "a:b", *GENERATED, "--turns", "2"],
+        "leave out --prompt-tokens, --prompt-tokens-stdev, --turns",
+    ),
+    (["capacity", "why?", "--slo", "p95=2s", "--steps", "1", *GENERATED], "questions and --prompt-tokens contradict"),
+    (["capacity", "--slo", "p95=2s", "--steps", "1", "--turns", "3"], "--turns is for --axis users: only users have"),
     (["capacity", "--slo", "p95=2s"], "Missing option '--steps'"),
     (["capacity", "--steps", "1,2"], "Missing option '--slo'"),
     (["capacity", "--slo", "p95=2s", "--steps", "20,10"], "steps must ascend: 10 comes after 20"),
@@ -295,6 +377,109 @@ def test_a_dry_run_says_how_much_would_be_sent(capsys):
     assert "4, 8 per second, 36s each" in capsys.readouterr().out
     assert 0 == run([*PLAN, "--slo", "p95=2s", "--dry-run"])
     assert "would simulate 16 pairs" in capsys.readouterr().out
+
+
+# Generated prompts.
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """The messages of every request to a simulated server."""
+    messages: list[tuple[Message, ...]] = []
+    stream = SimulatedBackend.stream
+
+    async def record(self, request, receive):
+        messages.append(tuple(request.messages))
+        return await stream(self, request, receive)
+
+    monkeypatch.setattr(SimulatedBackend, "stream", record)
+    return messages
+
+
+def words(messages: list[tuple[Message, ...]]) -> list[list[str]]:
+    return [each[-1].text.split() for each in messages]
+
+
+def test_prompts_of_random_lengths_are_sent(sent):
+    """C8: with the mean, the limits and the prefixes of the flags."""
+    limits = ("--prompt-tokens-min", "30", "--prompt-tokens-max", "50")
+    prefixes = ("--shared-prefix-tokens", "20", "--prefixes", "3")
+    assert 0 == run([*LOAD, *GENERATED, *limits, *prefixes])
+    lengths = [len(each) for each in words(sent)]
+    assert (120, 30, 50) == (len(lengths), min(lengths), max(lengths))
+    assert 40 == pytest.approx(sum(lengths) / len(lengths), abs=2)
+    assert 3 == len({tuple(each[:20]) for each in words(sent)})
+    assert 120 == len({tuple(each) for each in words(sent)})
+
+
+@pytest.mark.parametrize("arguments", [LOAD, (*SEARCH, "--no-confirm")], ids=["load", "capacity"])
+def test_the_same_seed_sends_the_same_prompts(arguments, sent):
+    """C6, R9: two runs send the same, and another seed sends others."""
+    runs = []
+    for seed in ("7", "7", "8"):
+        run([*arguments, *GENERATED, "--seed", seed])
+        runs.append(sorted(map(" ".join, words(sent))))
+        sent.clear()
+    assert runs[0] == runs[1] != runs[2]
+    assert len(runs[0]) == len({*runs[0]}), (
+        "no step and no warm-up sends a prompt again, which a server may have cached"
+    )
+
+
+@pytest.mark.parametrize("question", [GENERATED, ("Why?", "When?")], ids=["generated", "given"])
+def test_users_have_conversations_of_several_turns(question, sent):
+    """C7, C8: each user goes on in its own, and begins anew after its turns."""
+    assert 0 == run(["load", *question, *VIRTUAL, "--users", "1", "--requests", "7", "--turns", "3", "--system", "Hi."])
+    assert [2, 4, 6, 2, 4, 6, 2] == [len(each) for each in sent]
+    assert sent[1][:2] == sent[0]
+    assert {"system"} == {each[0].role for each in sent}
+    sent.clear()
+    assert 0 == run([*SEARCH, "--axis", "users", "--turns", "2", *question])
+    assert {1, 3} == {len(each) for each in sent}
+
+
+def test_answers_to_generated_prompts_are_checked(capsys):
+    """C8: by the requirements that apply to any answer, and by the simulated server's own."""
+    assert 0 == run([*LOAD, *GENERATED, "--slo", "validity=60%"])
+    assert 1 == run([*LOAD, *GENERATED, "--slo", "validity=60%", "--require", "one-of:yes"])
+    assert "validity rate=0% < 60%" in capsys.readouterr().out
+
+
+def test_a_report_names_the_generated_prompts_and_the_turns(tmp_path, capsys):
+    """R14: in every file, and a comparison with other prompts notes it."""
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    users = ("load", *VIRTUAL, "--users", "2", "--duration", "60s", "--turns", "3")
+    run([*users, *GENERATED, "-o", str(paths[0])])
+    assert "questions random prompts of 40 tokens (stdev 8, at least 1)" in (out := capsys.readouterr().out)
+    assert "turns 3" in out
+    run([*users, "--prompt-tokens", "40", "-o", str(paths[1])])
+    capsys.readouterr()
+    run(["report", str(paths[1]), "--against", str(paths[0])])
+    assert "questions was 'random prompts of 40 tokens (stdev 8, at least 1)' and is" in capsys.readouterr().out
+
+
+def test_the_journal_of_other_prompts_is_refused(tmp_path, capsys):
+    """R14: longer prompts are another search."""
+    arguments = [*SEARCH, "--prompt-tokens", "40", "--journal", str(tmp_path / "j")]
+    run(arguments)
+    capsys.readouterr()
+    assert 2 == run(["50" if word == "40" else word for word in arguments])
+    out, err = capsys.readouterr()
+    assert ("", True) == (out, "is of another search" in err)
+    assert "random prompts of 40 tokens" in err
+    assert "random prompts of 50 tokens" in err
+
+
+def test_a_dry_run_counts_the_tokens_of_prompts_by_their_mean(capsys):
+    """And says what it leaves out."""
+    assert 0 == run([*LOAD, *GENERATED, "--depth", "3", "--dry-run"])
+    assert "1 wide, random prompts of 40 tokens (stdev 8, at least 1), backend" in (out := capsys.readouterr().out)
+    assert "at most 360 requests with about 14,400 tokens of prompts, without judges" in out
+    users = ("--users", "2", "--requests", "10", "--turns", "3")
+    assert 0 == run(["load", *VIRTUAL, *users, *GENERATED, "--dry-run"])
+    assert "10 requests with about 400 tokens of prompts, without judges and earlier turns" in capsys.readouterr().out
+    assert 0 == run([*SEARCH, *GENERATED, "--dry-run"])
+    assert "at most 525 to the backend with about 21,000 tokens of prompts" in capsys.readouterr().out
 
 
 # Plans.

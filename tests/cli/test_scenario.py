@@ -1,6 +1,7 @@
 """`sampling load scenario.toml`: several populations from a file."""
 
 import json
+import tomllib
 
 import jsonschema
 import pytest
@@ -128,6 +129,64 @@ def test_questions_traces_and_outputs_are_beside_the_scenario(tmp_path, monkeypa
     assert "3 due = 0 dropped + 3 sent" in capsys.readouterr().out
 
 
+PROMPTS = """
+virtual = true
+backend = "simulated:1"
+duration = "30s"
+prompt-tokens = 40
+prompt-tokens-stdev = 8.5
+
+[[population]]
+name = "chat"
+users = 2
+turns = 3
+shared-prefix-tokens = 10
+prefixes = 2
+
+[[population]]
+name = "given"
+rate = 1
+questions = ["Name a river."]
+
+[[population]]
+name = "batch"
+rate = 1
+prompt-tokens-max = 500
+
+[population.operations.long]
+prompt-tokens = 400
+
+[population.operations.given]
+questions = ["Name a city."]
+"""
+
+
+def test_a_scenario_generates_prompts(tmp_path, capsys):
+    """C8, R14: from keys at the top, of a population or of an operation. The nearest one wins."""
+    path, out = tmp_path / "s.toml", tmp_path / "r.json"
+    path.write_text(PROMPTS, encoding="utf-8")
+    jsonschema.validate(tomllib.loads(PROMPTS), scenario_schema())
+    assert 0 == run(["load", str(path), "--out", str(out)])
+    found = {name: each.about for name, each in read_report(out).populations.items()}
+    normal = "random prompts of 40 tokens (stdev 8.5, at least 1)"
+    assert (f"{normal}, 2 shared prefixes of 10 tokens", 3) == (found["chat"]["questions"], found["chat"]["turns"])
+    assert found["given"]["questions"].startswith("1, ")
+    batch = {name: each["questions"] for name, each in found["batch"]["operations"].items()}
+    assert "random prompts of 400 tokens (stdev 8.5, from 1 to 500)" == batch["long"]
+    assert batch["given"].startswith("1, ")
+    capsys.readouterr()
+    assert 0 == run(["load", str(path), "--dry-run"])
+    assert "chat: rejection, 1 deep × 1 wide, random prompts of 40 tokens" in capsys.readouterr().out
+
+
+def test_questions_at_the_top_give_way_to_generated_prompts(tmp_path):
+    """C8: as a rate at the top gives way to users."""
+    path = tmp_path / "s.toml"
+    path.write_text(f'questions = ["Why?"]\n{POPULATION}prompt-tokens = 9\n', encoding="utf-8")
+    (population,) = read_scenario(path).populations
+    assert ((), 9) == (population.workload.questions, population.workload.prompt_tokens)
+
+
 POPULATION = '[[population]]\nname = "a"\nrate = 1\nduration = 1\nbackend = "simulated"\n'
 
 
@@ -165,6 +224,25 @@ POPULATION = '[[population]]\nname = "a"\nrate = 1\nduration = 1\nbackend = "sim
         (f'{POPULATION}slo = "z.p95=1s"', "population 'a': the SLO limits 'z', but there are no operations"),
         (f"{POPULATION}[population.operations.x]\nrate = 1", "operation 'x' has no key 'rate'"),
         (f'{POPULATION}questions = "none.txt"', "population 'a': questions: can't read"),
+        (
+            f'{POPULATION}questions = ["Why?"]\nprompt-tokens = 9',
+            "population 'a': questions and prompt-tokens contradict each other",
+        ),
+        (
+            f'questions = ["Why?"]\nprompt-tokens = 9\n{POPULATION}',
+            "population 'a': questions and prompt-tokens contradict each other",
+        ),
+        (f"{POPULATION}questions = []", "population 'a': questions is empty: there is nothing to ask"),
+        (f"{POPULATION}prompt-tokens-stdev = 9", "population 'a': prompt-tokens-stdev needs prompt-tokens, the mean"),
+        (f"{POPULATION}prompt-tokens = 0", "population 'a': prompt-tokens must be >= 1, got 0"),
+        (f"{POPULATION}prompt-tokens = 9.5", "prompt-tokens must be a TOML integer, got 9.5"),
+        (
+            f"{POPULATION}prompt-tokens = 9\nprompt-tokens-stdev = 1\nprompt-tokens-min = 9\nprompt-tokens-max = 8",
+            "population 'a': prompt-tokens-max must be >= 9, got 8",
+        ),
+        (f"{POPULATION}turns = 2", "population 'a': turns is for users: only users have conversations"),
+        (f"{POPULATION}[population.operations.x]\nturns = 2", "population 'a': turns is for users"),
+        (f'{POPULATION}workload = "a:b"\nprompt-tokens = 9', "leave out backend, prompt-tokens"),
         (f"virtual = true\nworkers = 2\n{POPULATION}", "workers 2 would start 2 servers of their own"),
     ],
 )
@@ -191,8 +269,6 @@ def test_flags_that_belong_into_the_file_are_refused(scenario, capsys):
 
 def test_the_schema_accepts_scenarios_and_refuses_mistakes(capsys):
     """C8: for editors, on stdout."""
-    import tomllib
-
     assert 0 == run(["load", "--scenario-schema"])
     schema = json.loads(capsys.readouterr().out)
     assert scenario_schema() == schema

@@ -7,8 +7,18 @@ from functools import partial
 import anyio
 import pytest
 
-from sampling import Context, Generation, RejectionSamplingStrategy, Request
-from sampling.load import Arrival, ClosedLoop, LoadReport, LoadRun, OpenLoop, run_load, strategy_workload
+from sampling import Context, FatalError, Generation, RejectionSamplingStrategy, Request
+from sampling.load import (
+    Arrival,
+    ClosedLoop,
+    LoadReport,
+    LoadRun,
+    OpenLoop,
+    current_arrival,
+    mix,
+    run_load,
+    strategy_workload,
+)
 from sampling.testing import cancel_at_every_step, run_virtual
 from tests.load.seeded import LOOPS, run_seeded
 
@@ -191,8 +201,6 @@ def test_a_conversation_accumulates(run):
     lengths: dict[int, list[int]] = defaultdict(list)
 
     async def ask(request: Request) -> Generation:
-        from sampling.load import current_arrival
-
         user = current_arrival().user
         lengths[user].append(len(request.messages))
         assert {f"of {user}"} >= {m.content for m in request.messages if m.role == "assistant"}
@@ -216,6 +224,38 @@ def test_a_conversation_of_several_turns_begins_anew(run):
     assert [1, 3, 5, 1, 3, 5, 1] == lengths
     with pytest.raises(ValueError, match="turns needs conversation=True"):
         strategy_workload(RejectionSamplingStrategy(), ["hi"], None, ask, turns=3)
+
+
+def test_a_conversation_whose_first_request_fails_does_not_continue_the_one_before(run):
+    """C7, C8: the failed request counts as a turn, and the next one has no history."""
+    lengths: list[int] = []
+
+    async def ask(request: Request) -> Generation:
+        lengths.append(len(request.messages))
+        if len(lengths) == 4:
+            raise FatalError("no")
+        return Generation("yes")
+
+    workload = strategy_workload(RejectionSamplingStrategy(), ["hi"], None, ask, conversation=True, turns=3)
+    run(run_load, workload, ClosedLoop(users=1, requests=7))
+    assert [1, 3, 5, 1, 1, 3, 1] == lengths
+
+
+def test_a_conversation_in_a_mix_ends_after_its_turns(run):
+    """C7, C8: also if the other operation has the request that would begin a new one."""
+    turns = 3
+    seen: dict[int, set[str]] = defaultdict(set)
+
+    async def ask(request: Request) -> Generation:
+        number = current_arrival().number
+        earlier = {message.text for message in request.messages if message.role == "assistant"}
+        assert earlier <= seen[number // turns], "nothing of another conversation"
+        seen[number // turns].add(answer := f"answer {number}")
+        return Generation(answer)
+
+    chat = strategy_workload(RejectionSamplingStrategy(), ["hi"], None, ask, conversation=True, turns=turns)
+    report = run(run_load, mix({"chat": (1, chat), "other": (1, Crowd())}), ClosedLoop(users=1, requests=40))
+    assert (40, True) == (report.succeeded, report.operations["chat"].succeeded > 10)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections.abc import Sequence
 
 import attrs
 
@@ -46,8 +45,16 @@ class Lengths:
 
     def draw(self, rng: random.Random) -> int:
         """Return one length."""
-        length = round(rng.gauss(self.mean, self.stdev) if self.stdev else self.mean)
-        return int(min(max(length, self.least), math.inf if self.most is None else self.most))
+        return self._limited(rng.gauss(self.mean, self.stdev) if self.stdev else self.mean)
+
+    def __str__(self) -> str:
+        if not self.stdev:
+            return f"{self._limited(self.mean)} tokens"
+        limits = f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
+        return f"{self.mean:.15g} tokens (stdev {self.stdev:.15g}, {limits})"
+
+    def _limited(self, length: float) -> int:
+        return int(min(max(round(length), self.least), math.inf if self.most is None else self.most))
 
 
 class RandomPrompts:
@@ -61,7 +68,7 @@ class RandomPrompts:
 
     def __init__(self, tokens: Lengths | int, *, shared_prefix_tokens: int = 0, prefixes: int = 1) -> None:
         """
-        Prepare the prefixes.
+        Check the lengths.
 
         Args:
             tokens: The length of a prompt, with its prefix.
@@ -72,20 +79,28 @@ class RandomPrompts:
             prefixes: The number of different prefixes. Each prompt gets one of them at random.
         """
         self._lengths = tokens if isinstance(tokens, Lengths) else Lengths(check_int("tokens", tokens, least=1))
-        shared = check_int("shared_prefix_tokens", shared_prefix_tokens, least=0)
-        numbers = range(check_int("prefixes", prefixes, least=1))
-        self._prefixes: Sequence[list[str]] = [
-            _words(random.Random(derive_seed(0, "prefix", number)), shared)  # noqa: S311 - traffic is no secret
-            for number in numbers
-        ]
+        self._shared = check_int("shared_prefix_tokens", shared_prefix_tokens, least=0)
+        self._count = check_int("prefixes", prefixes, least=1)
+        # Made when first used: many long prefixes would take a while, and a short run uses few of them.
+        self._prefixes: dict[int, list[str]] = {}
 
     def __call__(self, arrival: Arrival) -> str:
         """Return the prompt of an arrival."""
         # A generator of its own, so that the other draws of the arrival stay as they are.
         rng = random.Random(derive_seed(arrival.seed, "prompt"))  # noqa: S311 - traffic is no secret
-        prefix = rng.choice(self._prefixes)
+        prefix = self._prefix(rng.randrange(self._count))
         # At least one word is the prompt's own, so that no two prompts are one question.
         return " ".join([*prefix, *_words(rng, max(self._lengths.draw(rng) - len(prefix), 1))])
+
+    def __str__(self) -> str:
+        shared = f", {self._count} shared prefix{'' if self._count == 1 else 'es'} of {self._shared} tokens"
+        return f"random prompts of {self._lengths}{shared if self._shared else ''}"
+
+    def _prefix(self, number: int) -> list[str]:
+        if number not in self._prefixes:
+            rng = random.Random(derive_seed(0, "prefix", number))  # noqa: S311 - traffic is no secret
+            self._prefixes[number] = _words(rng, self._shared)
+        return self._prefixes[number]
 
 
 def _words(rng: random.Random, count: int) -> list[str]:

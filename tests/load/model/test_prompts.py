@@ -54,6 +54,47 @@ def test_a_strategy_asks_them(run):
 
 
 @pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        (RandomPrompts(100), "random prompts of 100 tokens"),
+        (RandomPrompts(Lengths(9.7, most=8)), "random prompts of 8 tokens"),
+        (RandomPrompts(Lengths(512, stdev=128)), "random prompts of 512 tokens (stdev 128, at least 1)"),
+        (
+            RandomPrompts(Lengths(512, stdev=128, least=16, most=2048), shared_prefix_tokens=200, prefixes=4),
+            "random prompts of 512 tokens (stdev 128, from 16 to 2048), 4 shared prefixes of 200 tokens",
+        ),
+    ],
+)
+def test_a_report_names_them_and_their_settings(prompts, expected, run):
+    """R14: so that runs with other prompts are told apart."""
+
+    async def ask(_request: Request) -> Generation:
+        return Generation("yes")
+
+    workload = strategy_workload(RejectionSamplingStrategy(), prompts, None, ask)
+    assert expected == run(run_load, workload, OpenLoop(rate=2, requests=1)).about["questions"]
+
+
+def test_a_report_names_the_turns_of_a_conversation():
+    """R14: and has nothing about them without a conversation."""
+
+    async def ask(_request: Request) -> Generation:
+        return Generation("yes")
+
+    found = []
+    for settings in ({}, {"conversation": True}, {"conversation": True, "turns": 3}):
+        workload = strategy_workload(RejectionSamplingStrategy(), ["hi"], None, ask, **settings)
+        found.append(workload.describe().get("turns"))
+    assert [None, "unlimited", 3] == found
+
+
+def test_prefixes_are_made_when_they_are_used():
+    """C8: a billion long ones take no time and no memory before the first request."""
+    generate = RandomPrompts(2000, shared_prefix_tokens=1000, prefixes=1_000_000_000)
+    assert {2000} == {len(words) for words in prompts(generate, 3)}
+
+
+@pytest.mark.parametrize(
     ("make", "error", "says"),
     [
         (lambda: RandomPrompts(0), ValueError, "tokens must be >= 1"),
