@@ -1,9 +1,11 @@
 """R4, R14 to R16: what a report says of itself, of tokens, and of a run that was stopped."""
 
 import csv
+import importlib
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 
 import anyio
@@ -18,6 +20,7 @@ from sampling.load import (
     CapacityRun,
     CapacitySettings,
     ClosedLoop,
+    ImportedWorkload,
     LoadRun,
     OpenLoop,
     Slo,
@@ -93,6 +96,23 @@ def test_the_journal_of_another_workload_is_refused(run, tmp_path):
         run(find_capacity, ask("llama"), [10], Slo(p95_s=2.0), journal=journal, **QUICK)
     with pytest.raises(ValueError, match=r"is of another search"):
         run(find_capacity, quick, [10], Slo(p95_s=2.0), journal=journal, **QUICK)
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_the_journal_of_a_workload_whose_code_changed_is_refused(run, tmp_path, monkeypatch, by_name):
+    """R14: a workload of the same name may ask another question today."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def search(question: str):
+        (tmp_path / "asks.py").write_text(f"async def work(arrival):\n    return {question!r} and None\n")
+        monkeypatch.delitem(sys.modules, "asks", raising=False)
+        importlib.invalidate_caches()
+        workload = ImportedWorkload("asks:work") if by_name else importlib.import_module("asks").work
+        return run(find_capacity, workload, [10], Slo(p95_s=2.0), journal=tmp_path / "steps.jsonl", **QUICK)
+
+    assert search("a").steps == search("a").steps
+    with pytest.raises(ValueError, match=r"is of another search: workload was .*'code'"):
+        search("another question")
 
 
 def test_the_journal_of_a_search_with_a_shape_is_resumed(run, tmp_path):

@@ -1,12 +1,15 @@
 """Describe the workload and the environment of a run."""
 
 import hashlib
+import importlib.util
+import inspect
 import json
 import platform
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, cast
 
 import anyio
@@ -31,16 +34,42 @@ def describe_workload(workload: object) -> dict[str, Any]:
     """
     Describe a workload and its target, in JSON types.
 
-    A workload may have a method `describe()` that returns a mapping. Otherwise its name is used.
+    A workload may have a method `describe()` that returns a mapping. Otherwise its name and a digest of its source are
+    used, so that a changed workload is told from the one before.
     """
     if isinstance(workload, ImportedWorkload):
         arguments = json.dumps(workload.arguments, sort_keys=True, default=repr)
         # Arguments may hold keys, so only a digest tells them apart.
-        return {"workload": workload.target, "arguments": None if workload.arguments is None else digest([arguments])}
+        return {
+            "workload": workload.target,
+            "code": _digest_of_module(workload.target.partition(":")[0]),
+            "arguments": None if workload.arguments is None else digest([arguments]),
+        }
     describe = getattr(workload, "describe", None)
     if callable(describe) and not isinstance(workload, type):
         return dict(cast("Mapping[str, Any]", describe()))
-    return {"workload": name_of(workload)}
+    return {"workload": name_of(workload), "code": _digest_of_source(workload)}
+
+
+def _digest_of_source(workload: object) -> str | None:
+    """Return a digest of the source of a function or of an object's class, or None if it is not known."""
+    named: Any = workload if hasattr(workload, "__qualname__") else type(workload)
+    try:
+        return digest([inspect.getsource(named)])
+    except (OSError, TypeError):
+        return None
+
+
+def _digest_of_module(name: str) -> str | None:
+    """Return a digest of the source of a module, or None if it is not known. The module is not imported."""
+    if name.startswith("sampling."):
+        # It is described by the command that uses it.
+        return None
+    try:
+        spec = importlib.util.find_spec(name)
+        return None if spec is None or spec.origin is None else digest([Path(spec.origin).read_text("utf-8")])
+    except (ImportError, OSError, ValueError):
+        return None
 
 
 def describe_run() -> dict[str, Any]:
