@@ -63,8 +63,9 @@ def test_what_is_read_is_never_written(link, tmp_path, capsys):
         (["export", "{0}/q.csv", "--out", "{0}/a.xlsx"], "--out must end in .jsonl, .csv, .parquet"),
     ],
 )  # fmt: skip
-def test_a_file_that_cannot_be_written_is_found_out_before(arguments, complaint, tmp_path, capsys):
+def test_a_file_that_cannot_be_written_is_found_out_before(arguments, complaint, tmp_path, capsys, monkeypatch):
     """One line, exit code 2, and nothing is changed."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "dir.json").mkdir()
     (tmp_path / "q.csv").write_text("Hi?\n")
     assert 2 == run([argument.format(tmp_path) for argument in arguments])
