@@ -15,7 +15,7 @@ import anyio
 from sampling._http.connection import Connection, Payload, Skim, new_connection, system_error
 from sampling._http.dialling import Dialler, shake_hands
 from sampling._http.pool import Pool
-from sampling._http.tls import TlsSettings
+from sampling._http.tls import TlsSettings, refused_client
 from sampling._http.wire import SharedHeaders, WireRequest
 from sampling.errors import BackendError, BadRequest, CertificateInvalid, ConnectFailed
 
@@ -240,4 +240,4 @@ def _header_lines(headers: Mapping[str, str]) -> bytes | None:
 def _translated(error: OSError) -> BackendError:
     if isinstance(error, ssl.SSLCertVerificationError):
         return CertificateInvalid(f"the server's certificate is not valid: {error.verify_message or error.reason}")
-    return ConnectFailed(f"no connection to the server ({system_error(error)})")
+    return refused_client(error) or ConnectFailed(f"no connection to the server ({system_error(error)})")

@@ -16,7 +16,7 @@ from anyio.lowlevel import current_token
 
 from sampling._http.dialling import send_all
 from sampling._http.framing import FramingError, ResponseParser
-from sampling._http.tls import Tls
+from sampling._http.tls import Tls, refused_client
 from sampling.errors import BackendError, ConnectionLost, MalformedResponse
 
 __all__ = ["Connection", "Payload", "new_connection", "system_error"]
@@ -232,7 +232,8 @@ class Connection(ABC):
         try:
             data = self._read_socket()
         except OSError as error:
-            self._fail(ConnectionLost(f"the connection to the server broke ({system_error(error)})"))
+            lost = ConnectionLost(f"the connection to the server broke ({system_error(error)})")
+            self._fail(refused_client(error) or lost)
             return
         if data is None:
             return

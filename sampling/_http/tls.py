@@ -3,7 +3,34 @@
 import ssl
 from collections.abc import Hashable
 
-__all__ = ["Tls", "TlsSettings"]
+from sampling.errors import AuthenticationFailed
+
+__all__ = ["Tls", "TlsSettings", "refused_client"]
+
+_ABOUT_THE_CLIENT = frozenset(
+    {
+        "TLSV13_ALERT_CERTIFICATE_REQUIRED",
+        "SSLV3_ALERT_BAD_CERTIFICATE",
+        "SSLV3_ALERT_CERTIFICATE_EXPIRED",
+        "SSLV3_ALERT_CERTIFICATE_REVOKED",
+        "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
+        "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE",
+        "TLSV1_ALERT_ACCESS_DENIED",
+        "TLSV1_ALERT_UNKNOWN_CA",
+    }
+)
+"""Alerts of a server that does not accept the certificate of its client, or misses it."""
+
+
+def refused_client(error: Exception) -> AuthenticationFailed | None:
+    """Return the error for a server that refused the client's certificate, which no other try changes, else None."""
+    # With TLS 1.3, the client learns of it only after the handshake, when it reads the answer.
+    if not isinstance(error, ssl.SSLError) or error.reason not in _ABOUT_THE_CLIENT:
+        return None
+    return AuthenticationFailed(
+        f"the server does not accept this client without a certificate that it trusts ({error.reason})",
+        hint="Load a client certificate: ssl_context.load_cert_chain(…), and pass it as ssl_context.",
+    )
 
 
 class TlsSettings:

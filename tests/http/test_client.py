@@ -4,7 +4,7 @@ import errno
 import socket
 import ssl
 import traceback
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import anyio.lowlevel
@@ -17,7 +17,8 @@ from sampling._http.client import NativeTransport
 from sampling._http.connection import MAX_BUFFERED_BYTES, READ_BYTES
 from sampling._http.dialling import MAX_AT_ONCE, Turns
 from sampling._http.wire import WireRequest
-from sampling.errors import BadRequest, ConnectFailed, ConnectionLost, MalformedResponse
+from sampling.backends.http._httpcore import HttpcoreTransport
+from sampling.errors import AuthenticationFailed, BadRequest, ConnectFailed, ConnectionLost, MalformedResponse
 from sampling.testing.servers import HostileServer, Pause, Step
 
 KEY = "sk-canary-canary-canary"
@@ -83,6 +84,44 @@ class Tls:
                 await stream.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
 
 
+async def refuse(stream, context):
+    """Do the handshake of a server, send the alert that ends it, and read the rest, so that the alert is not lost."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(incoming, outgoing, server_side=True)
+    refused = False
+    async with stream:
+        with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+            while True:
+                incoming.write(await stream.receive())
+                try:
+                    if not refused:
+                        tls.do_handshake()
+                except ssl.SSLWantReadError:
+                    pass
+                except ssl.SSLError:
+                    refused = True
+                if outgoing.pending:
+                    await stream.send(outgoing.read())
+
+
+async def strict_server(authority):
+    """Return the context manager of a server that trusts only clients of its own authority."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+
+    @asynccontextmanager
+    async def serve():
+        async with listener, anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, lambda stream: refuse(stream, context))
+            yield f"https://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}/v1"  # noqa: S610
+            tasks.cancel_scope.cancel()
+
+    return serve()
+
+
 @pytest.fixture(scope="module")
 def authority():
     return trustme.CA()
@@ -126,6 +165,29 @@ class TestTls:
             assert await ask(client, post(server.url.replace("127.0.0.1", host))) == (200, b"1")
             await client.aclose()
         assert looked_up == [host]
+
+    @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2])
+    @pytest.mark.parametrize("make", [NativeTransport, HttpcoreTransport])
+    async def test_a_refused_client_certificate_is_fatal(self, anyio_backend, authority, make, version):
+        """With TLS 1.3, the server refuses it after the handshake, and another try would be refused as well."""
+        trusted = trusting(authority)
+        trusted.maximum_version = version
+        trustme.CA().issue_cert("client.example").configure_cert(trusted)
+        client = make(ssl_context=trusted, max_connections=10, connect_timeout_s=20.0)
+        async with await strict_server(authority) as url:
+            with pytest.raises(AuthenticationFailed, match="does not accept this client") as raised:
+                await ask(client, post(url))
+            await client.aclose()
+        assert not raised.value.retryable
+        assert "load_cert_chain" in raised.value.hint
+
+    async def test_a_missing_client_certificate_is_fatal(self, anyio_backend, authority):
+        """The error says what the client lacks, not that the connection broke."""
+        client = transport(ssl_context=trusting(authority))
+        async with await strict_server(authority) as url:
+            with pytest.raises(AuthenticationFailed, match="CERTIFICATE_REQUIRED"):
+                await ask(client, post(url))
+            await client.aclose()
 
     async def test_a_large_answer_arrives_whole(self, anyio_backend, authority):
         """Records and reads do not end at the same bytes."""

@@ -14,6 +14,7 @@ import anyio
 import attrs
 import httpcore2
 
+from sampling._http.tls import refused_client
 from sampling._redaction import Secret
 from sampling.backends.http._address import embedded_address
 from sampling.backends.http._transport import WireRequest, WireResponse
@@ -295,12 +296,12 @@ def _translate(error: Exception) -> BackendError:
     if isinstance(error, httpcore2.ProxyError | httpcore2.UnsupportedProtocol) or _is_from_socks(error):
         return _translate_proxy_error(error)
     if isinstance(error, httpcore2.ConnectError | httpcore2.ConnectTimeout):
-        return ConnectFailed(f"no connection to the server ({_system_error(root)})")
+        return refused_client(root) or ConnectFailed(f"no connection to the server ({_system_error(root)})")
     if isinstance(error, httpcore2.LocalProtocolError):
         return BadRequest("the request can't be sent: a header is not valid")
     if isinstance(error, httpcore2.ProtocolError) and not _disconnected(error):
         return MalformedResponse(f"the server does not speak HTTP ({str(root).partition(':')[0]})")
-    return ConnectionLost(f"the connection to the server broke ({_system_error(root)})")
+    return refused_client(root) or ConnectionLost(f"the connection to the server broke ({_system_error(root)})")
 
 
 # The statuses of an HTTP proxy, and httpcore2's words for the replies of a SOCKS proxy, that are not about the client.
