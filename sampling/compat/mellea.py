@@ -98,15 +98,18 @@ class MelleaStrategy(SamplingStrategy):
             context,
             backend,
             validation_ctx=validation_ctx,
-            generate_arguments={"format": format, "tool_calls": tool_calls},
+            format=format,
+            tool_calls=tool_calls,
             model_options=model_options or {},
             stream=self.stream,
         )
+        await call.prepare()
         result = await self.strategy.sample(
             call.question(),
             call.conversation(),
             call.as_backend(self.timeout_s),
-            [call.requirement(one, self.timeout_s) for one in requirements or ()],
+            # Like mellea, check a requirement once that is in the list twice.
+            [call.requirement(one, self.timeout_s) for one in dict.fromkeys(requirements or ())],
             options=call.options(),
             budget=self.budget,
         )

@@ -10,8 +10,11 @@ from anyio.from_thread import start_blocking_portal
 from mellea import MelleaSession
 from mellea.backends import ModelOption
 from mellea.backends.openai import OpenAIBackend
-from mellea.core import CBlock, ModelOutputThunk
+from mellea.backends.tools import MelleaTool
+from mellea.core import CBlock, ImageBlock, ModelOutputThunk, ValidationResult
+from mellea.core import Requirement as MelleaRequirement
 from mellea.core import SamplingResult as MelleaResult
+from mellea.stdlib.components import Instruction, Message
 from mellea.stdlib.context import ChatContext, SimpleContext
 from mellea.stdlib.requirements import req, simple_validate
 from mellea.stdlib.sampling import RejectionSamplingStrategy as MelleasOwn
@@ -19,6 +22,7 @@ from pydantic import BaseModel
 
 from sampling import (
     Budget,
+    BudgetForcingStrategy,
     Diverse,
     EscalationStrategy,
     Hooks,
@@ -33,6 +37,7 @@ from sampling import (
 )
 from sampling.compat.mellea import MelleaStrategy
 from sampling.errors import BadRequest, BudgetExceeded, ServerError
+from sampling.strategies import Thinking
 from sampling.testing import ScriptedBackend
 from sampling.testing.servers import OpenAIServer, Reply
 
@@ -333,3 +338,145 @@ def test_what_the_session_reads():
     strategy = MelleaStrategy(RejectionSamplingStrategy(loop_budget=2, concurrency_budget=3))
     assert (2, 3) == (strategy.loop_budget, strategy.concurrency_budget)
     assert "RejectionSamplingStrategy" in repr(strategy)
+
+
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
+def images_of(body):
+    """Return how many images each message of a request has."""
+    contents = [message["content"] for message in body["messages"]]
+    return [sum(part["type"] == "image_url" for part in one) if isinstance(one, list) else 0 for one in contents]
+
+
+@pytest.mark.parametrize("context", [ChatContext(), SimpleContext()])
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (RepairTemplateStrategy(loop_budget=2), [[1], [1]]),
+        (MultiTurnStrategy(loop_budget=2), [[1], [1, 0, 0]]),
+        (RejectionSamplingStrategy(variation=Diverse(prompts=("Be terse.",))), [[0, 1]]),
+    ],
+)
+async def test_a_question_keeps_its_images(serve, context, strategy, expected):
+    """A repair or a system message does not take the image out of the question."""
+    server = serve("no", "yes")
+    await instruct(session(server, context), "q", strategy, says("yes"), images=[ImageBlock(PIXEL)])
+    assert expected == [images_of(body) for body in asked(server)]
+
+
+async def test_a_repair_keeps_the_tools_of_the_action(serve):
+    """The repaired question offers the tools of the first one."""
+
+    class Looking(Message):
+        def format_for_llm(self):
+            representation = super().format_for_llm()
+            representation.tools = {"look": MelleaTool.from_callable(look)}
+            return representation
+
+    def look(place: str) -> str:
+        """Look at a place."""
+        return place
+
+    server = serve("no", "yes")
+    m = session(server)
+    strategy = MelleaStrategy(RepairTemplateStrategy(loop_budget=2))
+    await m.aact(Looking("user", "q"), requirements=[says("yes")], strategy=strategy, tool_calls=True)
+    await m.backend.aclose()
+    assert [["look"]] * 2 == [[tool["function"]["name"] for tool in body["tools"]] for body in asked(server)]
+
+
+async def test_turns_are_shown_although_the_context_has_no_history(serve):
+    """A SimpleContext would show a model the reasons alone, without the question. The session keeps its context."""
+    server = serve("no", "yes")
+    m = session(server, SimpleContext())
+    await instruct(m, "q", MultiTurnStrategy(loop_budget=2), says("yes"))
+    assert [["user"], ["user", "assistant", "user"]] == [
+        [message["role"] for message in body["messages"]] for body in asked(server)
+    ]
+    assert (SimpleContext, "yes") == (type(m.ctx), m.ctx.last_output().value)
+
+
+async def test_a_bool_is_a_verdict(serve):
+    """A validation function may return what mellea takes the `bool()` of."""
+    is_yes = req("is yes", validation_fn=lambda context: context.last_output().value == "yes")
+    result = await instruct(session(serve("no", "yes")), "q", RejectionSamplingStrategy(loop_budget=2), is_yes)
+    assert (True, "yes") == (result.success, result.value)
+    assert [False, True] == [bool(validations[0][1]) for validations in result.sample_validations]
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), "high"])
+async def test_an_odd_score_decides_nothing(serve, score):
+    """The verdict counts, and the score stays in mellea's result."""
+    scored = req("is scored", validation_fn=lambda _: ValidationResult(True, reason=CBlock("fine"), score=score))
+    result = await instruct(session(serve("yes")), "q", RejectionSamplingStrategy(), scored)
+    assert result.success
+    assert score is result.result_validations[0][1].score
+
+
+async def test_a_blank_description_is_none(serve):
+    """The class names a requirement that says nothing about itself."""
+    blank = req("  ", validation_fn=simple_validate(lambda _: False))
+    result = await instruct(session(serve("no")), "q", RejectionSamplingStrategy(), blank)
+    assert [(blank, False)] == [(requirement, bool(verdict)) for requirement, verdict in result.result_validations]
+
+
+async def test_a_requirement_is_checked_once(serve):
+    """mellea ignores a requirement that is in the list twice."""
+    answers = []
+    counted = req("counts", validation_fn=simple_validate(lambda answer: not answers.append(answer)))
+    await instruct(session(serve("yes")), "q", RejectionSamplingStrategy(), counted, counted)
+    assert ["yes"] == answers
+
+
+@pytest.mark.parametrize("grounded", [False, True])
+async def test_what_is_not_computed_yet_is_awaited(serve, grounded):
+    """A session may go on while an earlier answer is still being generated."""
+    server = serve("first", "yes")
+    m = session(server)
+    first = await m.aact(CBlock("before"), strategy=None, await_result=False)
+    question = Instruction("q", grounding_context={"document": first} if grounded else None)
+    thunk = await m.aact(question, requirements=[says("yes")], strategy=MelleaStrategy(RejectionSamplingStrategy()))
+    await m.backend.aclose()
+    assert "yes" == thunk.value
+    assert ["before", "first"] == [message["content"] for message in asked(server)[-1]["messages"][:2]]
+
+
+class AsksTwice(MelleaRequirement):
+    """A requirement that makes two requests."""
+
+    async def validate(self, backend, ctx, *, format=None, model_options=None):  # noqa: A002 - mellea's name
+        for question in ("one", "two"):
+            thunk, _ = await backend.generate_from_context(CBlock(question), ctx, model_options=model_options)
+            await thunk.avalue()
+        return ValidationResult(True, thunk=thunk)
+
+
+async def test_every_request_of_a_judge_has_its_usage(serve):
+    """The usage of a judge is that of all its requests."""
+    ended = []
+    hooks = Hooks()
+    hooks.on(LoopFinished)(ended.append)
+    server = serve("yes")
+    await instruct(session(server), "q", RejectionSamplingStrategy(hooks=hooks), AsksTwice("asks twice"))
+    assert 3 == len(asked(server))
+    assert 3 * 11 == ended[0].usage.total_tokens
+
+
+async def test_options_by_the_names_of_the_server(serve):
+    """Semantics 13: `seed` and `max_tokens` are options too, and each iteration has a seed of its own."""
+    server = serve("no")
+    strategy = RejectionSamplingStrategy(concurrency_budget=3)
+    await instruct(session(server), "q", strategy, says("yes"), model_options={"seed": 7, "max_tokens": 9})
+    assert [(7, 9), (8, 9), (9, 9)] == sorted((body["seed"], body["max_completion_tokens"]) for body in asked(server))
+
+
+async def test_thoughts_have_a_stop_word_and_no_format(serve):
+    """The stop words and the format of the caller are for the answer that follows."""
+    server = serve("thought", json.dumps({"to": "Rome"}))
+    strategy = BudgetForcingStrategy(Thinking(tokens=1))
+    options = {ModelOption.STOP_SEQUENCES: ["END"]}
+    await instruct(session(server), "q", strategy, format=Flight, model_options=options)
+    *thoughts, answer = asked(server)
+    assert [(["</think>"], False)] * len(thoughts) == [(body["stop"], "response_format" in body) for body in thoughts]
+    assert (["END"], True) == (answer["stop"], "response_format" in answer)
