@@ -3,7 +3,7 @@
 import sys
 from io import TextIOWrapper
 
-from sampling.cli._stdout import reopen_closed_streams
+from sampling.cli._stdout import discard_unwritten_messages, reopen_closed_streams
 from sampling.errors import MissingExtra
 
 __all__ = ["main"]
@@ -24,4 +24,6 @@ def main() -> None:
         # A model may answer with half of a surrogate pair, which no encoding has.
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    raise SystemExit(run())
+    code = run()
+    discard_unwritten_messages()
+    raise SystemExit(code)

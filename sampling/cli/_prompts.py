@@ -1,5 +1,6 @@
 """Read and check the prompts of a file."""
 
+import codecs
 import csv
 import io
 import shutil
@@ -18,6 +19,7 @@ from sampling._text import quoted
 __all__ = ["BadLine", "Prompt", "Prompts"]
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _MAX_SHOWN = 10
 
 
@@ -138,6 +140,10 @@ class Prompts:
                 if text.strip():
                     yield self._prompt(number, text)
             except UnicodeDecodeError as error:
+                if number == 1 and line.startswith(_UTF_16):
+                    # Its line breaks are other bytes, so every line would be reported.
+                    yield BadLine(number, "UTF-16, as some tools on Windows write it: save the file as UTF-8")
+                    return
                 yield BadLine(number, f"not UTF-8 at byte {error.start}")
             except ValueError as error:
                 yield BadLine(number, str(error))

@@ -10,7 +10,15 @@ from collections.abc import Generator
 from contextlib import contextmanager, redirect_stdout
 from typing import TextIO
 
-__all__ = ["ReaderLeft", "only_results", "reopen_closed_streams", "terminal_safe", "write_result"]
+__all__ = [
+    "ReaderLeft",
+    "discard",
+    "discard_unwritten_messages",
+    "only_results",
+    "reopen_closed_streams",
+    "terminal_safe",
+    "write_result",
+]
 
 _KEPT_CONTROLS = frozenset("\n\t")
 # They reorder the text around them, so that a terminal would show something else.
@@ -49,17 +57,25 @@ def write_result(text: str) -> bool:
         stdout.flush()
     except OSError as error:
         # What is left in the buffer would raise again when the interpreter exits.
-        _discard(stdout)
+        discard(stdout)
         if isinstance(error, BrokenPipeError):
             return False
         raise
     return True
 
 
-def _discard(stdout: TextIO) -> None:
+def discard_unwritten_messages() -> None:
+    """Drop what stderr has no room for. The interpreter would fail to write it again, and exit with 120."""
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        discard(sys.stderr)
+
+
+def discard(stream: TextIO) -> None:
     """Send all further output to the null device."""
     try:
-        number = stdout.fileno()
+        number = stream.fileno()
     except (OSError, ValueError):
         return
     null = os.open(os.devnull, os.O_WRONLY)

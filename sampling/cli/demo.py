@@ -1,5 +1,6 @@
 """`sampling demo`: compare seven strategies on the embedded model."""
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated, cast
@@ -17,6 +18,8 @@ from sampling.cli._files import Force, check_output, replacing
 from sampling.cli._flags import usage_errors
 from sampling.cli._paced_backend import PacedBackend
 from sampling.cli._specs import open_backend, parse_backend
+from sampling.cli._stdout import discard
+from sampling.errors import MissingExtra
 from sampling.protocols import StreamingBackend
 from sampling.strategies import RejectionSamplingStrategy
 from sampling.telemetry.call_progress import progress
@@ -62,7 +65,7 @@ def demo(
         test_questions = held_out(questions, seed=seed)
         if svg is not None:
             check_output("--svg", svg, replace=force, protected={})
-    console = Console()
+    console = _Console()
     scores = anyio.run(_run, console, live_question, test_questions)
     console.print(as_markdown(scores) if markdown else as_table(scores, width=console.width), soft_wrap=markdown)
     console.print()
@@ -74,6 +77,15 @@ def demo(
         console.print(f"\nThe chart is in {svg}.")
     _print_conclusion(console, scores)
     return 0
+
+
+class _Console(Console):
+    """A console whose reader may leave, as `head` does. The chart is still written."""
+
+    def on_broken_pipe(self) -> None:
+        """Discard what would be printed, instead of exiting."""
+        self.quiet = True
+        discard(sys.stdout)
 
 
 def _print_conclusion(console: Console, scores: list[Score]) -> None:
@@ -88,10 +100,18 @@ def _print_conclusion(console: Console, scores: list[Score]) -> None:
 
 
 async def _run(console: Console, live_question: Question, test_questions: list[Question]) -> list[Score]:
-    backend = cast("StreamingBackend", parse_backend("llama"))
+    backend = _embedded_model()
     async with open_backend(backend):
         await _show_one_call(console, live_question, backend)
         return await _score_strategies(console, test_questions, backend)
+
+
+def _embedded_model() -> StreamingBackend:
+    try:
+        return cast("StreamingBackend", parse_backend("llama"))
+    except MissingExtra as missing:
+        missing.hint = ""  # it is about --backend, which this command does not have
+        raise
 
 
 async def _show_one_call(console: Console, question: Question, backend: StreamingBackend) -> None:

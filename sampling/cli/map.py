@@ -1,5 +1,6 @@
 """`sampling map`: run one strategy over a file of prompts."""
 
+import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from enum import StrEnum
@@ -84,7 +85,9 @@ class OnError(StrEnum):
 def map_prompts(  # noqa: PLR0913 - each is a flag
     prompts: Annotated[Path, typer.Argument(help="The file of prompts, or - for stdin.")],
     *,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file for answers. Default: stdout.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The file for answers, as JSON lines. Default: stdout.")
+    ] = None,
     force: Force = False,
     resume: Annotated[bool, typer.Option("--resume", help="Resume a run that was stopped.")] = False,
     journal: Annotated[Path | None, typer.Option(help="The journal file. Default: OUT.journal.")] = None,
@@ -333,6 +336,8 @@ class _Files:
             check_output("--out", self.out, replace=force or resume, protected=protected)
         if self.report is not None:
             self._check_report(self.report, journal, replace=force or resume)
+        if self.out is not None and not resume:
+            _check_format(self.out)
 
     def _check_journal(self, journal: Path, *, resume: bool) -> None:
         # Answers that were paid for are never overwritten.
@@ -354,6 +359,14 @@ class _Files:
         if self.journal is None:
             return None
         return Journal(self.journal, on_change="continue" if accept_changes else "refuse")
+
+
+def _check_format(out: Path) -> None:
+    """Raise ValueError if the name of the answers promises another format than they have."""
+    if out.suffix.lower() in {".csv", ".html", ".parquet"}:
+        lines = out.with_suffix(".jsonl")
+        export = shlex.join(["sampling", "export", f"{lines}.journal", "--out", str(out)])
+        raise ValueError(f"--out is written as JSON lines: use --out {shlex.quote(str(lines))}, and then {export}")
 
 
 def _files_of_journal(journal: Path | None) -> dict[str, Path]:

@@ -294,6 +294,22 @@ def test_the_grace_time_ends(server, prompts, tmp_path):
     assert (143, ["k0"]) == (process.returncode, keys_of(out))
 
 
+@pytest.mark.parametrize("keeps_journal", [True, False])
+def test_answers_after_a_prompt_that_hangs_are_written_and_counted(server, prompts, tmp_path, keeps_journal):
+    """What finished after a prompt that was cancelled was paid for, and a run without a journal can't ask the rest."""
+    server.reply = lambda request: echo(request, endless=asked(request) == "say 1", interval_s=0.05)
+    out = tmp_path / "answers.jsonl"
+    flags = ["--out", out] if keeps_journal else []
+    process = started(command(server, prompts(4), *flags, "-k", "4", "--grace", "0.1"))
+    wait_until(lambda: server.completed == 3 and len(server.requests) == 4)
+    process.send_signal(signal.SIGTERM)
+    answers, told = process.communicate(timeout=60)
+
+    found = keys_of(out) if keeps_journal else [json.loads(line)["key"] for line in answers.splitlines()]
+    assert (143, ["k0", "k2", "k3"]) == (process.returncode, found)
+    assert "stopped: 3 of 4 prompts (3 succeeded)" in told
+
+
 # What it may cost.
 
 
@@ -342,6 +358,7 @@ def test_a_dry_run_without_a_limit_says_that_there_is_none(prompts, capsys):
     ("line", "problem"),
     [
         ('{"prompt": "x"', "not JSON: Expecting ',' delimiter"),
+        ('{"prompt": "x', "not JSON: Unterminated string starting at character 11"),
         ('{"promt": "x"}', 'no field "prompt"; found "promt"'),
         ('{"prompt": 3}', 'the field "prompt" must be a string, and is a number'),
         ('{"prompt": " "}', 'the field "prompt" is empty'),
@@ -382,6 +399,29 @@ def test_what_is_no_text_is_named_by_its_line(tmp_path, capsys):
     path.write_bytes(b"\xef\xbb\xbfgood\nb\xe4d\n")
     assert 2 == run(["map", str(path), "--text", "--backend", "simulated"])
     assert "line 2: not UTF-8 at byte 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("flags", [[], ["--text"]])
+def test_a_file_in_utf_16_is_named_as_such(tmp_path, capsys, encoding, flags):
+    """PowerShell writes such files. Every other line of them would be one more riddle."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes('\ufeff"a"\n"b"\n'.encode(encoding))
+    assert 2 == run(["map", str(path), *flags, "--backend", "simulated"])
+    err = capsys.readouterr().err
+    assert f"{path}, line 1: UTF-16, as some tools on Windows write it: save the file as UTF-8" in err
+    assert "has 1 bad line(s)" in err
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".html", ".parquet"])
+def test_answers_are_not_written_under_the_name_of_another_format(prompts, tmp_path, capsys, suffix):
+    """A table of JSON lines would be found out after the run is paid for."""
+    out = tmp_path / f"answers{suffix}"
+    assert 2 == run(["map", str(prompts(1)), "--backend", "simulated", "--out", str(out)])
+    lines = tmp_path / "answers.jsonl"
+    advice = f"use --out {lines}, and then sampling export {lines}.journal --out {out}"
+    assert advice in capsys.readouterr().err
+    assert ["prompts.jsonl"] == [path.name for path in tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,13 @@ def test_a_device_that_refuses_is_named(tmp_path):
         check_output("--out", pipe, replace=False, protected={})
 
 
+def test_the_demo_does_not_advise_a_flag_that_it_does_not_have(monkeypatch, capsys):
+    """Its model needs llama.cpp, and there is no --backend to choose another."""
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    code, line = complaint(capsys, "demo", "--questions", "1")
+    assert (2, "LlamaBackend needs the package 'xllamacpp': pip install \"sampling[llama]\"") == (code, line)
+
+
 def test_a_missing_package_is_bad_configuration(monkeypatch, capsys):
     """R16: the line has the command that installs it, and the exit code is 2."""
     monkeypatch.setitem(sys.modules, "regex", None)

@@ -131,6 +131,14 @@ def test_a_reader_that_leaves_loses_no_report(tmp_path):
     assert isinstance(read_report(out), LoadReport)
 
 
+def test_a_reader_that_leaves_loses_no_chart(tmp_path):
+    """The demo goes on to the end, and its exit code is that of a demo that was read."""
+    pytest.importorskip("xllamacpp")
+    with started("demo", "--questions", "1", "--svg", tmp_path / "chart.svg", stdout=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert (0, True) == (process.wait(timeout=120), (tmp_path / "chart.svg").exists())
+
+
 def test_a_reader_that_leaves_stops_what_would_still_be_paid_for(server, tmp_path):
     """`sampling map … | head -1` sends no further prompts once stdout is closed."""
     prompts = tmp_path / "prompts.txt"
@@ -221,6 +229,18 @@ def test_a_stdout_that_is_full_is_one_line():
         done = finished("sample", "Hi", "--backend", "simulated", stdout=full)
     assert 1 == done.returncode
     assert "sampling: the system refused: No space left on device" == one_line(done.stderr)
+
+
+def test_a_stderr_that_is_full_does_not_change_the_exit_code(prompts, tmp_path, monkeypatch):
+    """The log of a night may be on the disk that is full. The answers are written, and the exit code says so."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # without a buffer, nothing is left to write at the exit
+    out = tmp_path / "answers.jsonl"
+    with (
+        Path("/dev/full").open("w") as full,
+        started("map", prompts, "--backend", "simulated:1", "--out", out, stderr=full) as process,
+    ):
+        assert 0 == process.wait(timeout=120)
+    assert 4 == len(out.read_text().splitlines())
 
 
 TRAFFIC = {
