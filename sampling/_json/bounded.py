@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any, NoReturn
 
-__all__ = ["MAX_BRACKETS", "MAX_DEPTH", "loads"]
+__all__ = ["MAX_BRACKETS", "MAX_DEPTH", "MAX_INT_DIGITS", "loads"]
 
 MAX_DEPTH = 64
 """The deepest allowed nesting of arrays and objects."""
@@ -12,7 +12,8 @@ MAX_DEPTH = 64
 MAX_BRACKETS = 100_000
 """The largest number of brackets, those in strings included."""
 
-_MAX_INT_DIGITS = 300
+MAX_INT_DIGITS = 300
+"""The largest number of digits of an integer."""
 
 # Possessive, with an optional closing quote: no input can cause backtracking.
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
@@ -31,7 +32,7 @@ def loads(text: str, *, max_brackets: int = MAX_BRACKETS) -> Any:
     if brackets > MAX_DEPTH:
         _check_depth(text, brackets, max_brackets)
     # In a short text no number is too long, and the decoder need not ask for each.
-    decoder = _short_decoder if len(text) <= _MAX_INT_DIGITS else _decoder
+    decoder = _short_decoder if len(text) <= MAX_INT_DIGITS else _decoder
     try:
         if text.startswith("{"):
             value, end = decoder.raw_decode(text)
@@ -39,7 +40,8 @@ def loads(text: str, *, max_brackets: int = MAX_BRACKETS) -> Any:
                 return value
         return decoder.decode(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg} at character {error.pos}") from None
+        # Some messages of the decoder end in "at" already.
+        raise ValueError(f"{error.msg.removesuffix(' at')} at character {error.pos}") from None
 
 
 def _check_depth(text: str, brackets: int, max_brackets: int) -> None:
@@ -56,8 +58,8 @@ def _check_depth(text: str, brackets: int, max_brackets: int) -> None:
 
 
 def _bounded_int(digits: str) -> int:
-    if len(digits) > _MAX_INT_DIGITS:
-        raise ValueError(f"a number of more than {_MAX_INT_DIGITS} digits")
+    if len(digits) > MAX_INT_DIGITS:
+        raise ValueError(f"a number of more than {MAX_INT_DIGITS} digits")
     return int(digits)
 
 

@@ -13,14 +13,30 @@ import attrs
 from sampling._arguments import short_repr
 from sampling._json import bounded as bounded_json
 
-__all__ = ["MAX_NUMBER", "dump_value", "encode", "readable", "storable", "storable_numbers"]
+__all__ = [
+    "MAX_INTEGER",
+    "MAX_NUMBER",
+    "dump_value",
+    "encode",
+    "encode_number",
+    "encode_object",
+    "encode_record",
+    "encode_text",
+    "readable",
+    "storable",
+    "storable_numbers",
+]
 
 MAX_NUMBER: Final = 10**15
 """The largest count in a row. SQLite can add up thousands of them."""
 
 _DEEPEST: Final = 20
-_MAX_INT_BITS: Final = 900
-"""Integers of more than 300 digits are not read back."""
+MAX_INTEGER: Final = 2**900 - 1
+"""The largest integer that is stored. Those of more than 300 digits are not read back."""
+
+# The digits before it are excluded, so that a long run of digits is tried once, and not from each of its digits.
+_LONG_NUMBER: Final = re.compile(rf"(?<!\d)\d{{{bounded_json.MAX_INT_DIGITS + 1}}}", re.ASCII)
+"""A number that is not read back, or as many digits in a text."""
 
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 # A value that contains itself raises RecursionError, and is then made storable. Looking for it costs half the time.
@@ -33,16 +49,46 @@ def encode(record: Mapping[str, Any], notes: list[str]) -> str:
 
     What JSON can't hold is replaced, and a note about it is added to `notes`. The record has all notes.
     """
-    try:
-        text = _encode(_with_notes(record, notes))
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        plain = cast("dict[str, Any]", storable(record, "record", notes))
-        text = _encode(_with_notes(plain, notes))
+    return encode_record("", record, notes)
+
+
+def encode_record(encoded: str, others: Mapping[str, Any], notes: list[str]) -> str:
+    """Return a record with fields that are JSON already, and with others. See `encode`."""
+    text = encode_object(encoded, others, notes)
+    if notes:
+        text = encode_object(text[1:-1], {"notes": notes}, [])
     return _escape_brackets(text)
 
 
-def _with_notes(record: Mapping[str, Any], notes: list[str]) -> Mapping[str, Any]:
-    return {**record, "notes": notes} if notes else record
+encode_text: Final = json.encoder.encode_basestring_ascii
+"""Return a str as JSON."""
+
+
+def encode_number(number: float, notes: list[str]) -> str:
+    """Return a number as JSON."""
+    # Not `repr` of every number: those of NumPy have another one, and that of True is not JSON.
+    kind = type(number)
+    if (kind is float and math.isfinite(number)) or (kind is int and -MAX_NUMBER <= number <= MAX_NUMBER):
+        return repr(number)
+    return _encode(storable(number, "number", notes))
+
+
+def encode_object(encoded: str, others: Mapping[str, Any], notes: list[str]) -> str:
+    """
+    Return an object with fields that are JSON already, and with others.
+
+    What JSON can't hold is replaced, and a note about it is added to `notes`.
+    """
+    if not others:
+        return f"{{{encoded}}}"
+    try:
+        text = _encode(others)
+        is_exact = len(text) <= bounded_json.MAX_INT_DIGITS or not _LONG_NUMBER.search(text) or _is_read(text)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        is_exact, text = False, ""
+    if not is_exact:
+        text = _encode(storable(others, "record", notes))
+    return f"{{{encoded},{text[1:]}" if encoded else text
 
 
 def _escape_brackets(text: str) -> str:
@@ -55,8 +101,10 @@ def _escape_brackets(text: str) -> str:
 
 def readable(text: str) -> bool:
     """Return whether a record can be read back."""
-    if text.count("[") + text.count("{") <= bounded_json.MAX_DEPTH:
-        return True
+    return text.count("[") + text.count("{") <= bounded_json.MAX_DEPTH or _is_read(text)
+
+
+def _is_read(text: str) -> bool:
     try:
         bounded_json.loads(text)
     except ValueError:
@@ -128,7 +176,7 @@ def _from_object(value: Any) -> Any:
 
 def _number(value: float, name: str, notes: list[str]) -> float | None:
     if isinstance(value, int):
-        if value.bit_length() <= _MAX_INT_BITS:
+        if abs(value) <= MAX_INTEGER:
             return int(value)
         notes.append(f"{name} is too large, and is not stored")
         return None
@@ -149,17 +197,15 @@ def _from_array(value: Any) -> Any:
         return value
 
 
-def storable_numbers(names: Sequence[str], values: Sequence[float], notes: list[str]) -> list[int]:
-    """Return counts as ints that SQLite can store and add up. The names are for the notes."""
-    numbers = list(map(int, values))
-    if max(numbers) <= MAX_NUMBER:
-        return numbers
+def storable_numbers(names: Sequence[str], values: Sequence[int], notes: list[str]) -> Sequence[int]:
+    """Return counts that SQLite can store and add up. The names are for the notes."""
+    if max(values) <= MAX_NUMBER:
+        return values
     return [_storable_number(value, name, notes) for name, value in zip(names, values, strict=True)]
 
 
-def _storable_number(value: float, name: str, notes: list[str]) -> int:
-    number = int(value)
-    if number <= MAX_NUMBER:
-        return number
+def _storable_number(value: int, name: str, notes: list[str]) -> int:
+    if value <= MAX_NUMBER:
+        return value
     notes.append(f"{name} is {short_repr(value)}, and is stored as {MAX_NUMBER:,}")
     return MAX_NUMBER

@@ -17,7 +17,8 @@ class OutcomeBuffer:
     Outcomes that the reader has not taken yet.
 
     They come out in the order of the items or as they finish.
-    In order, an outcome waits for those of all earlier items. Outcomes after the item that ended the run are dropped.
+    In order, an outcome waits for those of all earlier items, or for the end of the run, because a cancelled item has
+    none. Outcomes after the item that ended the run are dropped.
     """
 
     def __init__(self, *, ordered: bool) -> None:
@@ -47,6 +48,12 @@ class OutcomeBuffer:
             while self._next in self._early and self._next <= self.last:
                 self._ready.append(self._early.pop(self._next))
                 self._next += 1
+        self.wake()
+
+    def close(self) -> None:
+        """Make the outcomes ready that wait for earlier ones, which will not come, and wake the reader."""
+        self._ready.extend(self._early[index] for index in sorted(self._early) if index <= self.last)
+        self._early.clear()
         self.wake()
 
     def take(self) -> ItemOutcome[Any] | None:

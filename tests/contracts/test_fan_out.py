@@ -38,6 +38,7 @@ from sampling import (
 from sampling.errors import JournalMismatch
 from sampling.fanout import FanOutFinished, FanOutStarted, ItemFinished, LocalEngine
 from sampling.testing import After, ScriptedBackend
+from tests.faults.journals import InlineJournal
 
 ONCE = RejectionSamplingStrategy()
 YES = Requirement("says yes", lambda text: text.startswith("yes"))
@@ -264,6 +265,24 @@ class TestApart:
             return [one.result.text for one in result.outcomes]
 
         assert [f"yes caller {n}" for n in range(6)] == run(main)
+
+    @pytest.mark.parametrize("is_journaled", [False, True])
+    def test_an_item_sees_what_its_source_set_for_it(self, run, tmp_path, is_journaled):
+        """F4: the context copy is made when the item is read, though a journal starts it later."""
+        tenant = contextvars.ContextVar("tenant", default="nobody")
+
+        def source():
+            for number in range(6):
+                tenant.set(f"tenant {number}")
+                yield str(number)
+
+        async def backend(request):
+            await anyio.sleep(1)
+            return f"yes {asked(request)} {tenant.get()}"
+
+        journal = InlineJournal(tmp_path / "run.db") if is_journaled else None
+        result = run(fan_out, ONCE, source(), None, backend, max_concurrency=2, journal=journal)
+        assert [f"yes {n} tenant {n}" for n in range(6)] == [one.result.text for one in result.outcomes]
 
     def test_every_item_starts_from_the_same_conversation(self, run):
         """F4: what a multi-turn item adds is its own."""

@@ -14,7 +14,7 @@ from sampling import (
     fan_out,
     open_fan_out,
 )
-from sampling.errors import ConnectFailed, RateLimited
+from sampling.errors import ConnectFailed, JournalWriteFailed, RateLimited
 from tests.faults.journals import InlineJournal, answering, asked, numbers, stored
 
 ONCE = RejectionSamplingStrategy()
@@ -245,6 +245,67 @@ def test_draining_in_an_outage_ends_at_once(run, tmp_path):
     assert "stopped" == status
     assert 20 == pytest.approx(took_s)
     assert set(range(12)) == stored(path).keys()
+
+
+@pytest.mark.parametrize("drained_at", [2.5, 7.5], ids=["before the first error", "during a probe"])
+def test_an_item_whose_call_fails_after_draining_does_not_wait(run, tmp_path, drained_at):
+    """F18: it stays open in the journal, as those that waited already."""
+    path = tmp_path / "run.db"
+
+    async def main():
+        began_at = anyio.current_time()
+
+        async def backend(request):
+            await anyio.sleep(1)
+            if anyio.current_time() - began_at > 2:
+                await anyio.sleep(2)
+                raise ConnectFailed("down")
+            return "yes"
+
+        async def drain(outcomes):
+            await anyio.sleep_until(began_at + drained_at)
+            outcomes.drain()
+
+        opened = open_fan_out(ONCE, numbers(20), None, backend, journal=InlineJournal(path), max_concurrency=4)
+        async with opened as outcomes, anyio.create_task_group() as group:
+            group.start_soon(drain, outcomes)
+            indexes = [outcome.index async for outcome in outcomes]
+        return indexes, opened.status, anyio.current_time() - began_at
+
+    indexes, status, took_s = run(main)
+    assert ([*range(8)], "stopped") == (indexes, status)
+    assert took_s < drained_at + 3
+    assert set(range(8)) == stored(path).keys()
+
+
+class FailingJournal(InlineJournal):
+    """Fails to write from a moment on."""
+
+    broken = False
+
+    async def in_thread(self, work, limiter):
+        if self.broken:
+            raise JournalWriteFailed("disk full")
+        return await super().in_thread(work, limiter)
+
+
+def test_no_item_waits_for_the_end_of_an_outage_if_nothing_can_be_saved(run, tmp_path):
+    """Row 64: the run ends when the journal can't be written, and not ten minutes later."""
+    server, journal = Server((2.5, 10_000)), FailingJournal(tmp_path / "run.db")
+
+    async def break_disk():
+        # The pause is recorded with the first probe.
+        await anyio.sleep(3.5)
+        journal.broken = True
+
+    async def main():
+        async with anyio.create_task_group() as group:
+            group.start_soon(break_disk)
+            with pytest.raises(JournalWriteFailed):
+                await run_all(server, journal=journal)
+        return anyio.current_time() - server.began_at
+
+    assert run(main) < 10
 
 
 class Writer:

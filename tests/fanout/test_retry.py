@@ -1,5 +1,6 @@
 """F18: failed and errored items of a journal can be asked again."""
 
+import anyio
 import pytest
 
 from sampling import Budget, Generation, Journal, RejectionSamplingStrategy, Usage, fan_out
@@ -66,6 +67,27 @@ def test_the_old_outcome_stays_until_there_is_a_new_one(run, mixed):
     resume(run, mixed, answering(), retry={"failed", "errored"}, budget=Budget(requests=6))
     summary = Journal(mixed).summary()
     assert (3, 1, 2) == (summary.succeeded, summary.failed, summary.errored)
+
+
+@pytest.mark.parametrize("on_change", ["refuse", "continue"])
+def test_a_retry_that_was_not_finished_may_be_billed_twice(run, mixed, on_change):
+    """F11: the earlier outcome of the item says nothing about the call that was in flight."""
+
+    async def leave():
+        async def never(request):
+            await anyio.sleep_forever()
+
+        with anyio.move_on_after(5):
+            await fan_out(ONCE, numbers(6), None, never, [YES], journal=InlineJournal(mixed), retry={"failed"})
+
+    run(leave)
+    assert () == resume(run, mixed, answering()).maybe_billed_twice
+    journal = InlineJournal(mixed, on_change=on_change)
+    call = {"journal": journal, "retry": {"failed", "errored"}, "on_error": "continue"}
+    result = run(fan_out, ONCE, numbers(6), None, answering(), [YES], **call)
+    assert (1,) == result.maybe_billed_twice == Journal(mixed).summary().maybe_billed_twice
+    assert {"succeeded": 6, "failed": 0, "errored": 0} == result.counts()
+    assert () == resume(run, mixed, answering()).maybe_billed_twice
 
 
 @pytest.mark.parametrize(

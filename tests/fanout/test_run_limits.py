@@ -5,7 +5,7 @@ import itertools
 import anyio
 import pytest
 
-from sampling import Budget, Generation, RejectionSamplingStrategy, Timeout, Usage, fan_out
+from sampling import Budget, Generation, RejectionSamplingStrategy, Timeout, Usage, fan_out, open_fan_out
 from sampling.testing import After, ScriptedBackend
 from tests.faults.journals import InlineJournal, answering, asked, numbers, stored
 
@@ -51,6 +51,22 @@ def test_an_item_that_hangs_is_errored_and_holds_up_nothing(run):
     assert isinstance(error, Timeout)
     assert "item 2 had no result after 5 s" in str(error)
     assert 6 == pytest.approx(took_s, abs=1.1)
+
+
+def test_a_cancelled_run_hands_out_what_finished_after_an_item_that_hangs(run):
+    """An ordered run does not keep outcomes back for one that will not come."""
+
+    async def backend(request):
+        await anyio.sleep(10_000 if asked(request) == "1" else 1)
+        return "yes"
+
+    async def main():
+        async with open_fan_out(ONCE, numbers(4), None, backend, max_concurrency=4) as outcomes:
+            await anyio.sleep(2)
+            outcomes.cancel()
+            return [outcome.index async for outcome in outcomes]
+
+    assert [0, 2, 3] == run(main)
 
 
 def test_a_spent_budget_ends_an_endless_run(run, tmp_path):

@@ -14,6 +14,8 @@ in a later one, so the number of calls whose outcome could be lost never exceeds
 import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from contextvars import copy_context
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
@@ -69,16 +71,24 @@ class FanOut(Generic[T]):
         self._slots = Slots(arguments.max_concurrency, max_buffered=arguments.max_buffered)
         self._ending = Ending(arguments)
         self._outage = Outage(
-            arguments.outage_grace_s, self._slots.notify, self._has_one_item_left, self._record_pause, self._latest
+            arguments.outage_grace_s, self._after_hold, self._has_one_item_left, self._record_pause, self._latest
         )
         self._announcer = Announcer(arguments)
         self._stack: AsyncExitStack | None = None
         self._entered = False
         self._tasks: TaskGroup
         self._sample: SampleItem
-        self._running: dict[int, anyio.TaskHandle[None]] = {}
+        self._running: dict[int, anyio.TaskHandle[None] | None] = {}
+        """The items in flight, and their tasks. There is none yet for an item whose intent is being written."""
+
+        self._ended = False
+        """Whether the block was left. The writer may still be writing intents then."""
+
         self._over = anyio.Event()
         self._stopping = False
+        self._draining = False
+        """Whether nothing more is to be started, not even an item whose intent is being written."""
+
         self._admitting = True
         self._usage = NO_USAGE
         self._unrecorded = Spent()
@@ -157,8 +167,7 @@ class FanOut(Generic[T]):
             stack.push_async_callback(self._close_journal, session)
             writers = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(session.stop_writer)
-            if not self._announcer.has_item_hooks:
-                session.call_after_batch(self._hand_out_batch)
+            session.call_after_batch(partial(self._after_batch, session=session))
             writers.start_soon(session.run_writer, name="sampling fan-out: journal")
         await self._announcer.emit_started(self.run_id, 0 if session is None else session.state.recorded)
         self._sample = await stack.enter_async_context(arguments.engine.open(self._work()))
@@ -194,6 +203,7 @@ class FanOut(Generic[T]):
 
     async def _end_run(self, error: BaseException | None) -> None:
         """Cancel the items in flight, and close all resources."""
+        self._ended = True
         self._stop_admitting()
         if self._entered and not self._over.is_set():
             self._tasks.cancel_scope.cancel()
@@ -231,10 +241,9 @@ class FanOut(Generic[T]):
         Those in flight finish and are handed out, and then the iteration ends.
         Items that wait for the end of an outage are cancelled, and stay open in the journal.
         """
+        self._draining = True
         self._stop_admitting()
-        for index in self._outage.held:
-            self._ending.cut_short = True
-            self._running[index].cancel()
+        self._cancel_held()
 
     def cancel(self) -> None:
         """
@@ -325,7 +334,7 @@ class FanOut(Generic[T]):
                 break
             digest = 0 if session is None else item_digest(given, source.count)
             if session is None or session.is_new(source.count) or not await self._replay(given, digest, session):
-                self._start(as_item(given, source.count, run_id), digest)
+                self._admit_item(as_item(given, source.count, run_id), digest)
             source.count += 1
         if source.exhausted and session is not None:
             session.check_end(source.count)
@@ -349,10 +358,40 @@ class FanOut(Generic[T]):
             await checkpoint()
         return True
 
-    def _start(self, item: Item[T], digest: int) -> None:
+    def _admit_item(self, item: Item[T], digest: int) -> None:
+        """Start an item. With a journal, it starts when its intent is on disk."""
         self._slots.acquire()
+        if self._session is None:
+            self._start(item, digest)
+        else:
+            self._running[item.index] = None
+            # In the context of now: the source may have set variables for this item.
+            self._session.intend(item, digest, copy_context())
+
+    def _start(self, item: Item[T], digest: int) -> None:
         # The handle cancels this task alone, even before its first step.
         self._running[item.index] = self._tasks.start_soon(self._run_item, item, digest)
+
+    def _start_intended(self, batch: Batch[PendingOutcome], session: Session) -> None:
+        """Start the items whose intents were written, unless the run has ended meanwhile."""
+        goes_on = batch.stored and not self._draining and not self._ended
+        for item, digest, context in batch.intents:
+            if goes_on and item.index < self._ending.cancelled_from:
+                context.run(self._start, item, digest)
+                continue
+            del self._running[item.index]
+            self._slots.release()
+            self._slots.alive -= 1
+            if batch.stored:
+                self._skip(item)
+            else:
+                session.forget(item)
+
+    def _skip(self, item: Item[T]) -> None:
+        """Leave an item open for which nothing was sent."""
+        self._ending.cut_short |= item.index < self._ending.cancelled_from
+        if self._session is not None:
+            self._session.withdraw(item)
 
     def _stop_admitting(self) -> None:
         self._stopping = True
@@ -372,9 +411,10 @@ class FanOut(Generic[T]):
         is_queued = False
         try:
             try:
-                if item.index < self._ending.cancelled_from and (
-                    self._session is None or await self._session.intend(item, digest).on_disk()
-                ):
+                # The run may have ended since this task was started.
+                if self._ended or item.index >= self._ending.cancelled_from:
+                    self._skip(item)
+                else:
                     outcome = await self._sample_item(item, account)
                     if not self._decide(outcome):
                         outcome = None
@@ -404,18 +444,21 @@ class FanOut(Generic[T]):
         if not self._slots.alive:
             self._check_over()
 
-    def _hand_out_batch(self, batch: Batch[PendingOutcome]) -> None:
+    def _after_batch(self, batch: Batch[PendingOutcome], session: Session) -> None:
         """
-        Hand out the outcomes of a batch that is on disk, for their tasks.
+        Start the items of a batch that is on disk, and hand out its outcomes.
 
         No task has to wait for that itself, which would cost as much as writing the outcome.
         """
-        for entry in batch.outcomes:
-            self._slots.alive -= 1
-            if batch.stored:
-                self._buffer.put(entry.outcome)
+        if not self._announcer.has_item_hooks:
+            for entry in batch.outcomes:
+                self._slots.alive -= 1
+                if batch.stored:
+                    self._buffer.put(entry.outcome)
+        self._start_intended(batch, session)
         if not batch.stored:
-            self._stop_admitting()
+            # Outcomes can't be saved any more, so no item waits for the end of an outage.
+            self.drain()
         self._check_over()
 
     async def _sample_item(self, item: Item[T], account: ItemAccount) -> ItemOutcome[T]:
@@ -440,6 +483,18 @@ class FanOut(Generic[T]):
                 return outcome
             first_failed_at = min(first_failed_at, failed_at)
             account.start_another_call(outcome.result)
+
+    def _after_hold(self) -> None:
+        """Make room for another item, or cancel the held ones if the run is to end."""
+        self._slots.notify()
+        if self._draining:
+            self._cancel_held()
+
+    def _cancel_held(self) -> None:
+        """Cancel the items that wait for the end of an outage. They stay open in the journal."""
+        for index in self._outage.held:
+            self._ending.cut_short = True
+            cast("anyio.TaskHandle[None]", self._running[index]).cancel()
 
     def _record_pause(self, pause: Pause) -> None:
         if self._session is not None:
@@ -531,13 +586,13 @@ class FanOut(Generic[T]):
         # A task that has not had its first step would start before the cancellation reaches it, so it checks this.
         self._ending.cancelled_from = min(self._ending.cancelled_from, index + 1)
         for other, handle in self._running.items():
-            if other > index:
+            if other > index and handle is not None:
                 handle.cancel()
 
     def _check_over(self) -> None:
         if not self._admitting and not self._slots.alive:
             self._over.set()
-            self._buffer.wake()
+            self._buffer.close()
 
     def _end_with_crash(self, error: BaseException) -> None:
         """End the run at once, after an interrupt or MemoryError."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from sampling._log import Logger
 from sampling._text import quoted
@@ -56,7 +57,7 @@ class Outage:
         latest: Callable[[], float] = lambda: math.inf,
     ) -> None:
         """
-        Call `notify` when `needs_another_item` may have changed.
+        Call `notify` when an item is held, and when `needs_another_item` may have changed. It may cancel held items.
 
         `is_last` returns whether all other items have ended, and no more will come.
         `record` is called when a pause begins, and again when it is over.
@@ -129,8 +130,9 @@ class Outage:
         self._begin()
         self._of_judge |= of_judge
         self._held.append(index)
-        self._notify()
         try:
+            self._notify()
+            await checkpoint_if_cancelled()
             return await self._wait_for_turn(index, self._number, error)
         finally:
             self._held.remove(index)

@@ -1,8 +1,10 @@
 """`Journal`, the file of a run, and `Session`, its use by one run."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from contextvars import Context as ContextVars
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -25,13 +27,13 @@ from sampling.fanout.journal._notes import BATCH, JournalNotes, NoteStore
 from sampling.fanout.journal._page import read_findings, render_findings
 from sampling.fanout.journal._pauses import Pause
 from sampling.fanout.journal._records import Recorder
+from sampling.fanout.journal._schema import outcome_checksum
 from sampling.fanout.journal._store import (
     ALL_OUTCOMES,
-    Intent,
     JournalState,
     JournalStatus,
+    NewRow,
     OnChange,
-    OutcomeRow,
     RawRow,
     Spent,
     Store,
@@ -237,6 +239,9 @@ class Session:
         self._counts_for_budget = False
         self._is_answered = False
         self._last_slot = -1
+        self._new_from = math.inf
+        """The first index that is certainly not in the file."""
+
         self._warned = False
         # Bound once, because every replayed outcome refers to it.
         self._restore = self._load_record
@@ -270,6 +275,8 @@ class Session:
             with anyio.CancelScope(shield=True):
                 await self._in_thread(store.close)
             raise
+        if self._known_total is None and self._items is None:
+            self._new_from = self.state.last_item + 1
         if budget is not None:
             self._counts_for_budget = True
             self._charge(budget)
@@ -365,7 +372,7 @@ class Session:
 
     def is_new(self, index: int) -> bool:
         """Return whether an item is certainly not in the file, so that no lookup is needed."""
-        return index > self.state.last_item and self._known_total is None and self._items is None
+        return index >= self._new_from
 
     def find(self, given: object, index: int, digest: int) -> int:
         """Return the place of an item in the file. It is the index, unless the items have changed."""
@@ -470,12 +477,13 @@ class Session:
 
     # Write new entries.
 
-    def intend(self, item: Item[Any], digest: int) -> Batch[PendingOutcome]:
-        """Queue the intent to sample an item."""
-        slot = self._slots.get(item.index, item.index)
-        if slot in self.state.interrupted and slot not in self.notes.accounted:
-            self.sampled_again.append(item.index)
-        return self._writer.put_intent(Intent(slot, digest))
+    def intend(self, item: Item[Any], digest: int, context: ContextVars) -> None:
+        """Queue the intent to sample an item. It is to be started in this context when the intent is on disk."""
+        if self.state.interrupted:
+            slot = self._slots.get(item.index, item.index)
+            if slot in self.state.interrupted and slot not in self.notes.accounted:
+                self.sampled_again.append(item.index)
+        self._writer.put_intent((item, digest, context))
 
     def record(self, entry: PendingOutcome) -> Batch[PendingOutcome]:
         """Queue an outcome for writing."""
@@ -486,6 +494,10 @@ class Session:
     def withdraw(self, item: Item[Any]) -> None:
         """Queue the deletion of an item's intent, because nothing was sent for it."""
         self._writer.withdraw_intent(self._slots.get(item.index, item.index))
+        self.forget(item)
+
+    def forget(self, item: Item[Any]) -> None:
+        """Do not report an item as sampled again, because nothing was sent for it."""
         if item.index in self.sampled_again:
             self.sampled_again.remove(item.index)
 
@@ -497,43 +509,36 @@ class Session:
         await self._in_thread(self._write_now, batch)
 
     def _write_now(self, batch: Batch[PendingOutcome]) -> None:
+        slots = self._slots
         self._store.write(
-            batch.intents,
+            [(slots.get(item.index, item.index), digest) for item, digest, _ in batch.intents],
             [self._row(entry) for entry in batch.outcomes],
             batch.withdrawn,
-            positions=self._positions,
             replaced=self._replaced,
             has_notes=self.notes.in_use,
             notes=batch.notes,
         )
 
-    def _row(self, entry: PendingOutcome) -> OutcomeRow:
+    def _row(self, entry: PendingOutcome) -> NewRow:
         item, outcome, spent = entry.item, entry.outcome, entry.spent
-        usage = spent.usage
+        slot = self._slots.get(item.index, item.index)
+        input_tokens, output_tokens, cost, cached, reasoning = spent.usage.numbers()
         notes: list[str] = []
         input_tokens, output_tokens, cached, reasoning, attempts, requests, estimated = storable_numbers(
-            _COUNTS,
-            (
-                usage.input_tokens,
-                usage.output_tokens,
-                usage.cached_input_tokens,
-                usage.reasoning_tokens,
-                spent.attempts,
-                spent.requests,
-                spent.estimated_tokens,
-            ),
-            notes,
+            _COUNTS, (input_tokens, output_tokens, cached, reasoning, *spent[1:]), notes
         )
         record, notes = self._recorder.dump(outcome, item.action, notes, entry.elapsed_s)
-        row = OutcomeRow(
-            self._slots.get(item.index, item.index),
+        if notes:
+            outcome.set_notes(tuple(notes))
+        row = (
+            slot,
             self._store.process,
             item.key,
             entry.digest,
             outcome.status,
             input_tokens,
             output_tokens,
-            float(usage.cost),
+            float(cost),
             attempts,
             requests,
             record,
@@ -541,9 +546,7 @@ class Session:
             reasoning,
             estimated,
         )
-        if notes:
-            outcome.set_notes(tuple(notes))
-        return row
+        return (*row, outcome_checksum(*row), self._positions.get(slot))
 
 
 NOT_OPENED = JournalState(run_id="", recorded=0, last_item=-1, interrupted={}, spent=Spent(), changes=())

@@ -41,12 +41,16 @@ class RecordedItems:
     def __init__(self, recorded: Iterable[RecordedItem], interrupted: Mapping[int, int]) -> None:
         self._by_digest: defaultdict[int, deque[int]] = defaultdict(deque)
         self._by_key: defaultdict[str, list[int]] = defaultdict(list)
-        self._interrupted: dict[int, int] = {digest: slot for slot, digest in interrupted.items()}
+        self._interrupted: defaultdict[int, deque[int]] = defaultdict(deque)
         self._positions: dict[int, int] = {}
         for item in recorded:
             self._by_digest[item.digest].append(item.slot)
             self._by_key[item.key].append(item.slot)
             self._positions[item.slot] = item.position
+        for slot, digest in interrupted.items():
+            # The slot of an item with an outcome is claimed by that.
+            if slot not in self._positions:
+                self._interrupted[digest].append(slot)
         self._unclaimed = set(self._positions)
         self._taken = {*self._positions, *interrupted}
         self._next_free = max(self._taken, default=-1) + 1
@@ -66,8 +70,8 @@ class RecordedItems:
             self._claim(slots[0], index)
             return Match(slots[0], is_answered=False, is_replaced=True)
         for digest in digests:
-            if digest in self._interrupted:
-                return Match(self._interrupted.pop(digest), is_answered=False)
+            if self._interrupted.get(digest):
+                return Match(self._interrupted[digest].popleft(), is_answered=False)
         return Match(self._new_slot(index), is_answered=False)
 
     def _first_unclaimed(self, slots: "deque[int] | None") -> int | None:

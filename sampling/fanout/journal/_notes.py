@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sampling.errors import JournalDamaged
 from sampling.fanout.engines import Note
 from sampling.fanout.items import Item
-from sampling.fanout.journal._schema import checksum
+from sampling.fanout.journal._schema import IS_UNFINISHED, checksum
 
 if TYPE_CHECKING:
     from sampling.fanout.journal._store import Store
@@ -62,15 +62,15 @@ class NoteStore:
 
         Such an engine knows what it sent, so these items are not billed twice, except for those in doubt.
         """
-        in_flight = "SELECT item, life FROM intents WHERE life != ? AND item NOT IN (SELECT item FROM outcomes)"
+        in_flight = f"SELECT item, life FROM intents WHERE life != ? AND {IS_UNFINISHED}"  # noqa: S608 - ours
         with self._store.writing() as database:
             known = {int(name) for (name,) in database.execute("SELECT name FROM notes WHERE kind = ?", (_LIFE,))}
             rows = database.execute(in_flight, (self._store.process,)).fetchall()
             # An item that an engine without notes has started may still be billed twice.
             unknown = {item for item, process in rows if process not in known}
             items = {item for item, _ in rows} - unknown - set(in_doubt)
-            earlier = [(item, self._store.process) for item in items]
-            database.executemany("DELETE FROM intents WHERE item = ? AND life != ?", earlier)
+            known_rows = [row for row in rows if row[0] in items]
+            database.executemany("DELETE FROM intents WHERE item = ? AND life = ?", known_rows)
         return sorted(items)
 
 

@@ -25,7 +25,16 @@ from sampling._serialization.messages import (
     load_generation,
 )
 from sampling._serialization.results import MessageTable, index_of, parse_again, place_of, restore_attempt
-from sampling._serialization.values import dump_value, encode, readable
+from sampling._serialization.values import (
+    MAX_INTEGER,
+    dump_value,
+    encode,
+    encode_number,
+    encode_object,
+    encode_record,
+    encode_text,
+    readable,
+)
 from sampling.fanout.items import Item, ItemOutcome, Restored
 from sampling.messages import Action, Context, Generation, Message
 from sampling.parts import media_of
@@ -37,8 +46,11 @@ __all__ = ["Recorder", "describe_requirement", "own_requirement", "padded_valida
 
 T = TypeVar("T")
 
-_DEFAULTS = (0, 0, 1, 0)
-"""The fields of an attempt that are stored only if they differ: subsample, attempt, requests and tokens saved."""
+_CHECKED = frozenset({"valid", "invalid"})
+"""The outcomes of attempts with an answer that was checked."""
+
+_DEFAULTS = {"subsample": 0, "attempt": 0, "requests": 1, "tokens_saved": 0, "from_cache": False}
+"""The fields of an attempt that are stored only if they differ."""
 
 
 class Recorder:
@@ -77,7 +89,10 @@ class Recorder:
         """
         notes = [*known]
         try:
-            text = encode(_timed(self._dump(outcome, action, notes), elapsed_s), notes)
+            if outcome.error is not None:
+                text = encode(_timed(_dump_errors(outcome.error, notes), elapsed_s), notes)
+            else:
+                text = self._dump_result(cast("SamplingResult[Any]", outcome.result), action, notes)
             if readable(text):
                 return text, notes
             problem = "it is too large or too deeply nested"
@@ -86,36 +101,41 @@ class Recorder:
         notes = [*known, f"only a summary is stored: {short_repr(redact(problem))}"]
         return encode(_timed(_summary_of(outcome), elapsed_s), notes), notes
 
-    def _dump(self, outcome: ItemOutcome[Any], action: Action[Any], notes: list[str]) -> dict[str, Any]:
-        if outcome.error is not None:
-            return _dump_errors(outcome.error, notes)
-        result = cast("SamplingResult[Any]", outcome.result)
-        record = self._dump_result(result, action, notes)
-        if result.best is not None and result.best.value is not None and result.best.value is not result.text:
-            value = dump_value(result.best.value, notes)
-            if value is not None and value != result.text:
-                record["value"] = value
-        return record
-
-    def _dump_result(self, result: SamplingResult[Any], action: Action[Any], notes: list[str]) -> dict[str, Any]:
+    def _dump_result(self, result: SamplingResult[Any], action: Action[Any], notes: list[str]) -> str:
+        # Fields that every record has are formatted. To encode a dict of them takes twice as long.
         messages = _Messages(self._context, action)
         problems = list(result.errors)
-        record: dict[str, Any] = {
-            "success": result.success,
-            "stop_reason": result.stop_reason,
-            "sampling_id": result.sampling_id,
-            "elapsed_s": result.elapsed_s,
-            "max_attempts": result.max_attempts,
-            "best": None if result.best is None else result.best.iteration,
-            "attempts": [self._dump_attempt(attempt, messages, problems) for attempt in result.attempts],
-        }
-        _add_ids(record, result)
+        best, parent_id = result.best, result.parent_id
+        attempts = [
+            self._dump_attempt(attempt, result.sampling_id, messages, problems, notes) for attempt in result.attempts
+        ]
+        fields = (
+            f'"success":{"true" if result.success else "false"},"stop_reason":{encode_text(result.stop_reason)},'
+            f'"sampling_id":{encode_text(result.sampling_id)},"elapsed_s":{encode_number(result.elapsed_s, notes)},'
+            f'"max_attempts":{encode_number(result.max_attempts, notes)},'
+            f'"best":{"null" if best is None else encode_number(best.iteration, notes)},'
+            f'"parent_id":{"null" if parent_id is None else encode_text(parent_id)},"attempts":[{",".join(attempts)}]'
+        )
+        others = self._rare_fields(result, messages, problems, notes)
+        if best is not None and best.value is not None:
+            # A valid answer is parsed again. The value of an invalid one is its text only if there is no parser.
+            text = best.text if best.valid or action.parser is None else None
+            if best.value is not text and (value := dump_value(best.value, notes)) is not None and value != text:
+                others["value"] = value
+        return encode_record(fields, others, notes)
+
+    def _rare_fields(
+        self, result: SamplingResult[Any], messages: "_Messages", problems: Sequence[Exception], notes: list[str]
+    ) -> dict[str, Any]:
+        """Return the fields that most records do not have."""
+        record: dict[str, Any] = {}
+        if len(result.attempts) > 1 and len({attempt.iteration for attempt in result.attempts}) < len(result.attempts):
+            # Each tier of an escalation counts iterations from 1.
+            record["place"] = place_of(result.best, result.attempts)
         if result.stop_detail is not None:
             record["stop_detail"] = result.stop_detail
         if result.agreement is not None:
             record["votes"] = [result.agreement, result.margin]
-        if result.parent_id is not None:
-            record["parent_id"] = result.parent_id
         if messages.new:
             known = messages.known_media()
             record["messages"] = [[message.role, dump_content(message.content, known)] for message in messages.new]
@@ -129,17 +149,24 @@ class Recorder:
             ]
         return record
 
-    def _dump_attempt(self, attempt: Slice[Any], messages: "_Messages", problems: list[Exception]) -> dict[str, Any]:
-        record: dict[str, Any] = {
-            "iteration": attempt.iteration,
-            "outcome": attempt.outcome,
-            "started_s": attempt.started_s,
-            "finished_s": attempt.finished_s,
-        }
-        if (attempt.subsample, attempt.attempt, attempt.requests, attempt.tokens_saved) != _DEFAULTS:
-            record.update(_unusual(attempt))
+    def _dump_attempt(
+        self,
+        attempt: Slice[Any],
+        sampling_id: str,
+        messages: "_Messages",
+        problems: list[Exception],
+        notes: list[str],
+    ) -> str:
+        fields = (
+            f'"iteration":{encode_number(attempt.iteration, notes)},"outcome":{encode_text(attempt.outcome)},'
+            f'"started_s":{encode_number(attempt.started_s, notes)},'
+            f'"finished_s":{encode_number(attempt.finished_s, notes)}'
+        )
         if attempt.generation is not None:
-            record["generation"] = _dump_generation(attempt.generation)
+            fields += f',"generation":{_dump_generation(attempt.generation, notes)}'
+        record = _unusual(attempt)
+        if attempt.iteration_id != iteration_id(sampling_id, attempt.iteration):
+            record["iteration_id"] = attempt.iteration_id
         if attempt.usage is not NO_USAGE and attempt.usage != NO_USAGE:
             record["usage"] = _without_zeros(attempt.usage)
         if attempt.validations:
@@ -149,7 +176,7 @@ class Recorder:
             record["asked"] = numbers
         if isinstance(attempt.error, Exception):
             record["error"] = index_of(attempt.error, problems)
-        return record
+        return encode_object(fields, record, notes)
 
     def _dump_validation(self, validation: Validation, problems: list[Exception]) -> list[Any]:
         about = validation.requirement
@@ -210,7 +237,7 @@ class Recorder:
         return SamplingResult(
             success=record["success"],
             best=best,
-            slices=tuple(one for one in attempts if one.outcome in {"valid", "invalid"}),
+            slices=tuple(one for one in attempts if one.outcome in _CHECKED),
             attempts=attempts,
             errors=tuple(problems[: record.get("raised", 0)]),
             usage=Usage.total(one.usage for one in attempts),
@@ -240,6 +267,8 @@ class Recorder:
         generation = load_generation(record["generation"]) if "generation" in record else None
         tried, after = restore_attempt(item.action, [messages[number] for number in numbers], generation)
         error_index: int | None = record.get("error")
+        # Without a parser, the value of an answer is its text.
+        has_value = item.action.parser is None and record["outcome"] in _CHECKED
         return Slice(
             record["iteration"],
             record.get("iteration_id") or iteration_id(sampling_id, record["iteration"]),
@@ -250,7 +279,7 @@ class Recorder:
             after,
             generation,
             tuple(self._load_validation(one, problems) for one in record.get("validations", ())),
-            None,
+            cast("T", generation.text) if has_value and generation is not None else None,
             None if error_index is None else problems[error_index],
             Usage(*record.get("usage", ())),
             record["started_s"],
@@ -258,6 +287,7 @@ class Recorder:
             record.get("requests", 1),
             record.get("tokens_saved", 0),
             tried,
+            record.get("from_cache", False),
         )
 
     def _load_validation(self, record: Sequence[Any], problems: Sequence[Exception]) -> Validation:
@@ -278,21 +308,16 @@ class Recorder:
         return Requirement(self.recorded[position] if position < len(self.recorded) else "a requirement")
 
 
-def _unusual(attempt: Slice[Any]) -> dict[str, int]:
+def _unusual(attempt: Slice[Any]) -> dict[str, Any]:
     """Return the fields that differ from their defaults."""
-    names = ("subsample", "attempt", "requests", "tokens_saved")
-    values = {name: getattr(attempt, name) for name in names}
-    return {name: value for (name, value), default in zip(values.items(), _DEFAULTS, strict=True) if value != default}
+    # Most attempts have none, and are compared at once.
+    values = (attempt.subsample, attempt.attempt, attempt.requests, attempt.tokens_saved, attempt.from_cache)
+    if values == _DEFAULT_VALUES:
+        return {}
+    return {name: value for (name, default), value in zip(_DEFAULTS.items(), values, strict=True) if value != default}
 
 
-def _add_ids(record: dict[str, Any], result: SamplingResult[Any]) -> None:
-    """Add the ids of an escalation, because each of its tiers counts iterations from 1."""
-    attempts, sampling_id = result.attempts, result.sampling_id
-    if len(attempts) > 1 and len({attempt.iteration for attempt in attempts}) < len(attempts):
-        record["place"] = place_of(result.best, attempts)
-    for place, attempt in enumerate(attempts):
-        if attempt.iteration_id != iteration_id(sampling_id, attempt.iteration):
-            record["attempts"][place]["iteration_id"] = attempt.iteration_id
+_DEFAULT_VALUES = tuple(_DEFAULTS.values())
 
 
 def _best(record: Mapping[str, Any], attempts: Sequence[Slice[T]]) -> Slice[T] | None:
@@ -366,19 +391,19 @@ class _Messages:
         return {part.digest for message in self._first() for part in media_of(message.content)}
 
 
-def _dump_generation(generation: Generation) -> dict[str, Any]:
-    """Return a generation as JSON values, without defaults."""
-    record: dict[str, Any] = {"text": generation.text}
-    if generation.finish_reason != "stop":
-        record["finish_reason"] = generation.finish_reason
+def _dump_generation(generation: Generation, notes: list[str]) -> str:
+    """Return a generation as JSON, without defaults."""
+    fields = f'"text":{encode_text(generation.text)}'
     if generation.model is not None:
-        record["model"] = generation.model
+        fields += f',"model":{encode_text(generation.model)}'
+    others = dump_rare_fields(generation)
+    if generation.finish_reason != "stop":
+        others["finish_reason"] = generation.finish_reason
     if generation.reasoning is not None:
-        record["reasoning"] = generation.reasoning
+        others["reasoning"] = generation.reasoning
     if generation.usage is not NO_USAGE:
-        record["usage"] = dict(zip(_USAGE_NAMES, _without_zeros(generation.usage), strict=False))
-    record.update(dump_rare_fields(generation))
-    return record
+        others["usage"] = dict(zip(_USAGE_NAMES, _without_zeros(generation.usage), strict=False))
+    return encode_object(fields, others, notes)
 
 
 _USAGE_NAMES = tuple(field.name for field in attrs.fields(Usage))
@@ -387,11 +412,12 @@ _USAGE_NAMES = tuple(field.name for field in attrs.fields(Usage))
 def _without_zeros(usage: Usage) -> list[float]:
     """Return the numbers of a usage, without cached and reasoning tokens if there are none."""
     numbers = usage.numbers()
-    return list(numbers if any(numbers[3:]) else numbers[:3])
+    # There is a note on a larger count already, because a row has even smaller ones.
+    return [min(number, MAX_INTEGER) for number in (numbers if any(numbers[3:]) else numbers[:3])]
 
 
 def _value(record: Mapping[str, Any], action: Action[T], best: Slice[T], notes: list[str]) -> T | None:
-    recorded: Any = record.get("value")
+    recorded: Any = record.get("value", best.value)
     if not best.valid or best.text is None:
         return cast("T | None", recorded)
     return parse_again(action, best.text, recorded, notes)

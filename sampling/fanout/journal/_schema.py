@@ -7,10 +7,17 @@ A "life" is one process that worked on the run. An "intent" is an item that was 
 import sqlite3
 import struct
 import zlib
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-__all__ = ["APPLICATION_ID", "VERSION", "checksum", "create_or_migrate", "outcome_checksum"]
+__all__ = [
+    "APPLICATION_ID",
+    "IS_UNFINISHED",
+    "VERSION",
+    "checksum",
+    "create_or_migrate",
+    "intent_checksum",
+    "outcome_checksum",
+]
 
 APPLICATION_ID: Final = 0x53414D50
 """The SQLite application id in the file header: "SAMP"."""
@@ -126,6 +133,12 @@ VERSION: Final = len(_VERSIONS)
 """The version that this library writes. Older files are migrated, newer ones are refused."""
 
 
+IS_UNFINISHED: Final = (
+    "NOT EXISTS (SELECT 1 FROM outcomes WHERE outcomes.item = intents.item AND outcomes.life >= intents.life)"
+)
+"""The condition for intents without an outcome. An earlier outcome of an item that is sampled again does not count."""
+
+
 def create_or_migrate(database: sqlite3.Connection, version: int, *, up_to: int = VERSION) -> None:
     """
     Create the tables, or migrate them to a later version.
@@ -138,26 +151,44 @@ def create_or_migrate(database: sqlite3.Connection, version: int, *, up_to: int 
     )
 
 
-def outcome_checksum(row: Sequence[Any]) -> int:
+def outcome_checksum(  # noqa: PLR0913, PLR0917 - the columns of a row
+    item: int,
+    life: int,
+    key: str,
+    digest: int,
+    status: str,
+    input_tokens: int,
+    output_tokens: int,
+    cost: float,
+    attempts: int,
+    requests: int,
+    record: str,
+    cached: int,
+    reasoning: int,
+    estimated: int,
+) -> int:
     """
     Return the checksum of an outcome.
 
     It is faster than `checksum`, because a resume reads all outcomes.
     """
-    item, life, key, digest, status, input_tokens, output_tokens, cost, attempts, requests, record, *added, _ = row
-    cached, reasoning, estimated = added
     numbers = _NUMBERS(item, life, digest, input_tokens, output_tokens, cost, attempts, requests)
     # Rows from before version 3 or 4 have none of these, and keep their checksums.
     if cached or reasoning:
         numbers += _ADDED(cached, reasoning)
     if estimated:
         numbers += _ESTIMATED(estimated)
-    return zlib.crc32(record.encode("ascii"), zlib.crc32(b"%b%b\0%b" % (numbers, status.encode(), key.encode())))
+    return zlib.crc32(f"{status}\0{key}{record}".encode(), zlib.crc32(numbers))
 
 
 _NUMBERS: Final = struct.Struct("<qqqqqdqq").pack
 _ADDED: Final = struct.Struct("<qq").pack
 _ESTIMATED: Final = struct.Struct("<q").pack
+
+
+def intent_checksum(item: int, life: int, digest: int) -> int:
+    """Return the checksum of an intent: that of `checksum`, in half the time."""
+    return zlib.crc32(f"{item}\0{life}\0{digest}".encode())
 
 
 def checksum(*columns: object) -> int:

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
@@ -22,6 +23,7 @@ import attrs
 from sampling._engine.scope import new_sampling_id
 from sampling._json import bounded as bounded_json
 from sampling._serialization.messages import canonical
+from sampling._serialization.values import MAX_NUMBER
 from sampling.errors import JournalDamaged, JournalError, JournalMismatch, JournalTooNew, JournalWriteFailed
 from sampling.fanout.engines import Note
 from sampling.fanout.items import ItemStatus
@@ -29,14 +31,22 @@ from sampling.fanout.journal._fingerprint import differences
 from sampling.fanout.journal._lock import FileLock, SharedLocks, owner_now
 from sampling.fanout.journal._matching import RecordedItem
 from sampling.fanout.journal._notes import put_notes
-from sampling.fanout.journal._schema import APPLICATION_ID, VERSION, checksum, create_or_migrate, outcome_checksum
+from sampling.fanout.journal._schema import (
+    APPLICATION_ID,
+    IS_UNFINISHED,
+    VERSION,
+    checksum,
+    create_or_migrate,
+    intent_checksum,
+    outcome_checksum,
+)
 from sampling.usage import NO_USAGE, Usage
 
 __all__ = [
     "ALL_OUTCOMES",
-    "Intent",
     "JournalState",
     "JournalStatus",
+    "NewRow",
     "OnChange",
     "OutcomeRow",
     "RawRow",
@@ -66,13 +76,6 @@ _PROCESS_COLUMNS: Final = (
     " other_input_tokens, other_output_tokens, other_cost, other_requests,"
     " other_cached_input_tokens, other_reasoning_tokens, other_estimated_tokens, checksum"
 )
-
-
-class Intent(NamedTuple):
-    """An item that is about to be sampled."""
-
-    item: int
-    digest: int
 
 
 class Spent(NamedTuple):
@@ -117,6 +120,11 @@ class OutcomeRow(NamedTuple):
 RawRow: TypeAlias = tuple[int, int, str, int, ItemStatus, int, int, float, int, int, str, int, int, int, int]
 """An `OutcomeRow` as a plain tuple, as SQLite returns it. Converting a million of them would be slow."""
 
+NewRow: TypeAlias = tuple[
+    int, int, str, int, ItemStatus, int, int, float, int, int, str, int, int, int, int, int | None
+]
+"""A `RawRow` to be written, and the index of its item if that is stored under another number."""
+
 
 @attrs.frozen(kw_only=True)
 class JournalState:
@@ -130,7 +138,11 @@ class JournalState:
     """The highest index with an outcome or an intent, or -1."""
 
     interrupted: Mapping[int, int]
-    """Digests of the items that an earlier process started but did not finish, by index."""
+    """
+    Digests of the items that an earlier process started but did not finish, by index.
+
+    Such an item has an outcome if it was sampled again on purpose, or because its question had changed.
+    """
 
     spent: Spent
     """The amount spent by earlier processes, as far as they could record it."""
@@ -204,13 +216,15 @@ class Store:
         for leftover in (new, *(new.with_name(f"{new.name}{suffix}") for suffix in ("-wal", "-shm", "-journal"))):
             leftover.unlink(missing_ok=True)
         with closing(sqlite3.connect(new, isolation_level=None)) as database:
-            database.execute("PRAGMA synchronous = FULL")
+            # It is synced once, when it is complete. Until then, nothing reads it.
+            database.execute("PRAGMA synchronous = OFF")
             create_or_migrate(database, 0)
             run = (new_sampling_id(), time.time(), canonical(fingerprint))
             database.execute("INSERT INTO run VALUES (1, ?, ?, ?, ?)", (*run, checksum(*run)))
             database.execute("PRAGMA journal_mode = WAL")
+        _sync(new)
         new.replace(self.path)
-        _sync_directory(self.path.parent)
+        _sync(self.path.parent)
 
     def _check_run(
         self, fingerprint: Mapping[str, Any], on_change: OnChange, *, is_new: bool
@@ -247,10 +261,10 @@ class Store:
         return cast("tuple[Any, ...]", self._connection.execute(f"SELECT {sums} FROM {table}").fetchone())  # noqa: S608 - ours
 
     def _interrupted(self) -> dict[int, int]:
-        query = "SELECT item, life, digest, checksum FROM intents WHERE item NOT IN (SELECT item FROM outcomes)"
+        query = f"SELECT item, life, digest, checksum FROM intents WHERE {IS_UNFINISHED}"  # noqa: S608 - ours
         interrupted: dict[int, int] = {}
         for item, process, digest, stored in self._connection.execute(query):
-            if checksum(item, process, digest) != stored:
+            if intent_checksum(item, process, digest) != stored:
                 raise JournalDamaged(f"{self.path} is damaged: the intent of item {item} has a wrong checksum")
             interrupted[item] = digest
         return interrupted
@@ -274,9 +288,10 @@ class Store:
     def _write_process(
         self, ended_s: float | None, status: JournalStatus, items: int | None, error: str | None, unrecorded: Spent
     ) -> None:
-        usage = unrecorded.usage
-        spent = (usage.input_tokens, usage.output_tokens, usage.cost, unrecorded.requests)
-        added = (usage.cached_input_tokens, usage.reasoning_tokens, unrecorded.estimated_tokens)
+        input_tokens, output_tokens, cost, *details = unrecorded.usage.numbers()
+        counts = (input_tokens, output_tokens, unrecorded.requests, *details, unrecorded.estimated_tokens)
+        input_tokens, output_tokens, requests, *added = [min(count, MAX_NUMBER) for count in counts]
+        spent = (input_tokens, output_tokens, float(cost), requests)
         row = (*self._owner, ended_s, status, items, error, *spent, *added)
         places = ", ".join("?" * (len(row) + 1))
         # One statement is one transaction, so the row is never half written.
@@ -300,11 +315,10 @@ class Store:
 
     def write(
         self,
-        intents: Sequence[Intent],
-        outcomes: Sequence[OutcomeRow],
+        intents: Sequence[tuple[int, int]],
+        outcomes: Sequence[NewRow],
         withdrawn: Sequence[int] = (),
         *,
-        positions: Mapping[int, int] | None = None,
         replaced: Collection[int] = (),
         has_notes: bool = False,
         notes: Sequence[Note] = (),
@@ -312,19 +326,18 @@ class Store:
         """
         Write intents and outcomes in one transaction. When it returns, they are on disk.
 
+        `intents` are the numbers and the digests of items that are about to be sampled.
         `withdrawn` are items whose intent of this process is deleted.
-        `positions` are the indexes of items that are stored under another number.
         `replaced` are items that already have an outcome, which is moved to another table.
         `has_notes` says that the engine may have notes on these items, which are deleted with their outcome.
         `notes` are written, too.
         """
         process = self.process
-        indexes = positions or {}
-        again = [(row.item,) for row in outcomes if row.item in replaced]
+        again = [(row[0],) for row in outcomes if row[0] in replaced] if replaced else []
         with self._translate_errors("written"), self._transaction() as database:
             database.executemany(
                 "INSERT INTO intents VALUES (?, ?, ?, ?)",
-                [(item, process, digest, checksum(item, process, digest)) for item, digest in intents],
+                [(item, process, digest, intent_checksum(item, process, digest)) for item, digest in intents],
             )
             if again:
                 chosen = f"SELECT {_OUTCOME_COLUMNS} FROM outcomes WHERE item = ?"  # noqa: S608 - ours
@@ -332,13 +345,14 @@ class Store:
                 database.executemany("DELETE FROM outcomes WHERE item = ?", again)
             database.executemany(
                 f"INSERT INTO outcomes ({_OUTCOME_COLUMNS}, position) VALUES ({', '.join('?' * 16)})",  # noqa: S608 - ours
-                [(*outcome[:-1], outcome_checksum(outcome), indexes.get(outcome.item)) for outcome in outcomes],
+                outcomes,
             )
-            database.executemany(
-                "DELETE FROM intents WHERE item = ? AND life = ?", [(item, process) for item in withdrawn]
-            )
+            if withdrawn:
+                database.executemany(
+                    "DELETE FROM intents WHERE item = ? AND life = ?", [(item, process) for item in withdrawn]
+                )
             if has_notes:
-                database.executemany("DELETE FROM notes WHERE item = ?", [(row.item,) for row in outcomes])
+                database.executemany("DELETE FROM notes WHERE item = ?", [(row[0],) for row in outcomes])
             if notes:
                 put_notes(database, notes)
 
@@ -452,6 +466,8 @@ def connect(path: Path) -> sqlite3.Connection:
     try:
         # With write-ahead logging, lower levels do not sync each commit.
         database.execute("PRAGMA synchronous = FULL")
+        # In pages. A sync takes longer while the log grows, and a run waits for every merge of the log into the file.
+        database.execute("PRAGMA wal_autocheckpoint = 250")
         version = _check_version(database, path)
         if version < VERSION:
             create_or_migrate(database, version)
@@ -512,6 +528,7 @@ def _schema(database: sqlite3.Connection) -> list[tuple[str, str]]:
     return database.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name").fetchall()
 
 
+@cache
 def _schema_of(version: int) -> list[tuple[str, str]]:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as example:
         create_or_migrate(example, 0, up_to=version)
@@ -546,7 +563,7 @@ def check_rows(rows: Sequence[RawRow], path: Path) -> None:
     """Raise JournalDamaged if an outcome has a wrong checksum."""
     for row in rows:
         try:
-            whole = outcome_checksum(row) == row[-1]
+            whole = outcome_checksum(*row[:-1]) == row[-1]
         except (struct.error, AttributeError, UnicodeError):
             # A damaged column may have another type.
             whole = False
@@ -628,8 +645,9 @@ def all_outcomes(database: sqlite3.Connection, path: Path, chunk: int = 1_000) -
             yield OutcomeRow._make(row)._replace(item=index)
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Wait until a file or a directory is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -1,7 +1,8 @@
 """A writer that batches entries. While one transaction is written, the next batch fills up."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, TypeVar
+from contextvars import Context
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import anyio
 import attrs
@@ -9,20 +10,23 @@ from anyio.lowlevel import checkpoint
 
 from sampling.errors import JournalError
 from sampling.fanout.engines import Note
-from sampling.fanout.journal._store import Intent
+from sampling.fanout.items import Item
 
-__all__ = ["Batch", "Writer"]
+__all__ = ["Batch", "Intent", "Writer"]
 
 E = TypeVar("E")
+
+Intent: TypeAlias = tuple[Item[Any], int, Context]
+"""An item that is about to be sampled, its digest, and the context in which it is to be started."""
 
 _MAX_CHECKPOINTS = 16
 """The number of turns that other tasks get to add to a batch before it is written. Each write waits for the disk."""
 
-_MAX_IDLE_CHECKPOINTS = 3
+_MAX_IDLE_CHECKPOINTS = 2
 """
 The number of turns without a new entry after which a batch is written.
 
-More than one, because an outcome frees a slot, then an item is read, and only then its intent is added.
+More than one, because an outcome frees a slot, and only then the next item is read and its intent is added.
 """
 
 
@@ -72,10 +76,10 @@ class Writer(Generic[E]):
         self.unsaved: list[E] = []
         """Outcomes of the failed batch and of all later ones."""
 
-    def put_intent(self, intent: Intent) -> Batch[E]:
+    def put_intent(self, intent: Intent) -> None:
         """Queue the intent to sample an item."""
         self._batch.intents.append(intent)
-        return self._put()
+        self._put()
 
     def put_outcome(self, outcome: E) -> Batch[E]:
         """Queue an outcome. It is written even if the run is cancelled."""
@@ -97,8 +101,14 @@ class Writer(Generic[E]):
         if self.failure is not None:
             self._give_up(batch)
         elif self._wake is not None:
-            self._wake.set()
+            self._wake_up()
         return batch
+
+    def _wake_up(self) -> None:
+        """Wake the writer. It is woken once, though more entries may come before its turn."""
+        if self._wake is not None:
+            self._wake.set()
+            self._wake = None
 
     def _give_up(self, batch: Batch[E]) -> None:
         self.unsaved += batch.outcomes
@@ -113,8 +123,7 @@ class Writer(Generic[E]):
     def close(self) -> None:
         """Let the writer end after its last batch."""
         self._closing = True
-        if self._wake is not None:
-            self._wake.set()
+        self._wake_up()
 
     async def run(self) -> None:
         """Write until closed. Shielded from cancellation, because outcomes were paid for."""
@@ -128,9 +137,8 @@ class Writer(Generic[E]):
         while not self._batch.size:
             if self._closing:
                 return False
-            self._wake = anyio.Event()
-            await self._wake.wait()
-            self._wake = None
+            wake = self._wake = anyio.Event()
+            await wake.wait()
         return True
 
     async def _gather(self) -> None:

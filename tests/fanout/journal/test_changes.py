@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import anyio
 import attrs
 import pytest
 
@@ -92,6 +93,24 @@ def test_every_order_of_items_ends_with_each_asked_once(run, path):
         asked_so_far += questions
         assert answers(keyed(*order)) == exported(path)
     assert ["question d"] == asked_so_far
+
+
+def test_interrupted_items_with_the_same_question_are_each_known(run, path):
+    """F11: each of them may be billed twice, and none is left over in the file."""
+    same = [("same", "question")] * 3
+
+    async def leave():
+        async def never(request):
+            await anyio.sleep_forever()
+
+        with anyio.move_on_after(5):
+            await fan_out(ONCE, same, None, never, journal=InlineJournal(path))
+
+    run(leave)
+    _, result = go_on(run, path, same)
+    summary = Journal(path).summary()
+    assert (0, 1, 2) == result.maybe_billed_twice == summary.maybe_billed_twice
+    assert (3, 0) == (summary.succeeded, summary.interrupted)
 
 
 def test_items_with_the_same_key_are_matched_in_their_order(run, path):

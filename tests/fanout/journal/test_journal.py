@@ -33,7 +33,7 @@ from sampling import (
     fan_out,
     open_fan_out,
 )
-from sampling.backends.layers import Retrying
+from sampling.backends.layers import Cached, Retrying
 from sampling.errors import (
     ErrorFromJournal,
     JournalDamaged,
@@ -49,6 +49,7 @@ from sampling.testing import After, ScriptedBackend
 from tests.faults.journals import YES, InlineJournal, answering, asked, is_whole, numbers, rows, stored
 
 ONCE = RejectionSamplingStrategy()
+NEVER = Requirement("is never good enough", lambda text: False)
 
 
 @attrs.frozen
@@ -121,6 +122,30 @@ class TestWhatComesBack:
         assert 3.0 == error.retry_after_s
         assert isinstance(again.outcomes[0].result.value, River)
         assert first.usage == again.usage
+
+    @pytest.mark.parametrize("parser", [None, str.strip, str.upper, len], ids=["none", "same", "other", "number"])
+    def test_the_value_of_an_invalid_answer_is_restored(self, run, path, parser):
+        """F11: `result.value` is the answer of an item that failed, too."""
+        twice = RejectionSamplingStrategy(loop_budget=2)
+        items = [Action(number, parser) for number in numbers(3)]
+        live, again = (
+            run(fan_out, twice, items, None, answering(default="no"), [NEVER], journal=InlineJournal(path))
+            for _ in range(2)
+        )
+        for one, other in zip(live.outcomes, again.outcomes, strict=True):
+            assert "failed" == one.status
+            assert one.result.value == other.result.value
+            assert other.result.value is not None
+            if parser is None:
+                assert ["no", "no"] == [attempt.value for attempt in other.result.slices]
+
+    def test_an_answer_from_a_cache_is_still_known_as_one(self, run, path):
+        """F11: the latency of such an attempt says nothing about the model."""
+        backend = Cached(answering())
+        run(fan_out, ONCE, numbers(3), None, backend)
+        live, again = (run(fan_out, ONCE, numbers(3), None, backend, journal=InlineJournal(path)) for _ in range(2))
+        for result in (live, again):
+            assert [True] * 3 == [outcome.result.attempts[0].from_cache for outcome in result.outcomes]
 
     def test_errors_come_back_with_their_own_types(self, run, path):
         """F11: our errors and Python's are restored, and others keep their name and message."""
@@ -460,6 +485,116 @@ class TestFile:
 
         with pytest.raises(JournalError, match="nowhere"):
             run(fan_out, ONCE, numbers(3), None, answering(), journal=tmp_path / "nowhere" / "run.db")
+
+
+class SlowJournal(InlineJournal):
+    """Takes a second for everything that a run does with the file."""
+
+    async def in_thread(self, work, limiter):
+        await anyio.sleep(1)
+        return await super().in_thread(work, limiter)
+
+
+class TestIntents:
+    """An item that is about to be sampled is in the file before its call."""
+
+    def test_an_item_is_not_sampled_before_its_intent_is_on_disk(self, run, path):
+        """F11: else a process that is killed in between would not know that it may be billed twice."""
+        seen = []
+
+        async def backend(request):
+            seen.append((int(asked(request)),) in rows(path, "SELECT item FROM intents"))
+            return "yes"
+
+        run(fan_out, ONCE, numbers(7), None, backend, max_concurrency=2, journal=SlowJournal(path))
+        assert [True] * 7 == seen
+
+    @pytest.mark.parametrize("ending", ["halted", "left", "cancelled", "drained"])
+    def test_an_item_that_was_not_started_has_none(self, run, path, ending):
+        """F5: if the run ends while an intent is being written, the item is not sampled, nor said to be in doubt."""
+
+        async def backend(request):
+            # The first answer frees a slot. While the intent of item 2 is written, item 1 ends the run.
+            await anyio.sleep({"0": 1.0, "1": 1.5, "2": 1.0}[asked(request)])
+            sampled.append(asked(request))
+            return "no" if (asked(request), ending) == ("1", "halted") else "yes"
+
+        async def main():
+            call = {"max_concurrency": 2, "on_failure": "halt", "journal": SlowJournal(path)}
+            async with open_fan_out(ONCE, numbers(9), None, backend, [YES], **call) as outcomes:
+                began_at = anyio.current_time()
+                if ending == "halted":
+                    assert [0, 1] == [outcome.index async for outcome in outcomes]
+                else:
+                    # The intents of items 0 and 1 take a second, and item 0 another.
+                    await anyio.sleep_until(began_at + 2.4)
+                    if ending == "cancelled":
+                        outcomes.cancel()
+                        assert [0] == [outcome.index async for outcome in outcomes]
+                    if ending == "drained":
+                        outcomes.drain()
+                        assert [0, 1] == [outcome.index async for outcome in outcomes]
+            return outcomes.status
+
+        sampled = []
+        assert ("halted" if ending == "halted" else "stopped") == run(main)
+        assert "2" not in sampled
+        assert [] == rows(path, "SELECT item FROM intents WHERE item > 1")
+
+    @pytest.mark.parametrize("ending", ["left", "cancelled"])
+    def test_an_item_whose_task_has_not_begun_has_none(self, run, path, ending):
+        """F5: an outcome and the intent of the next item are written together, and its reader may end the run."""
+
+        async def backend(request):
+            sampled.append(int(asked(request)))
+            await anyio.sleep(1 if asked(request) == "0" else 50)
+            return "yes"
+
+        async def main():
+            journal = InlineJournal(path)
+            async with open_fan_out(ONCE, numbers(9), None, backend, max_concurrency=2, journal=journal) as outcomes:
+                async for _ in outcomes:
+                    if ending == "left":
+                        break
+                    outcomes.cancel()
+            return outcomes.status
+
+        sampled = []
+        assert "stopped" == run(main)
+        # Item 2 may have begun or not, as the event loop decides.
+        assert sorted(sampled) == sorted(item for (item,) in rows(path, "SELECT item FROM intents"))
+
+    def test_an_item_whose_intent_could_not_be_written_is_not_said_to_be_sampled_again(self, run, path):
+        """F11: nothing was sent for it, so it is not billed twice."""
+
+        class Full(InlineJournal):
+            async def in_thread(self, work, limiter):
+                if work.func.__name__ == "_write_now":
+                    raise JournalWriteFailed("disk full")
+                return await super().in_thread(work, limiter)
+
+        async def main(journal, backend):
+            with anyio.move_on_after(5):
+                async with open_fan_out(ONCE, numbers(3), None, backend, journal=journal) as outcomes:
+                    async for _ in outcomes:
+                        pass
+            return outcomes.maybe_billed_twice
+
+        async def fail(backend):
+            opened = open_fan_out(ONCE, numbers(3), None, backend, journal=Full(path))
+            with pytest.raises(JournalWriteFailed):
+                async with opened as outcomes:
+                    await outcomes.collect()
+            return opened.maybe_billed_twice
+
+        async def never(request):
+            await anyio.sleep_forever()
+
+        assert () == run(main, InlineJournal(path), never)
+        backend = answering()
+        assert () == run(fail, backend)
+        assert [] == list(backend.requests)
+        assert (0, 1, 2) == run(main, InlineJournal(path), backend)
 
 
 class TestLock:

@@ -11,7 +11,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from sampling import FatalError, Generation, MultiTurnStrategy, Requirement, Usage, fan_out, open_fan_out
-from sampling.errors import ConnectFailed, JournalDamaged
+from sampling.errors import ConnectFailed, JournalDamaged, ServerError
 from sampling.fanout.journal import Journal, export
 from sampling.fanout.journal._page.amounts import clock_time, long_time, short_time
 from sampling.fanout.journal._page.timeline import Durations, Timeline
@@ -121,6 +121,17 @@ def test_a_page_says_how_a_run_went(pages):
     assert 'href="#item-13"' in page
     assert 'id="item-13"' in page
     assert text.count("Attempt 1: invalid") == 2  # the wrong item, and the mended one as one of the slowest
+
+
+def test_an_item_that_raised_shows_its_attempts(run, tmp_path):
+    """The slowest items count the attempts of a call that raised, as the export does, though its record has none."""
+
+    async def broken(_request):
+        await anyio.sleep(1)
+        raise ServerError("broken")
+
+    page = run_all(run, tmp_path / "run.db", [("a", "good")], broken, outage_grace_s=0)
+    assert re.search(r"Slowest items item time status attempts a 2 s errored 2", _text(page))
 
 
 def test_a_page_of_nothing_says_so(pages):

@@ -2,15 +2,18 @@
 
 import math
 import re
+from contextlib import asynccontextmanager
 from decimal import Decimal
 
+import attrs
 import pytest
 
-from sampling import Action, Generation, RateLimited, RejectionSamplingStrategy, Usage, fan_out
+from sampling import Action, Budget, Generation, RateLimited, RejectionSamplingStrategy, Usage, fan_out
 from sampling._serialization.errors import load_error
 from sampling.errors import ErrorFromJournal
+from sampling.fanout.engines import LocalEngine
 from sampling.fanout.journal import export
-from tests.faults.journals import InlineJournal, answering, asked, is_whole, numbers, rows
+from tests.faults.journals import YES, InlineJournal, answering, asked, is_whole, numbers, rows
 
 ONCE = RejectionSamplingStrategy()
 
@@ -142,3 +145,84 @@ def test_counts_beyond_what_sqlite_can_add_are_capped(run, path):
     first, _ = twice(run, path, numbers(20), backend)
     assert "is stored as 1,000,000,000,000,000" in first.outcomes[0].notes[0]
     assert 20 == rows(path, "SELECT count(*) FROM outcomes")[0][0]
+
+
+def test_a_count_that_our_own_reader_refuses_is_stored_as_the_largest_that_it_accepts(run, path):
+    """F15: a journal that can't be read back would lose the answer, too."""
+    backend = answering(default=Generation("yes", Usage(10**400, 3), logprobs=[10**400]))
+    first, again = twice(run, path, numbers(2), backend)
+    assert "input_tokens" in first.outcomes[0].notes[0]
+    for outcome in again.outcomes:
+        assert ("yes", 2**900 - 1) == (outcome.result.text, outcome.result.usage.input_tokens)
+
+
+def test_a_text_of_many_digits_is_stored_as_it_is(run, path):
+    """F15: only numbers have a limit."""
+    digits = "7" * 1_000
+    backend = answering(default=Generation(digits, reasoning=digits, finish_reason=digits))
+    first, again = twice(run, path, numbers(2), backend)
+    for outcome in (*first.outcomes, *again.outcomes):
+        generation = outcome.result.attempts[0].generation
+        assert ((), digits, digits) == (outcome.notes, generation.text, generation.reasoning)
+
+
+def test_unrecorded_counts_beyond_what_sqlite_can_hold_do_not_end_the_run(run, path):
+    """F15: they are those of an item that a budget cut off, and are stored with the process."""
+    backend = answering(default=Generation("no", Usage(2**70, 3)))
+    call = {"journal": InlineJournal(path), "max_concurrency": 1}
+    twice_each = RejectionSamplingStrategy(loop_budget=2)
+    result = run(fan_out, twice_each, numbers(3), None, backend, [YES], budget=Budget(requests=3), **call)
+    assert ("halted", "budget") == (result.status, result.stop_reason)
+    assert [(10**15,)] == rows(path, "SELECT other_input_tokens FROM lives")
+    resumed = run(fan_out, twice_each, numbers(3), None, backend, [YES], **call)
+    assert ["failed"] * 3 == [one.status for one in resumed.outcomes]
+
+
+class Changing(LocalEngine):
+    """An engine that changes its results, as one of a user might."""
+
+    def __init__(self, change):
+        self.change = change
+
+    @asynccontextmanager
+    async def open(self, work):
+        async with super().open(work) as sample:
+
+            async def changed(item):
+                return self.change(await sample(item))
+
+            yield changed
+
+
+class MyFloat(float):
+    """A number that is not shown as JSON, as those of NumPy."""
+
+    def __repr__(self):
+        return f"MyFloat({float(self)})"
+
+
+@pytest.mark.parametrize(
+    ("number", "kept"),
+    [(2, 2), (True, True), (None, None), (math.inf, None), (10**400, None), (-(10**400), None), (MyFloat(3), 3)],
+)
+def test_a_count_that_is_no_plain_number_can_be_read_back(run, path, number, kept):
+    """F15: an engine of a user may return anything."""
+    engine = Changing(lambda result: attrs.evolve(result, max_attempts=number))
+    _, again = twice(run, path, numbers(2), answering(), engine=engine)
+    assert [("yes", kept)] * 2 == [(one.result.text, one.result.max_attempts) for one in again.outcomes]
+
+
+@pytest.mark.parametrize(
+    ("number", "kept"),
+    [(2, 2), (MyFloat(1.5), 1.5), (math.inf, None), (math.nan, None), (Decimal("0.5"), "Decimal('0.5')")],
+)
+def test_a_time_that_is_no_plain_number_can_be_read_back(run, path, number, kept):
+    """F15: an engine of a user may return any number."""
+
+    def change(result):
+        attempts = tuple(attrs.evolve(one, finished_s=number) for one in result.attempts)
+        return attrs.evolve(result, attempts=attempts, elapsed_s=number)
+
+    _, again = twice(run, path, numbers(2), answering(), engine=Changing(change))
+    for outcome in again.outcomes:
+        assert (kept, kept) == (outcome.result.elapsed_s, outcome.result.attempts[0].finished_s)

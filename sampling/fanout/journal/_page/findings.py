@@ -35,6 +35,9 @@ class ShownItem:
     index: int
     key: str
     status: str
+    attempts: int
+    """The number of attempts. The record of an item whose call raised has none of them."""
+
     record: Mapping[str, Any]
 
 
@@ -257,7 +260,8 @@ class _Reading:
 
     @property
     def _shown(self) -> ShownItem:
-        return ShownItem(self._row.item, self._row.key, self._row.status, self._record)
+        row = self._row
+        return ShownItem(row.item, row.key, row.status, row.attempts, self._record)
 
     def _add_error(self, error: Mapping[str, Any], status: str) -> None:
         self._count(self._findings.by_error, error["type"], error["message"], ended=status == "errored")

@@ -167,7 +167,7 @@ def _slowest(findings: Findings) -> Iterator[Markup]:
     slowest = sorted(findings.slowest, key=lambda entry: (-entry[0], -entry[1]))
     if slowest:
         rows = [
-            [item_link(item), short_time(elapsed_s), item.status, f"{len(item.record.get('attempts', ())):,}"]
+            [item_link(item), short_time(elapsed_s), item.status, f"{item.attempts:,}"]
             for elapsed_s, _, item in slowest
         ]
         yield element("h2", "Slowest items")
