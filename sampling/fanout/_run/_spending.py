@@ -18,7 +18,7 @@ class ItemAccount:
     def __init__(self, item_id: str, parent_id: str | None) -> None:
         self._ids = item_id, parent_id
         self._scope = enter_item(*self._ids)
-        self._earlier = Spent()
+        self._earlier: Spent | None = None
         self._began_at = anyio.current_time()
 
     @property
@@ -41,7 +41,7 @@ class ItemAccount:
         else:
             requests = sum([attempt.requests for attempt in result.attempts])
             last = Spent(result.usage, len(result.attempts), requests, self._scope.estimated_tokens)
-        return last if self._earlier == Spent() else self._earlier.plus(last)
+        return last if self._earlier is None else self._earlier.plus(last)
 
 
 def _reported_usage(scope: Scope) -> Usage:

@@ -520,21 +520,21 @@ class Session:
         )
 
     def _row(self, entry: PendingOutcome) -> NewRow:
-        item, outcome, spent = entry.item, entry.outcome, entry.spent
+        item, digest, outcome, (usage, *counts), elapsed_s = entry
         slot = self._slots.get(item.index, item.index)
-        input_tokens, output_tokens, cost, cached, reasoning = spent.usage.numbers()
+        input_tokens, output_tokens, cost, cached, reasoning = usage.numbers()
         notes: list[str] = []
         input_tokens, output_tokens, cached, reasoning, attempts, requests, estimated = storable_numbers(
-            _COUNTS, (input_tokens, output_tokens, cached, reasoning, *spent[1:]), notes
+            _COUNTS, (input_tokens, output_tokens, cached, reasoning, *counts), notes
         )
-        record, notes = self._recorder.dump(outcome, item.action, notes, entry.elapsed_s)
+        record, notes = self._recorder.dump(outcome, item.action, notes, elapsed_s)
         if notes:
             outcome.set_notes(tuple(notes))
         row = (
             slot,
             self._store.process,
             item.key,
-            entry.digest,
+            digest,
             outcome.status,
             input_tokens,
             output_tokens,
