@@ -57,7 +57,8 @@ def encode_record(encoded: str, others: Mapping[str, Any], notes: list[str]) -> 
     text = encode_object(encoded, others, notes)
     if notes:
         text = encode_object(text[1:-1], {"notes": notes}, [])
-    return _escape_brackets(text)
+    # In a short text there are never too many brackets.
+    return text if len(text) <= bounded_json.MAX_BRACKETS else _escape_brackets(text)
 
 
 encode_text: Final = json.encoder.encode_basestring_ascii
@@ -66,11 +67,15 @@ encode_text: Final = json.encoder.encode_basestring_ascii
 
 def encode_number(number: float, notes: list[str]) -> str:
     """Return a number as JSON."""
-    # Not `repr` of every number: those of NumPy have another one, and that of True is not JSON.
-    kind = type(number)
-    if (kind is float and math.isfinite(number)) or (kind is int and -MAX_NUMBER <= number <= MAX_NUMBER):
+    # Not `repr` of every number: those of NumPy have another one, those of True and NaN are not JSON, and an integer
+    # may have too many digits.
+    if type(number) in _PLAIN_NUMBERS and _MIN_NUMBER <= number <= MAX_NUMBER:
         return repr(number)
     return _encode(storable(number, "number", notes))
+
+
+_PLAIN_NUMBERS: Final = frozenset({int, float})
+_MIN_NUMBER: Final = -MAX_NUMBER
 
 
 def encode_object(encoded: str, others: Mapping[str, Any], notes: list[str]) -> str:
@@ -93,8 +98,7 @@ def encode_object(encoded: str, others: Mapping[str, Any], notes: list[str]) -> 
 
 def _escape_brackets(text: str) -> str:
     """Escape brackets in strings, if there are so many in all that the text would not be read back."""
-    # A short text is not counted, because most are.
-    if len(text) <= bounded_json.MAX_BRACKETS or text.count("[") + text.count("{") <= bounded_json.MAX_BRACKETS:
+    if text.count("[") + text.count("{") <= bounded_json.MAX_BRACKETS:
         return text
     return _STRING.sub(lambda match: match[0].replace("[", "\\u005b").replace("{", "\\u007b"), text)
 
@@ -199,8 +203,6 @@ def _from_array(value: Any) -> Any:
 
 def storable_numbers(names: Sequence[str], values: Sequence[int], notes: list[str]) -> Sequence[int]:
     """Return counts that SQLite can store and add up. The names are for the notes."""
-    if max(values) <= MAX_NUMBER:
-        return values
     return [_storable_number(value, name, notes) for name, value in zip(names, values, strict=True)]
 
 

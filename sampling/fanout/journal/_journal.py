@@ -17,7 +17,7 @@ import attrs
 
 from sampling._arguments import short_repr, wrong_type
 from sampling._log import Logger
-from sampling._serialization.values import storable_numbers
+from sampling._serialization.values import MAX_NUMBER, storable_numbers
 from sampling.budgets import Budget
 from sampling.errors import JournalDamaged, JournalError, JournalMismatch
 from sampling.fanout.items import Item, ItemOutcome, ItemStatus, as_item
@@ -27,9 +27,10 @@ from sampling.fanout.journal._notes import BATCH, JournalNotes, NoteStore
 from sampling.fanout.journal._page import read_findings, render_findings
 from sampling.fanout.journal._pauses import Pause
 from sampling.fanout.journal._records import Recorder
-from sampling.fanout.journal._schema import outcome_checksum
+from sampling.fanout.journal._schema import intent_checksum, outcome_checksum
 from sampling.fanout.journal._store import (
     ALL_OUTCOMES,
+    IntentRow,
     JournalState,
     JournalStatus,
     NewRow,
@@ -40,7 +41,7 @@ from sampling.fanout.journal._store import (
     connect_to_read,
     run_of,
 )
-from sampling.fanout.journal._writer import Batch, Writer
+from sampling.fanout.journal._writer import Batch, Intent, Writer
 from sampling.messages import Context, Options
 from sampling.protocols import BackendLike
 from sampling.requirements import Requirement, as_requirements
@@ -509,9 +510,8 @@ class Session:
         await self._in_thread(self._write_now, batch)
 
     def _write_now(self, batch: Batch[PendingOutcome]) -> None:
-        slots = self._slots
         self._store.write(
-            [(slots.get(item.index, item.index), digest) for item, digest, _ in batch.intents],
+            [self._intent_row(intent) for intent in batch.intents],
             [self._row(entry) for entry in batch.outcomes],
             batch.withdrawn,
             replaced=self._replaced,
@@ -519,14 +519,21 @@ class Session:
             notes=batch.notes,
         )
 
+    def _intent_row(self, intent: Intent) -> IntentRow:
+        item, digest, _ = intent
+        slot, process = self._slots.get(item.index, item.index), self._store.process
+        return slot, process, digest, intent_checksum(slot, process, digest)
+
     def _row(self, entry: PendingOutcome) -> NewRow:
-        item, digest, outcome, (usage, *counts), elapsed_s = entry
+        item, digest, outcome, (usage, attempts, requests, estimated), elapsed_s = entry
         slot = self._slots.get(item.index, item.index)
         input_tokens, output_tokens, cost, cached, reasoning = usage.numbers()
+        counts = (input_tokens, output_tokens, cached, reasoning, attempts, requests, estimated)
         notes: list[str] = []
-        input_tokens, output_tokens, cached, reasoning, attempts, requests, estimated = storable_numbers(
-            _COUNTS, (input_tokens, output_tokens, cached, reasoning, *counts), notes
-        )
+        if max(counts) > MAX_NUMBER:
+            input_tokens, output_tokens, cached, reasoning, attempts, requests, estimated = storable_numbers(
+                _COUNTS, counts, notes
+            )
         record, notes = self._recorder.dump(outcome, item.action, notes, elapsed_s)
         if notes:
             outcome.set_notes(tuple(notes))

@@ -40,6 +40,7 @@ from sampling.messages import Action, Context, Generation, Message
 from sampling.parts import media_of
 from sampling.requirements import Requirement, Validation
 from sampling.results import HookFailure, SamplingResult, Slice
+from sampling.strategy import NO_CONTEXT
 from sampling.usage import NO_USAGE, Usage
 
 __all__ = ["Recorder", "describe_requirement", "own_requirement", "padded_validation"]
@@ -61,7 +62,7 @@ class Recorder:
     """
 
     def __init__(self, context: Context | None, requirements: Sequence[Requirement]) -> None:
-        self._context = context or Context()
+        self._context = context or NO_CONTEXT
         self._requirements = tuple(requirements)
         self.recorded: tuple[str, ...] = tuple(requirement.description for requirement in self._requirements)
         """The descriptions that the numbers in records refer to. Those of a resumed run may be others."""
@@ -372,8 +373,10 @@ class _Messages:
 
     def numbers(self, attempt: Slice[Any]) -> list[int] | None:
         """Return the numbers of the messages that an attempt sent, or None if it sent the item unchanged."""
-        tried = attempt.tried
-        if tried is None or (tried.action.content == self._action.content and self._is_known(tried.context)):
+        tried, action = attempt.tried, self._action
+        if tried is None or (tried.action is action and tried.context is self._known):
+            return None
+        if tried.action.content == action.content and self._is_known(tried.context):
             return None
         if self._table is None:
             self._table = MessageTable(self._first())

@@ -44,6 +44,7 @@ from sampling.usage import NO_USAGE, Usage
 
 __all__ = [
     "ALL_OUTCOMES",
+    "IntentRow",
     "JournalState",
     "JournalStatus",
     "NewRow",
@@ -119,6 +120,9 @@ class OutcomeRow(NamedTuple):
 
 RawRow: TypeAlias = tuple[int, int, str, int, ItemStatus, int, int, float, int, int, str, int, int, int, int]
 """An `OutcomeRow` as a plain tuple, as SQLite returns it. Converting a million of them would be slow."""
+
+IntentRow: TypeAlias = tuple[int, int, int, int]
+"""A row of the table `intents`: the number of an item, the process, the digest of the item, and the checksum."""
 
 NewRow: TypeAlias = tuple[
     int, int, str, int, ItemStatus, int, int, float, int, int, str, int, int, int, int, int | None
@@ -315,7 +319,7 @@ class Store:
 
     def write(
         self,
-        intents: Sequence[tuple[int, int]],
+        intents: Sequence[IntentRow],
         outcomes: Sequence[NewRow],
         withdrawn: Sequence[int] = (),
         *,
@@ -326,7 +330,7 @@ class Store:
         """
         Write intents and outcomes in one transaction. When it returns, they are on disk.
 
-        `intents` are the numbers and the digests of items that are about to be sampled.
+        `intents` are the items that are about to be sampled.
         `withdrawn` are items whose intent of this process is deleted.
         `replaced` are items that already have an outcome, which is moved to another table.
         `has_notes` says that the engine may have notes on these items, which are deleted with their outcome.
@@ -335,10 +339,7 @@ class Store:
         process = self.process
         again = [(row[0],) for row in outcomes if row[0] in replaced] if replaced else []
         with self._translate_errors("written"), self._transaction() as database:
-            database.executemany(
-                "INSERT INTO intents VALUES (?, ?, ?, ?)",
-                [(item, process, digest, intent_checksum(item, process, digest)) for item, digest in intents],
-            )
+            database.executemany("INSERT INTO intents VALUES (?, ?, ?, ?)", intents)
             if again:
                 chosen = f"SELECT {_OUTCOME_COLUMNS} FROM outcomes WHERE item = ?"  # noqa: S608 - ours
                 database.executemany(f"INSERT INTO replaced ({_OUTCOME_COLUMNS}) {chosen}", again)

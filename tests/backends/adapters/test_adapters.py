@@ -52,7 +52,7 @@ pytestmark = [
     # Neither the OpenAI client nor what it uses closes the generators that it reads streams with, and trio minds.
     pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning"),
     # trio then closes them in any order, and one that another of them is closing can't be closed.
-    pytest.mark.filterwarnings(r"ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
 ]
 
 of_litellm = [

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.anyio,
     # As in test_adapters.py: the OpenAI client does not close the generators that it reads streams with.
     pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning"),
-    pytest.mark.filterwarnings(r"ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
     # Deprecated ways of using pydantic and the date, in litellm and botocore.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
