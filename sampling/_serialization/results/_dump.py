@@ -1,7 +1,7 @@
 """Convert results to plain JSON."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, cast
 
 import attrs
@@ -15,7 +15,7 @@ from sampling.options import Options
 from sampling.requirements import Requirement, Validation
 from sampling.results import HookFailure, SamplingResult, Slice
 
-__all__ = ["dump_result", "result_to_json"]
+__all__ = ["dump_options", "dump_result", "result_to_json"]
 
 _RESULT_FIELDS: Final = (
     *("success", "stop_reason", "stop_detail", "sampling_id", "parent_id"),
@@ -146,15 +146,7 @@ class _Dump:
         return self._requirements.index(requirement.description)
 
     def _options(self, options: Options) -> dict[str, Any]:
-        record: dict[str, Any] = {}
-        for name, value in options.given().items():
-            if not self._content and name in _OPTIONS_WITH_TEXTS:
-                continue
-            try:
-                record[name] = _redacted(plain_option(name, value))
-            except Exception:  # noqa: BLE001 - a schema is the user's, and may raise anything
-                self._notes.append(f"option {name} is not made of JSON values, and is not stored")
-        return record
+        return dump_options(options, self._notes, without=() if self._content else _OPTIONS_WITH_TEXTS)
 
     def _hook_failure(self, failure: HookFailure) -> dict[str, Any]:
         return {
@@ -168,6 +160,19 @@ class _Dump:
         record = dump_error(error, self._notes)
         # The message may quote the prompt or the answer.
         return record if self._content else {name: record[name] for name in _ERROR_WITHOUT_TEXTS if name in record}
+
+
+def dump_options(options: Options, notes: list[str], without: Collection[str] = ()) -> dict[str, Any]:
+    """Return the options that are set, as JSON values. Anything that looks like a key is masked."""
+    record: dict[str, Any] = {}
+    for name, value in options.given().items():
+        if name in without:
+            continue
+        try:
+            record[name] = _redacted(plain_option(name, value))
+        except Exception:  # noqa: BLE001 - a schema is the user's, and may raise anything
+            notes.append(f"option {name} is not made of JSON values, and is not stored")
+    return record
 
 
 def _is_same(stored: Any, value: Any) -> bool:

@@ -18,7 +18,7 @@ from sampling.results import HookFailure, Outcome, SamplingResult, Slice, StopRe
 from sampling.tools import Tool
 from sampling.usage import Usage
 
-__all__ = ["load_result", "result_from_json"]
+__all__ = ["load_options", "load_result", "result_from_json"]
 
 T = TypeVar("T")
 
@@ -143,7 +143,7 @@ class _Load(Generic[T]):
         return fields.read("generation", lambda data: load_generation({"text": "", **data}))
 
     def _conversation(self, fields: Fields, generation: Generation | None) -> tuple[Attempt[T], Context]:
-        options = fields.read("options", _load_options) if "options" in fields else None
+        options = fields.read("options", load_options) if "options" in fields else None
         if not self._content:
             return Attempt(self._action.with_content(""), Context(), options), Context()
         asked = fields.pick("asked", self._messages)
@@ -200,7 +200,8 @@ def _load_usage(data: Any) -> Usage:
     return usage
 
 
-def _load_options(data: Any) -> Options:
+def load_options(data: Any) -> Options:
+    """Return the options that `dump_options` described."""
     fields = dict(data)
     if "tools" in fields:
         fields["tools"] = [Tool(one["name"], one["description"], one["schema"]) for one in fields["tools"]]

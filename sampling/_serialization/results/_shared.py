@@ -77,7 +77,9 @@ def parse_again(action: Action[T], text: str, recorded: Any, notes: list[str]) -
     try:
         return action.parse(text)
     except Exception as error:  # noqa: BLE001 - the parser is the user's code, and it may have changed since
-        notes.append(f"the value is as recorded, because the answer can't be parsed any more: {type(error).__name__}")
+        note = f"the value is as recorded, because the answer can't be parsed any more: {type(error).__name__}"
+        if note not in notes:
+            notes.append(note)
         return cast("T | None", recorded)
 
 

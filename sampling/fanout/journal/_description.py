@@ -16,11 +16,24 @@ import re
 import struct
 import sys
 import uuid
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import PurePath
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    CodeType,
+    FunctionType,
+    GenericAlias,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    UnionType,
+    WrapperDescriptorType,
+)
 from typing import Any, Final, cast, get_args
 
 import attrs
@@ -28,7 +41,16 @@ import attrs
 from sampling._redaction import looks_like_a_key
 from sampling._serialization.messages import canonical
 from sampling.backends.layers._identity import identity_of
-from sampling.fanout.journal._surroundings import changes_in, is_library, is_own_code, names_in, surroundings_of
+from sampling.fanout.journal._surroundings import (
+    attributes_changed_by,
+    changes_in,
+    is_library,
+    is_own_code,
+    mangled,
+    names_in,
+    surroundings_of,
+    variables_changed_by,
+)
 from sampling.requirements import Requirement
 from sampling.strategy import BaseSamplingStrategy
 from sampling.tools import Tool
@@ -39,16 +61,18 @@ _PYTHON: Final = ".".join(map(str, sys.version_info[:2]))
 CODE: Final = "code of Python "
 """The key of a code digest. Bytecode differs between Python versions, so it is compared within one version only."""
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 """
 The number of this kind of description.
 
 2 leaves out constants of classes, and those of modules in lower case. 3 leaves out the surroundings of functions,
-validators of pydantic models, containers of classes and private settings, and shows secrets.
+validators of pydantic models, containers of classes and private settings, and shows secrets. 4 leaves out the classes
+of enum members and of containers, cached methods and inner classes, and has what a check changes itself.
 """
 
 _CONSTANTS: Final = 3
 _SURROUNDINGS: Final = 4
+_CLASSES: Final = 5
 _DEEPEST: Final = 24
 _MAX_INT_BITS: Final = 4_000
 """Python refuses to write integers of more than 4,300 digits in decimal."""
@@ -79,7 +103,13 @@ _INERT: Final = (
 
 _SECRET_NAME: Final = re.compile(r"(?i)api_?key|secret|passw|token$|authorization|credential|private_?key")
 
+_BUILTIN_METHODS: Final = (MethodDescriptorType, WrapperDescriptorType, MethodWrapperType, ClassMethodDescriptorType)
+"""Methods such as `str.strip`."""
+
 _CONTAINERS: Final = (Mapping, list, tuple, AbstractSet)
+_CHANGED: Final = "changed by the function itself"
+"""The description of a variable in a closure that is no setting, such as a counter."""
+
 _SETTINGS: Final = ("loop_budget", "concurrency_budget", "deterministic", "check_timeout_s", "max_context_chars")
 
 
@@ -94,6 +124,9 @@ class Describer:
 
         self._used: dict[str, Any] = {}
         """What functions and classes use of the program around them, by its place."""
+
+        self._called: set[str] = {"__call__"}
+        """The names of methods that the functions so far may call."""
 
         self._around: list[int] = []
         self._path: list[str] = []
@@ -144,25 +177,50 @@ class Describer:
             del self._path[depth:]
             return self._not_seen(value)
 
-    def _container(self, value: Any) -> Any:  # noqa: PLR0911 - one for each kind
+    def _container(self, value: Any) -> Any:
+        self._use_class_of(value)
         if isinstance(value, enum.Enum):
             return {"class": name_of(type(value)), "member": value.name}
         if isinstance(value, str | int | float):
             return str(value) if isinstance(value, str) else repr(value) if isinstance(value, float) else int(value)
+        if self._as_of >= _CLASSES and type(value).__module__ == "weakref":
+            return {"class": name_of(type(value))}
+        if isinstance(value, (*_CONTAINERS, deque)):
+            return self._members(value)
+        return self._textual(value)
+
+    def _members(self, value: Any) -> Any:
         if isinstance(value, Mapping):
             # The environment differs between machines, and may hold keys.
             items = cast("Iterable[tuple[Any, Any]]", value.items())
             return self._not_seen(value) if value is os.environ else self._mapping(list(items))
-        if isinstance(value, list | tuple):
-            return [self._part(str(place), item) for place, item in enumerate(cast("Iterable[Any]", value))]
         if isinstance(value, AbstractSet):
             members = [self.describe(item) for item in cast("Iterable[Any]", value)]
             return {"class": _class_name(value), "members": sorted(members, key=canonical)}
+        if isinstance(value, deque) and self._as_of < _CLASSES:
+            return self._not_seen(value)
+        return [self._part(str(place), item) for place, item in enumerate(cast("Iterable[Any]", value))]
+
+    def _textual(self, value: Any) -> Any:
         if isinstance(value, bytes | bytearray):
             return {"class": name_of(type(value)), "sha256": hashlib.sha256(value).hexdigest()[:16]}
         if isinstance(value, _TEXTUAL) or type(value).__module__ == "typing":
             return {"class": _class_name(value), "value": repr(cast("object", value))}
+        if isinstance(value, GenericAlias | UnionType) and self._as_of >= _CLASSES:
+            self._use_types([value])
+            return {"class": name_of(type(value)), "value": repr(value)}
         return self._object(value)
+
+    def _use_class_of(self, value: Any) -> None:
+        """Note the class of a value that is described by its content, and its attributes."""
+        kind: type[Any] = value.__class__
+        if self._as_of < _CLASSES or not is_own_code(kind.__module__) or not _is_described_by_content(kind):
+            return
+        self._use_class(kind)
+        state = attributes_changed_by(kind, self._called)
+        attributes = {name: one for name, one in getattr(value, "__dict__", {}).items() if name not in state}
+        if attributes and not isinstance(value, enum.Enum):
+            self._used.setdefault(f"{'.'.join(self._path)} attributes", attributes)
 
     def _mapping(self, pairs: list[tuple[Any, Any]]) -> Any:
         described = {str(key): self._part(str(key), item) for key, item in pairs}
@@ -182,6 +240,8 @@ class Describer:
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, functools.partial | FunctionType | MethodType | BuiltinFunctionType):
+            return self.function(value)
+        if self._as_of >= _CLASSES and (isinstance(value, _BUILTIN_METHODS) or _is_cache(value) or _is_getter(value)):
             return self.function(value)
         if type(value).__module__.partition(".")[0] in _INERT:
             return {"class": name_of(type(value))}
@@ -241,12 +301,16 @@ class Describer:
         if attributes is None:
             return self._not_seen(value)
         described: dict[str, Any] = {"class": name_of(kind)}
+        # What a check changes itself is its state, which differs from call to call.
+        state = attributes_changed_by(kind, self._called) if self._as_of >= _CLASSES else ()
         for name, attribute in sorted(attributes.items()):
-            described[f".{name}"] = self._part(name, attribute)
+            if name not in state:
+                described[f".{name}"] = self._part(name, attribute)
         return {**described, **self._methods(kind)}
 
     def _class(self, kind: type[Any]) -> dict[str, Any]:
         described: dict[str, Any] = {"name": name_of(kind)}
+        metaclass: type[Any] = type(kind)
         fields: Any = attrs.fields(kind) if attrs.has(kind) else ()
         if dataclasses.is_dataclass(kind):
             fields = dataclasses.fields(kind)
@@ -255,10 +319,15 @@ class Describer:
             self._use_types(field.type for field in fields)
         if issubclass(kind, enum.Enum):
             described["members"] = [[member.name, self.describe(member.value)] for member in kind]
+        if self._as_of >= _CLASSES:
+            self._use_class(metaclass)
+            described.update(_fields_of_tuple(kind))
         return {**described, **self._methods(kind)}
 
     def _methods(self, kind: type[Any]) -> dict[str, Any]:
         """Describe the code of a class, as far as it is the user's."""
+        for one in kind.__mro__:
+            self._use_inner_classes(one)
         members = {
             name: self._plain_method(member)
             for one in reversed(kind.__mro__)
@@ -282,16 +351,34 @@ class Describer:
             return False
         if _is_constant(name, member) or self._as_of < _SURROUNDINGS or issubclass(kind, enum.Enum):
             return _is_constant(name, member)
-        is_own = is_own_code(type(member).__module__) and not hasattr(member, "__get__")
+        is_own = is_own_code(type(member).__module__)
+        if self._as_of < _CLASSES:
+            is_own = is_own and not hasattr(member, "__get__")
+        elif type(member).__module__ == "functools":
+            # A cached property, or a method that is cached or has some of its arguments.
+            return True
         return (isinstance(member, _CONTAINERS) or is_own) and name not in _changed_attributes(kind)
 
     def _use_types(self, annotations: Iterable[Any]) -> None:
         """Note the classes of the program in the types of fields."""
         if self._as_of >= _SURROUNDINGS:
             for kind in annotations:
-                if isinstance(kind, type) and is_own_code(kind.__module__):
-                    self._used.setdefault(name_of(kind), kind)
+                if isinstance(kind, type):
+                    self._use_class(kind)
                 self._use_types(get_args(kind))
+
+    def _use_class(self, kind: type[Any]) -> None:
+        """Note a class of the program."""
+        if is_own_code(kind.__module__):
+            self._used.setdefault(name_of(kind), kind)
+
+    def _use_inner_classes(self, kind: type[Any]) -> None:
+        """Note the classes in the body of a class."""
+        if self._as_of >= _CLASSES and is_own_code(kind.__module__):
+            inner = [member for name, member in vars(kind).items() if not name.startswith("__")]
+            for member in inner:
+                if isinstance(member, type):
+                    self._use_class(member)
 
     def _plain_method(self, member: Any) -> Any:
         """Return the function of a method or a property, and anything else as it is."""
@@ -319,6 +406,7 @@ class Describer:
         if not isinstance(plain, FunctionType):
             return self._other_callable(function)
         described: dict[str, Any] = {"name": name_of(function)}
+        self._called |= {plain.__name__, *names_in(plain.__code__)}
         if not is_library(plain.__module__):
             described[f"{CODE}{_PYTHON}"] = hashlib.sha256(_code(plain.__code__).encode()).hexdigest()[:16]
         described.update(self._arguments_of(plain))
@@ -333,7 +421,12 @@ class Describer:
 
     def _arguments_of(self, function: FunctionType) -> dict[str, Any]:
         """Describe what a function closes over, and its defaults."""
-        cells = [_content(cell) for cell in function.__closure__ or ()]
+        changed = variables_changed_by(function) if self._as_of >= _CLASSES else ()
+        names = function.__code__.co_freevars
+        cells = [
+            _CHANGED if name in changed else _content(cell)
+            for name, cell in zip(names, function.__closure__ or (), strict=True)
+        ]
         bound, keywords = [*cells, *(function.__defaults__ or ())], function.__kwdefaults__
         return {
             **({"with": self._part("with", bound)} if bound else {}),
@@ -342,9 +435,11 @@ class Describer:
 
     def _other_callable(self, function: Any) -> dict[str, Any]:
         """Describe a builtin, such as the method of a str, or an object with `__call__`."""
-        if type(function).__module__ == "functools" and hasattr(function, "__wrapped__"):
+        if _is_cache(function):
             # A cache changes no answer, so describe the function that it wraps.
             return self.function(function.__wrapped__)
+        if _is_getter(function):
+            return {"name": name_of(function), "with": self._part("with", function.__reduce__())}
         owner = getattr(function, "__self__", None)
         named = {"name": name_of(function)}
         if isinstance(function, BuiltinFunctionType) or type(function).__module__ == "builtins":
@@ -401,7 +496,7 @@ def _private_settings(strategy: BaseSamplingStrategy) -> set[str]:
 
 def _changed_attributes(kind: type[Any]) -> set[str]:
     own = [one for one in kind.__mro__ if is_own_code(one.__module__)]
-    return {_mangled(name, one) for one in own for name in changes_in(one).attributes}
+    return {mangled(name, one) for one in own for name in changes_in(one).attributes}
 
 
 def _pydantic_schema(kind: type[Any]) -> Any:
@@ -432,14 +527,8 @@ def _attributes_of(value: Any) -> dict[str, Any] | None:
     pointers = len(slots) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
     if kind.__basicsize__ > object.__basicsize__ + pointers * _POINTER_BYTES or kind.__itemsize__:
         return None
-    names = [_mangled(name, one) for one, name in slots]
+    names = [mangled(name, one) for one, name in slots]
     return {**{name: getattr(value, name) for name in names if hasattr(value, name)}, **getattr(value, "__dict__", {})}
-
-
-def _mangled(name: str, kind: type[Any]) -> str:
-    """Return the name under which Python keeps an attribute of a class."""
-    is_private = name.startswith("__") and not name.endswith("__")
-    return f"_{kind.__name__.lstrip('_')}{name}" if is_private else name
 
 
 _POINTER_BYTES: Final = struct.calcsize("P")
@@ -483,8 +572,18 @@ def _is_generated(method: Any) -> bool:
     return is_wrapped or code.co_filename.startswith("<attrs") or code.co_filename == "<string>"
 
 
+def _is_described_by_content(kind: type[Any]) -> bool:
+    return issubclass(kind, (enum.Enum, str, int, float, bytes, bytearray, deque, *_CONTAINERS))
+
+
 def _class_name(value: Any) -> str:
     return name_of(cast("object", value.__class__))
+
+
+def _fields_of_tuple(kind: type[Any]) -> dict[str, list[str]]:
+    """Describe the fields of a named tuple."""
+    fields: Any = getattr(kind, "_fields", None)
+    return {} if fields is None or not issubclass(kind, tuple) else {"fields": list(fields)}
 
 
 def _type_name(kind: Any) -> str:
@@ -503,6 +602,16 @@ def _file_digest(path: PurePath) -> str | None:
             return digest.hexdigest()[:16]
     except OSError:
         return None
+
+
+def _is_cache(function: Any) -> bool:
+    """Return whether a function is one of `functools.cache` or `lru_cache`."""
+    return type(function).__module__ == "functools" and hasattr(function, "__wrapped__")
+
+
+def _is_getter(function: Any) -> bool:
+    """Return whether a function is an `itemgetter`, an `attrgetter` or a `methodcaller`, which can be copied."""
+    return type(function).__module__ == "operator"
 
 
 def _content(cell: Any) -> Any:

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import zip_longest
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from sampling._serialization.messages import canonical, digest, plain_content
 from sampling._text import quoted
@@ -19,7 +19,15 @@ from sampling.protocols import BackendLike
 from sampling.requirements import Requirement
 from sampling.strategy import BaseSamplingStrategy
 
-__all__ = ["differences", "earlier_item_digests", "fingerprint_of", "item_digest"]
+__all__ = [
+    "cannot_compare",
+    "differences",
+    "earlier_item_digests",
+    "fingerprint_of",
+    "forget_descriptions",
+    "item_digest",
+    "unseen_in",
+]
 
 _ONCE_DESCRIBED = ("__repr__", "__replace__")
 """Methods that Python generates for a dataclass, which earlier formats described, too."""
@@ -101,14 +109,36 @@ def item_digest(given: object, index: int) -> int:
 def earlier_item_digests(given: object, index: int) -> tuple[int, ...]:
     """Return the digests that earlier versions recorded, which saw less of a parser, or only its name."""
     item = as_item(given, index, "")
-    return (*(_digest_with(item, as_of) for as_of in (_WITHOUT_NUMBER, 2)), _digest_of(_legacy_text(item)))
+    earlier = (4, _WITHOUT_NUMBER, 2)
+    return (*(_digest_with(item, as_of) for as_of in earlier), _digest_of(_legacy_text(item)))
+
+
+def unseen_in(given: object) -> tuple[str, ...]:
+    """Return the places in the parser and the schema of an item that can't be compared."""
+    # Most items are plain texts.
+    if type(given) is str:
+        return ()
+    action = as_item(given, 0, "").action
+    named = (("parser", action.parser), ("schema", action.schema))
+    return tuple(
+        # The parser itself has no place, only a type in brackets.
+        f"{name}{place}" if place.startswith(" ") else f"{name}.{place}"
+        for name, thing in named
+        if thing is not None
+        for place in _described(thing, FORMAT).unseen
+    )
+
+
+def forget_descriptions() -> None:
+    """Describe parsers anew: they, and what they use, may have changed since the last run of this process."""
+    _described_once.cache_clear()
 
 
 def _digest_with(item: Item[Any], as_of: int) -> int:
     parser, schema = item.action.parser, item.action.schema
     if parser is None and schema is None:
         return _digest_of(_legacy_text(item))
-    described = [_described(thing, as_of) for thing in (parser, schema)]
+    described = [_described(thing, as_of).text for thing in (parser, schema)]
     # With the number of the format, so that what the current one sees can't be taken for what an earlier one saw.
     number = [str(as_of)] if as_of > _WITHOUT_NUMBER else []
     return _digest_of("\0".join([_legacy_text(item), *described, *number]))
@@ -120,7 +150,12 @@ def _legacy_text(item: Item[Any]) -> str:
     return f"{item.key}\0{'' if parser is None else name_of(parser)}\0{text}"
 
 
-def _described(thing: Any, as_of: int) -> str:
+class _Description(NamedTuple):
+    text: str
+    unseen: tuple[str, ...]
+
+
+def _described(thing: Any, as_of: int) -> _Description:
     try:
         return _described_once(thing, as_of)
     except TypeError:
@@ -129,14 +164,15 @@ def _described(thing: Any, as_of: int) -> str:
 
 
 @lru_cache(maxsize=64)
-def _described_once(thing: Any, as_of: int) -> str:
+def _described_once(thing: Any, as_of: int) -> _Description:
     return _describe(thing, as_of)
 
 
-def _describe(thing: Any, as_of: int) -> str:
+def _describe(thing: Any, as_of: int) -> _Description:
     describer = Describer(as_of)
     described = describer.describe(thing)
-    return canonical([described, used] if (used := describer.used()) else described)
+    text = canonical([described, used] if (used := describer.used()) else described)
+    return _Description(text, tuple(sorted(set(describer.unseen))))
 
 
 def _digest_of(described: str) -> int:
@@ -165,7 +201,12 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     # If an earlier format did not look there, it is not known to differ.
     unseen_now = () if blind and "unseen" in then else now.get("unseen", ())
     places = dict.fromkeys([*then.get("unseen", ()), *unseen_now])
-    return [*found, *(f"{place}: can't be compared, give it a `fingerprint` attribute" for place in places)]
+    return [*found, *map(cannot_compare, places)]
+
+
+def cannot_compare(place: str) -> str:
+    """Return the line about an object that can't be compared."""
+    return f"{place}: can't be compared, give it a `fingerprint` attribute"
 
 
 def _differences(where: str, then: Any, now: Any, *, blind: bool) -> Iterator[str]:

@@ -21,7 +21,14 @@ from sampling._serialization.values import MAX_NUMBER, storable_numbers
 from sampling.budgets import Budget
 from sampling.errors import JournalDamaged, JournalError, JournalMismatch
 from sampling.fanout.items import Item, ItemOutcome, ItemStatus, as_item
-from sampling.fanout.journal._fingerprint import earlier_item_digests, fingerprint_of, item_digest
+from sampling.fanout.journal._fingerprint import (
+    cannot_compare,
+    earlier_item_digests,
+    fingerprint_of,
+    forget_descriptions,
+    item_digest,
+    unseen_in,
+)
 from sampling.fanout.journal._matching import RecordedItems
 from sampling.fanout.journal._notes import BATCH, JournalNotes, NoteStore
 from sampling.fanout.journal._page import read_findings, render_findings
@@ -217,6 +224,7 @@ class Session:
         self._fingerprint: Mapping[str, Any] = fingerprint_of(
             strategy, all_requirements, context, options, total, backend
         )
+        forget_descriptions()
         self._retry = frozenset(retry)
         self._items: RecordedItems | None = None
         """The recorded items by key, if the run continues after a change."""
@@ -440,11 +448,17 @@ class Session:
             return None
         row = chunk.popleft()
         self._compare(given, index, digest, row[3])
+        self._ask_about(given, index)
         return row
 
     def _compare(self, given: object, index: int, digest: int, recorded_digest: int) -> None:
         if digest != recorded_digest and recorded_digest not in earlier_item_digests(given, index):
             self._report_difference(_changed_item(given, index))
+
+    def _ask_about(self, given: object, index: int) -> None:
+        """Refuse to take the question of a recorded item for the same if its parser can't be compared."""
+        for place in unseen_in(given):
+            self._report_difference(f"item {index}: {cannot_compare(place)}")
 
     def _load_record(self, record: str, given: object, index: int) -> Any:
         try:
@@ -468,6 +482,8 @@ class Session:
                 self._report_difference(f"items: were at least {index + 1:,}, are {len(items):,}")
                 break
             self._compare(items[index], index, item_digest(items[index], index), digest)
+            if index not in self.state.interrupted:
+                self._ask_about(items[index], index)
 
     def _report_difference(self, difference: str) -> None:
         if self._journal.on_change == "refuse":

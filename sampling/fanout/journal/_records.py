@@ -7,7 +7,7 @@ Reading a record runs and imports nothing: errors are created from a fixed list 
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -24,7 +24,15 @@ from sampling._serialization.messages import (
     load_content,
     load_generation,
 )
-from sampling._serialization.results import MessageTable, index_of, parse_again, place_of, restore_attempt
+from sampling._serialization.results import (
+    MessageTable,
+    dump_options,
+    index_of,
+    load_options,
+    parse_again,
+    place_of,
+    restore_attempt,
+)
 from sampling._serialization.values import (
     MAX_INTEGER,
     dump_value,
@@ -36,7 +44,7 @@ from sampling._serialization.values import (
     readable,
 )
 from sampling.fanout.items import Item, ItemOutcome, Restored
-from sampling.messages import Action, Context, Generation, Message
+from sampling.messages import Action, Attempt, Context, Generation, Message
 from sampling.parts import media_of
 from sampling.requirements import Requirement, Validation
 from sampling.results import HookFailure, SamplingResult, Slice
@@ -133,6 +141,8 @@ class Recorder:
         if len(result.attempts) > 1 and len({attempt.iteration for attempt in result.attempts}) < len(result.attempts):
             # Each tier of an escalation counts iterations from 1.
             record["place"] = place_of(result.best, result.attempts)
+        if len(result.slices) < len(result.attempts) and (uncounted := _uncounted(result)):
+            record["uncounted"] = uncounted
         if result.stop_detail is not None:
             record["stop_detail"] = result.stop_detail
         if result.agreement is not None:
@@ -171,21 +181,24 @@ class Recorder:
         if attempt.usage is not NO_USAGE and attempt.usage != NO_USAGE:
             record["usage"] = _without_zeros(attempt.usage)
         if attempt.validations:
-            record["validations"] = [self._dump_validation(one, problems) for one in attempt.validations]
-        numbers = messages.numbers(attempt)
-        if numbers is not None:
-            record["asked"] = numbers
+            record["validations"] = [self._dump_validation(one, problems, messages) for one in attempt.validations]
+        if attempt.value is not None and attempt.action.parser is not None:
+            # It is parsed again. Not all answers are: one that is cut off is not, for example.
+            record["parsed"] = True
+        if attempt.tried is not None:
+            record.update(_dump_plan(attempt.tried, messages, notes))
         if isinstance(attempt.error, Exception):
             record["error"] = index_of(attempt.error, problems)
         return encode_object(fields, record, notes)
 
-    def _dump_validation(self, validation: Validation, problems: list[Exception]) -> list[Any]:
+    def _dump_validation(self, validation: Validation, problems: list[Exception], messages: "_Messages") -> list[Any]:
         about = validation.requirement
         position = None if about is None else self._position(about)
         error = None if validation.error is None else index_of(validation.error, problems)
         # A requirement that is not one of the run's, such as that of a stage, is named.
         name = about.description if about is not None and position is None else None
-        record: list[Any] = [position, validation.passed, validation.reason, validation.score, error, name]
+        transcript = messages.add(validation.transcript) if validation.transcript else None
+        record: list[Any] = [position, validation.passed, validation.reason, validation.score, error, name, transcript]
         while record[-1] is None:
             record.pop()
         return record
@@ -226,9 +239,10 @@ class Recorder:
         messages = (*self._context, asked, *new)
         problems = [load_error(error) for error in record.get("errors", ())]
         attempts = tuple(
-            self._load_attempt(attempt, record["sampling_id"], item, messages, problems)
+            self._load_attempt(attempt, record["sampling_id"], item, messages, problems, notes)
             for attempt in record["attempts"]
         )
+        uncounted: Sequence[int] = record.get("uncounted", ())
         best = _best(record, attempts)
         if best is not None:
             parsed = attrs.evolve(best, value=_value(record, item.action, best, notes))
@@ -238,7 +252,9 @@ class Recorder:
         return SamplingResult(
             success=record["success"],
             best=best,
-            slices=tuple(one for one in attempts if one.outcome in _CHECKED),
+            slices=tuple(
+                one for place, one in enumerate(attempts) if one.outcome in _CHECKED and place not in uncounted
+            ),
             attempts=attempts,
             errors=tuple(problems[: record.get("raised", 0)]),
             usage=Usage.total(one.usage for one in attempts),
@@ -263,13 +279,19 @@ class Recorder:
         item: Item[T],
         messages: tuple[Message, ...],
         problems: Sequence[Exception],
+        notes: list[str],
     ) -> Slice[T]:
         numbers: Sequence[int] = record.get("asked", range(len(self._context) + 1))
         generation = load_generation(record["generation"]) if "generation" in record else None
-        tried, after = restore_attempt(item.action, [messages[number] for number in numbers], generation)
+        options = load_options(record["options"]) if "options" in record else None
+        tried, after = restore_attempt(item.action, [messages[number] for number in numbers], generation, options)
         error_index: int | None = record.get("error")
-        # Without a parser, the value of an answer is its text.
-        has_value = item.action.parser is None and record["outcome"] in _CHECKED
+        value: T | None = None
+        if generation is not None and record.get("parsed"):
+            value = parse_again(item.action, generation.text, None, notes)
+        elif generation is not None and item.action.parser is None and record["outcome"] in _CHECKED:
+            # Without a parser, the value of an answer is its text.
+            value = cast("T", generation.text)
         return Slice(
             record["iteration"],
             record.get("iteration_id") or iteration_id(sampling_id, record["iteration"]),
@@ -279,8 +301,8 @@ class Recorder:
             tried.action,
             after,
             generation,
-            tuple(self._load_validation(one, problems) for one in record.get("validations", ())),
-            cast("T", generation.text) if has_value and generation is not None else None,
+            tuple(self._load_validation(one, problems, messages) for one in record.get("validations", ())),
+            value,
             None if error_index is None else problems[error_index],
             Usage(*record.get("usage", ())),
             record["started_s"],
@@ -291,14 +313,18 @@ class Recorder:
             record.get("from_cache", False),
         )
 
-    def _load_validation(self, record: Sequence[Any], problems: Sequence[Exception]) -> Validation:
+    def _load_validation(
+        self, record: Sequence[Any], problems: Sequence[Exception], messages: Sequence[Message]
+    ) -> Validation:
         position: int | str | None = record[0]
         error: int | None = record[4] if len(record) > 4 else None
-        named = Requirement(record[5]) if len(record) > 5 else None
+        named = Requirement(record[5]) if len(record) > 5 and record[5] is not None else None
+        transcript: Sequence[int] = record[6] if len(record) > 6 else ()
         return Validation(
             *record[1:4],
             requirement=named if position is None else self._requirement(position),
             error=None if error is None else problems[error],
+            transcript=tuple(messages[number] for number in transcript),
         )
 
     def _requirement(self, position: int | str) -> Requirement:
@@ -307,6 +333,13 @@ class Recorder:
         if self._is_current(position):
             return self._requirements[position]
         return Requirement(self.recorded[position] if position < len(self.recorded) else "a requirement")
+
+
+def _uncounted(result: SamplingResult[Any]) -> list[int]:
+    """Return the places of answers that were checked and don't count, because they came after a fatal error."""
+    counted = {id(one) for one in result.slices}
+    attempts = enumerate(result.attempts)
+    return [place for place, one in attempts if one.outcome in _CHECKED and id(one) not in counted]
 
 
 def _unusual(attempt: Slice[Any]) -> dict[str, Any]:
@@ -341,7 +374,8 @@ def own_requirement(name: str) -> Requirement:
 
 def padded_validation(validation: Sequence[Any]) -> tuple[Any, ...]:
     """Return all fields of a recorded validation: requirement, passed, reason, score, error and name."""
-    return (*validation, *[None] * (6 - len(validation)))
+    # Without the conversation with a judge, which is the last one.
+    return (*validation[:6], *[None] * (6 - len(validation)))
 
 
 def describe_requirement(position: int | str | None, descriptions: Sequence[str]) -> str:
@@ -371,16 +405,20 @@ class _Messages:
         """The messages that a record must contain."""
         return () if self._table is None else self._table.new
 
-    def numbers(self, attempt: Slice[Any]) -> list[int] | None:
+    def numbers(self, tried: Attempt[Any]) -> list[int] | None:
         """Return the numbers of the messages that an attempt sent, or None if it sent the item unchanged."""
-        tried, action = attempt.tried, self._action
-        if tried is None or (tried.action is action and tried.context is self._known):
+        action = self._action
+        if tried.action is action and tried.context is self._known:
             return None
         if tried.action.content == action.content and self._is_known(tried.context):
             return None
+        return self.add(tried.messages)
+
+    def add(self, messages: Iterable[Message]) -> list[int]:
+        """Return the numbers of messages."""
         if self._table is None:
             self._table = MessageTable(self._first())
-        return self._table.numbers(tried.messages)
+        return self._table.numbers(messages)
 
     def _is_known(self, context: Context) -> bool:
         # Without a context, the run and its calls have an empty one each.
@@ -409,6 +447,23 @@ def _dump_generation(generation: Generation, notes: list[str]) -> str:
     return encode_object(fields, others, notes)
 
 
+def _dump_plan(tried: Attempt[Any], messages: _Messages, notes: list[str]) -> dict[str, Any]:
+    """Return the messages of an attempt, and its own options."""
+    record: dict[str, Any] = {}
+    numbers = messages.numbers(tried)
+    if numbers is not None:
+        record["asked"] = numbers
+    if tried.options is not None:
+        # Extra options may contain headers and keys.
+        record["options"] = dump_options(tried.options, notes, without=("extra",))
+        if tried.options.extra and _NO_EXTRA not in notes:
+            notes.append(_NO_EXTRA)
+    return record
+
+
+_NO_EXTRA = "extra options of attempts are not stored"
+
+
 _USAGE_NAMES = tuple(field.name for field in attrs.fields(Usage))
 
 
@@ -420,7 +475,10 @@ def _without_zeros(usage: Usage) -> list[float]:
 
 
 def _value(record: Mapping[str, Any], action: Action[T], best: Slice[T], notes: list[str]) -> T | None:
-    recorded: Any = record.get("value", best.value)
+    if best.value is not None:
+        # It was parsed again, or is the text.
+        return best.value
+    recorded: Any = record.get("value")
     if not best.valid or best.text is None:
         return cast("T | None", recorded)
     return parse_again(action, best.text, recorded, notes)

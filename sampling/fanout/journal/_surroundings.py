@@ -6,13 +6,23 @@ import importlib.util
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
-__all__ = ["Changes", "changes_in", "is_library", "is_own_code", "names_in", "surroundings_of"]
+__all__ = [
+    "Changes",
+    "attributes_changed_by",
+    "changes_in",
+    "is_library",
+    "is_own_code",
+    "mangled",
+    "names_in",
+    "surroundings_of",
+    "variables_changed_by",
+]
 
 _CHANGING: Final = (
     *("add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert", "move_to_end", "pop"),
@@ -118,6 +128,48 @@ def changes_in(function: Any) -> Changes:
     """Return what the module of a function changes. If its source is not known, return what the function does."""
     known = _changes_of(sys.modules.get(function.__module__)) or _changes_of(function)
     return Changes(frozenset(), frozenset()) if known is None else known
+
+
+def attributes_changed_by(kind: type[Any], names: Iterable[str]) -> set[str]:
+    """Return the attributes that methods of these names change, themselves or through other methods of their class."""
+    own = [one for one in kind.__mro__ if is_own_code(one.__module__)]
+    changed: set[str] = set()
+    seen: set[str] = {*_CONSTRUCTORS}
+    waiting = set(names)
+    while own and waiting:
+        name = waiting.pop()
+        seen.add(name)
+        for one in own:
+            given: Any = vars(one).get(name)
+            member = inspect.unwrap(cast("Any", given.fget if isinstance(given, property) else given))
+            if isinstance(member, FunctionType):
+                changes = _changes_of(member.__code__)
+                changed |= set() if changes is None else {mangled(each, one) for each in changes.attributes}
+                waiting |= names_in(member.__code__) - seen
+    return changed
+
+
+def mangled(name: str, kind: type[Any]) -> str:
+    """Return the name under which Python keeps an attribute of a class."""
+    is_private = name.startswith("__") and not name.endswith("__")
+    return f"_{kind.__name__.lstrip('_')}{name}" if is_private else name
+
+
+def variables_changed_by(function: FunctionType) -> frozenset[str]:
+    """Return the variables in the closure of a function that it assigns, or whose content it changes."""
+    code = function.__code__
+    if not code.co_freevars or is_library(function.__module__):
+        return frozenset()
+    changes = _changes_of(code)
+    changed = _assigned_in(code) if changes is None else changes.names | _assigned_in(code)
+    return changed & frozenset(code.co_freevars)
+
+
+def _assigned_in(code: CodeType) -> frozenset[str]:
+    """Return the variables of closures that a code assigns."""
+    nested = [_assigned_in(one) for one in code.co_consts if isinstance(one, CodeType)]
+    found = {str(one.argval) for one in dis.get_instructions(code) if one.opname == "STORE_DEREF"}
+    return frozenset(found).union(*nested)
 
 
 @lru_cache(maxsize=256)

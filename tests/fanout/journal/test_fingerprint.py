@@ -383,7 +383,48 @@ def test_a_constant_of_a_parser_is_a_part_of_the_question():
     """F17: and what earlier versions recorded, which did not see it, is the same question."""
     one, two = counting(1), counting(2)
     assert item_digest(Action("q", one), 0) != item_digest(Action("q", two), 0)
-    assert earlier_item_digests(Action("q", one), 0)[1:] == earlier_item_digests(Action("q", two), 0)[1:]
+    assert earlier_item_digests(Action("q", one), 0)[2:] == earlier_item_digests(Action("q", two), 0)[2:]
+
+
+class Shorter:
+    """A parser with a setting."""
+
+    def __init__(self, limit):
+        self.limit = limit
+
+    def __call__(self, text):
+        return text[: self.limit]
+
+
+def test_a_parser_that_changed_since_the_last_run_of_the_process_is_another_question(run, tmp_path):
+    """F16: as in a notebook, where a setting is changed and the same cell runs again."""
+    parser = Shorter(3)
+
+    def call():
+        return run(fan_out, ONCE, [Action("q", parser)], None, answering(), journal=InlineJournal(tmp_path / "run.db"))
+
+    call()
+    call()
+    parser.limit = 4
+    with pytest.raises(JournalMismatch, match=r"item 0 .*differs"):
+        call()
+
+
+def test_a_parser_that_cannot_be_seen_is_asked_about(run, tmp_path):
+    """F16: it is never taken for equal, unless it says what it is."""
+    path = tmp_path / "run.db"
+
+    def call(parser, on_change="refuse"):
+        journal = InlineJournal(path, on_change=on_change)
+        return run(fan_out, ONCE, ["p", Action("q", parser)], None, answering(), journal=journal)
+
+    def opaque():
+        return closing_over(memoryview(b"state"))
+
+    call(opaque())
+    with pytest.raises(JournalMismatch, match=r"item 1: parser.with.0 .*memoryview.*can't be compared"):
+        call(opaque())
+    assert 2 == call(opaque(), "continue").counts()["succeeded"]
 
 
 def test_options_are_compared_whole():

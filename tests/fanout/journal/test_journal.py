@@ -19,8 +19,10 @@ from sampling import (
     Budget,
     Context,
     EscalationStrategy,
+    FatalError,
     Generation,
     Journal,
+    MajorityVotingStrategy,
     Message,
     MultiTurnStrategy,
     Options,
@@ -30,6 +32,7 @@ from sampling import (
     Tier,
     Usage,
     Validation,
+    checks,
     fan_out,
     open_fan_out,
 )
@@ -138,6 +141,67 @@ class TestWhatComesBack:
             assert other.result.value is not None
             if parser is None:
                 assert ["no", "no"] == [attempt.value for attempt in other.result.slices]
+
+    def test_the_values_of_all_attempts_come_back_with_their_types(self, run, path):
+        """F11: those of other attempts than the answer too, and of an answer that no check accepts."""
+        for number, picky in enumerate(([], [NEVER])):
+            journal = path.with_name(f"{number}.db")
+            voting = MajorityVotingStrategy(concurrency_budget=3)
+            answers = answering(default='{"name": "Rhine"}')
+            live, again = (
+                run(fan_out, voting, [Action("q", River)], None, answers, picky, journal=InlineJournal(journal))
+                for _ in range(2)
+            )
+            values = [attempt.value for attempt in live.outcomes[0].result.attempts]
+            assert River in {type(value) for value in values}
+            assert values == [attempt.value for attempt in again.outcomes[0].result.attempts]
+            assert live.outcomes[0].result.value == again.outcomes[0].result.value
+
+    def test_the_options_of_an_attempt_come_back(self, run, path):
+        """F11: but nothing that may be a key."""
+
+        def vary(plan, subsample, attempt):
+            return attrs.evolve(plan, options=Options(temperature=0.5, seed=subsample, extra={"key": "canary"}))
+
+        varied = RejectionSamplingStrategy(concurrency_budget=2, variation=vary)
+        live, again = (
+            run(fan_out, varied, ["q"], None, answering(), [NEVER], journal=InlineJournal(path)) for _ in range(2)
+        )
+        [one], [other] = live.outcomes, again.outcomes
+        sent = [attempt.tried.options for attempt in one.result.attempts]
+        assert [0, 1] == [options.seed for options in sent]
+        assert [attrs.evolve(options, extra={}) for options in sent] == [
+            attempt.tried.options for attempt in other.result.attempts
+        ]
+        assert ("extra options of attempts are not stored",) == one.notes == other.notes
+        assert b"canary" not in path.read_bytes()
+
+    def test_what_a_judge_said_comes_back(self, run, path):
+        """F11: with the question that it was asked."""
+        judge = checks.judge("is polite", backend=answering(default="yes"))
+        live, again = (
+            run(fan_out, ONCE, ["q"], None, answering(), [judge], journal=InlineJournal(path)) for _ in range(2)
+        )
+        [said], [restored] = (result.outcomes[0].result.best.validations for result in (live, again))
+        assert "yes" == said.transcript[-1].text
+        assert said.transcript == restored.transcript
+        assert 1 == export(path, path.with_suffix(".csv"))
+        assert "1" in Journal(path).to_html()
+
+    def test_an_answer_after_a_fatal_error_still_does_not_count(self, run, path):
+        """F11: a resumed result has the same slices."""
+
+        async def backend(request):
+            await anyio.sleep((0, 2, 1)[request.subsample])
+            if request.subsample == 1:
+                raise FatalError("no account")
+            return "no"
+
+        same = RejectionSamplingStrategy(concurrency_budget=3, loop_budget=2, deterministic=True)
+        live, again = (run(fan_out, same, ["q"], None, backend, [NEVER], journal=InlineJournal(path)) for _ in range(2))
+        for result in (live.outcomes[0].result, again.outcomes[0].result):
+            assert [1] == [one.iteration for one in result.slices]
+            assert [1, 2] == [one.iteration for one in result.attempts if one.outcome == "invalid"][:2]
 
     def test_an_answer_from_a_cache_is_still_known_as_one(self, run, path):
         """F11: the latency of such an attempt says nothing about the model."""

@@ -214,6 +214,27 @@ def test_the_page_of_a_run_that_goes_on_changes_nothing(run, tmp_path):
     assert [path] == list(tmp_path.iterdir())
 
 
+def test_two_outcomes_with_the_same_index_are_no_damage(run, tmp_path):
+    """F20: a run that continues after a change, and is stopped, does not know yet which items are gone."""
+    path = tmp_path / "run.db"
+
+    async def stopped(items, count):
+        journal = InlineJournal(path, on_change="continue")
+        async with open_fan_out(TWICE, items, None, after_a_second, journal=journal, max_concurrency=1) as outcomes:
+            async for _ in outcomes:
+                count -= 1
+                if not count:
+                    break
+
+    async def after_a_second(_request):
+        await anyio.sleep(1)
+        return "yes"
+
+    run(stopped, [("a", "1"), ("b", "2"), ("c", "3")], 2)
+    run(stopped, [("z", "4"), ("b", "2"), ("c", "3")], 1)
+    assert "Slowest items" in _text(Journal(path).to_html())
+
+
 def test_a_page_is_an_export(run, tmp_path):
     """F20: `export` writes the page, returns the number of outcomes, and refuses the journal itself."""
     path = tmp_path / "run.db"

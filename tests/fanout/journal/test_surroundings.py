@@ -78,6 +78,66 @@ CHECKS = {
         "class Answer(pydantic.BaseModel):\n    parts: list[Part] | None = None\n"
         "def check(text): return bool(Answer.model_validate_json(text))"
     ),
+    "a cached function": (
+        "import functools\n@functools.cache\ndef short(text): return len(text) < %\ndef check(text): return short(text)"
+    ),
+    "a cached method": (
+        "import functools\nclass Check:\n    @functools.lru_cache\n    def short(self, text): return len(text) < %\n"
+        "    def __call__(self, text): return self.short(text)\ncheck = Check()"
+    ),
+    "a cached property": (
+        "import functools\nclass Check:\n    @functools.cached_property\n    def most(self): return %\n"
+        "    def __call__(self, text): return len(text) < self.most\ncheck = Check()"
+    ),
+    "a partial method": (
+        "import functools\nclass Check:\n    def shorter(self, most, text): return len(text) < most\n"
+        "    short = functools.partialmethod(shorter, %)\n    def __call__(self, text): return self.short(text)\n"
+        "check = Check()"
+    ),
+    "a descriptor": (
+        "class Most:\n    def __get__(self, check, kind): return %\n"
+        "class Check:\n    most = Most()\n    def __call__(self, text): return len(text) < self.most\ncheck = Check()"
+    ),
+    "an inner class": (
+        "class Check:\n    class Limits:\n        @staticmethod\n        def short(text): return len(text) < %\n"
+        "    def __call__(self, text): return self.Limits.short(text)\ncheck = Check()"
+    ),
+    "a metaclass": (
+        "class Kind(type):\n    def short(cls, text): return len(text) < %\nclass Checks(metaclass=Kind): pass\n"
+        "def check(text): return Checks.short(text)"
+    ),
+    "the method of an enum member": (
+        "import enum\nclass Mode(enum.Enum):\n    STRICT = 1\n    def short(self, text): return len(text) < %\n"
+        "mode = Mode.STRICT\ndef check(text): return mode.short(text)"
+    ),
+    "the value of an enum member": (
+        "import enum\nclass Mode(enum.Enum):\n    STRICT = %\nmode = Mode.STRICT\n"
+        "def check(text): return len(text) < mode.value"
+    ),
+    "the method of a dict": (
+        "class Limits(dict):\n    def short(self, text): return len(text) < self['most'] + %\n"
+        "limits = Limits(most=9)\ndef check(text): return limits.short(text)"
+    ),
+    "the attribute of a list": (
+        "class Words(list):\n    most = 9\nwords = Words()\nwords.most = %\n"
+        "def check(text): return len(text) < words.most"
+    ),
+    "the method of a named tuple": (
+        "from typing import NamedTuple\nclass Limits(NamedTuple):\n    most: int\n"
+        "    def short(self, text): return len(text) < self.most + %\nlimits = Limits(9)\n"
+        "def check(text): return limits.short(text)"
+    ),
+    "the fields of a named tuple": (
+        "from collections import namedtuple\nLimits = namedtuple('Limits', ['least', 'most'][:: 1 if % == 3 else -1])\n"
+        "limits = Limits(1, 9)\ndef check(text): return len(text) < limits.most"
+    ),
+    "a getter": "import operator\nget = operator.itemgetter(%)\ndef check(text): return bool(get(text))",
+    "the caller of a method": "import operator\ncheck = operator.methodcaller('startswith', '%')",
+    "a deque": "from collections import deque\nallowed = deque([%])\ndef check(text): return text in allowed",
+    "a generic type": (
+        "import typing\nkinds = [list[typing.Literal[%]], int | list[typing.Literal[%]]]\n"
+        "def check(text): return bool(kinds)"
+    ),
 }
 
 HELPERS = {
@@ -105,6 +165,60 @@ def test_what_a_check_uses_of_other_modules_is_seen(load, use):
     assert [] == then["unseen"]
     assert [] == differences(then, of_check(load(HELPERS[use], helpers.format(3))))
     assert differences(then, of_check(load(HELPERS[use], helpers.format(4))))
+
+
+STATES = {
+    "an attribute of a callable object": (
+        "class Check:\n    def __init__(self): self.seen, self.limit = [], 9\n"
+        "    def __call__(self, text):\n        self.remember(text)\n        return len(text) < self.limit\n"
+        "    def remember(self, text): self.seen.append(text)\n"
+        "    def set_limit(self, limit): self.limit = limit\n"
+        "owner = check = Check()"
+    ),
+    "an attribute of the object of a method": (
+        "class Check:\n    def __init__(self): self.__calls, self.limit = 0, 9\n"
+        "    def short(self, text):\n        self.__calls += 1\n        return len(text) < self.limit\n"
+        "    def set_limit(self, limit): self.limit = limit\n"
+        "owner = Check()\ncheck = owner.short"
+    ),
+    "an attribute of an object of the module": (
+        "class Check:\n    def __init__(self): self.seen, self.limit = set(), 9\n"
+        "    def short(self, text):\n        self.seen.add(text)\n        return len(text) < self.limit\n"
+        "    def set_limit(self, limit): self.limit = limit\n"
+        "owner = Check()\ndef check(text): return owner.short(text)"
+    ),
+    "variables of a closure": (
+        "class Owner:\n    def set_limit(self, limit): limits.append(limit)\n"
+        "owner, limits = Owner(), None\n"
+        "def make():\n    calls, seen, sizes = 0, set(), [9]\n    def check(text):\n        nonlocal calls\n"
+        "        calls += 1\n        seen.add(text)\n        return len(text) < sizes[-1]\n    return check, sizes\n"
+        "check, limits = make()"
+    ),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_what_a_check_changes_itself_is_no_setting(load, state):
+    """F11: a run can be resumed by the process that began it. What only other code sets is still compared."""
+    module = load(STATES[state])
+    then = json.loads(json.dumps(of_check(module)))
+    assert [] == then["unseen"]
+    assert module.check("a")
+    assert module.check("b")
+    assert [] == differences(then, of_check(module))
+    module.owner.set_limit(5)
+    assert differences(then, of_check(module))
+
+
+def test_the_cache_of_a_dispatching_function_is_no_setting(load):
+    """F11: Python fills it at the first call."""
+    module = load(
+        "import functools\n@functools.singledispatch\ndef short(text): return False\n"
+        "@short.register\ndef _(text: str): return len(text) < 9\ndef check(text): return short(text)"
+    )
+    then = of_check(module)
+    assert module.check("a")
+    assert [] == differences(then, of_check(module))
 
 
 def test_what_the_program_changes_is_no_setting(load):

@@ -1,8 +1,9 @@
 """Read the data of a run's page, in bounded memory."""
 
-import heapq
 import math
+from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any, Final
@@ -252,11 +253,13 @@ class _Reading:
     def _keep_if_slow(self, elapsed_s: float) -> None:
         slowest = self._findings.slowest
         # By the lower index among equals, so that a page of the same journal is the same.
-        entry = (elapsed_s, -self._row.item, self._shown)
-        if len(slowest) < _MAX_SLOWEST:
-            heapq.heappush(slowest, entry)
-        elif entry[:2] > slowest[0][:2]:
-            heapq.heapreplace(slowest, entry)
+        # A run that was stopped while it continued after a change may have two outcomes with the same index.
+        rank = (elapsed_s, -self._row.item)
+        if len(slowest) == _MAX_SLOWEST:
+            if rank <= slowest[0][:2]:
+                return
+            del slowest[0]
+        insort(slowest, (*rank, self._shown), key=itemgetter(0, 1))
 
     @property
     def _shown(self) -> ShownItem:
