@@ -546,7 +546,7 @@ class ChatBackend(ABC):
                 without_event.clear()
         else:
             await _drain(response)
-        if not answer.started and not answer.done and without_event:
+        if not answer.started and not answer.done and _may_be_whole(without_event, answer):
             _pass_on(self._read_whole(bytes(without_event), answer), receive)
         _pass_on(answer.finish(), receive)
 
@@ -641,6 +641,13 @@ def _model(model: object, variable: str) -> str | None:
     if model is None:
         return os.environ.get(variable) or None
     return check_str("model", model, empty=False)
+
+
+def _may_be_whole(body: bytearray, answer: StreamedResponse) -> bool:
+    """Return whether a body without an answer is a JSON value or a page, and not a stream that ended early."""
+    if answer.chunk:
+        return False
+    return any(not line.startswith(b":") for line in body.splitlines() if line)
 
 
 def _content_type(response: WireResponse) -> str:
