@@ -410,11 +410,9 @@ class ChatBackend(ABC):
             mode = self._structured_for(request)
             log.warning("schema_refused", hint=f"it is asked for with structured={mode!r} from now on: simplify it")
             count_request()
-            with suppress(_SchemaRefused):
-                try:
-                    return await send()
-                except BadRequest:
-                    break
+            # A server may also refuse that a tool must be called, as DeepSeek does while its model thinks.
+            with suppress(_SchemaRefused, BadRequest):
+                return await send()
         raise first from None
 
     def _remember_refusal(self, request: Request, simpler: Structured) -> None:
