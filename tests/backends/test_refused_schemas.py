@@ -100,6 +100,7 @@ PROVIDERS = {
         name: (lambda url: OpenAIBackend(url, model="m"), reply(400, {"error": {"message": message}}), CHAT_ANSWER)
         for name, message in {
             "vllm": XGRAMMAR,
+            "llama.cpp": "Failed to initialize samplers: failed to parse grammar",
             "openai": NOT_WITH_MODEL,
             "groq": NO_FORMAT,
             "deepseek": UNAVAILABLE,

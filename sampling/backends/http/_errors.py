@@ -100,12 +100,13 @@ _GOOGLE_DELAY = r"(\d{1,9}(?:\.\d{1,9})?)s"
 # The server checked what the model wrote, and refused it. Another sample may pass.
 _REJECTED_ANSWER_CODES = frozenset({"json_validate_failed", "output_parse_failed", "tool_use_failed"})
 
-# The words for a schema that a server can't make a grammar of, also behind a gateway: Anthropic, Gemini and vLLM. The
-# sizes of grammars are not documented. Models of OpenAI, Groq and DeepSeek may take no schema at all.
+# The words for a schema that a server can't make a grammar of, also behind a gateway: Anthropic, Gemini, vLLM and
+# llama.cpp. The sizes of grammars are not documented. Models of OpenAI, Groq and DeepSeek may take no schema at all.
 _SCHEMA_REFUSED = (
     r"(?i)\bcompiled grammar is too large\b|\btoo many (?:optional parameters|parameters with union types)\b"
     r"|\btoo complex for (?:grammar )?compilation\b|\btoo many states for serving\b"
-    r"|\bfeatures not supported by xgrammar\b|\bof type 'json_schema' is not supported with this model\b"
+    r"|\bfeatures not supported by xgrammar\b|\bfailed to parse grammar\b"
+    r"|\bof type 'json_schema' is not supported with this model\b"
     r"|\bdoes not support response format `json_schema`|\bresponse_format type is unavailable\b"
 )
 
