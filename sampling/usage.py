@@ -30,7 +30,11 @@ class Usage:
     """The part of the output tokens that was reasoning."""
 
     cache_write_tokens: int = attrs.field(default=0, kw_only=True, eq=False)
-    """The part of the input tokens that the server wrote to its cache, where that has a price. Not kept in journals."""
+    """
+    The part of the input tokens that the server wrote to its cache, where that has a price.
+
+    Journals keep it for each attempt, but not in their totals.
+    """
 
     def __attrs_post_init__(self) -> None:
         # Every attempt makes some. What follows the first test only finds the words for what is wrong.

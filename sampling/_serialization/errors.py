@@ -23,7 +23,13 @@ _TYPES: dict[str, type[Exception]] = {
     for name, kind in vars(module).items()
     if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, BaseExceptionGroup)
 }
-_DETAILS = {"retry_after_s": (int, float), "status": (int,), "maybe_billed": (bool,), "partial_text": (str,)}
+_DETAILS = {
+    "retry_after_s": (int, float),
+    "status": (int,),
+    "maybe_billed": (bool,),
+    "partial_text": (str,),
+    "hint": (str,),
+}
 _MISSING = {"retry_after_s": None, "status": None, "maybe_billed": False, "partial_text": None}
 """The details of an error that has none. A constructor would set them."""
 
@@ -39,7 +45,10 @@ def dump_error(error: BaseException, notes: list[str]) -> dict[str, Any]:
 
     Anything that looks like a key is masked. A detail of the wrong type is left out, with a note.
     """
-    details = {name: getattr(error, name, None) for name in _DETAILS if isinstance(error, errors.BackendError)}
+    details = {name: getattr(error, name, None) for name in _MISSING if isinstance(error, errors.BackendError)}
+    if isinstance(error, errors.SamplingError) and "hint" in vars(error):
+        # Most errors have the hint of their class.
+        details["hint"] = redact(str(error.hint))
     given = {name: value for name, value in details.items() if value is not None and value is not False}
     kept = {name: value for name, value in given.items() if _is_detail(name, value)}
     notes += [f"{name} of the error is {short_repr(given[name])}, and is not stored" for name in given.keys() - kept]

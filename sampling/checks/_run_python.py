@@ -28,6 +28,10 @@ MAX_OPEN_FILES = 64
 MAX_TASKS = 64
 """Maximum number of processes and threads of the code."""
 
+MAX_FILES = 1_000
+MAX_FILES_BYTES = 100_000_000
+"""Maximum number and total size of the files and directories in the directory of the code."""
+
 SPARE_TASKS = 256
 """Room for tasks of the same user, which count against the same limit, and which others may start meanwhile."""
 
@@ -271,7 +275,34 @@ def exceeded_limit(memory_bytes: int) -> str:
     resident = sum(measure(resident_bytes, pid) for pid in processes)
     if resident > memory_bytes and sum(measure(proportional_bytes, pid) for pid in processes) > memory_bytes:
         return f"its processes used more than {memory_bytes // 1_000_000} MB of memory together"
+    return exceeded_file_limit(MAX_FILES, MAX_FILES_BYTES)
+
+
+def exceeded_file_limit(most: int, most_bytes: int) -> str:
+    """Return the limit that the files in the working directory exceed, or an empty string."""
+    count, size, directories = 0, 0, ["."]
+    for directory in directories:
+        # The code may remove it, or nest directories until their path is too long.
+        with suppress(OSError), os.scandir(directory) as entries:
+            for entry in entries:
+                count += 1
+                if entry.is_dir(follow_symlinks=False):
+                    directories.append(entry.path)
+                else:
+                    size += measure_file(entry)
+                if count > most:
+                    return f"it wrote more than {most:,} files and directories"
+                if size > most_bytes:
+                    return f"it wrote more than {most_bytes // 1_000_000} MB of files"
     return ""
+
+
+def measure_file(entry: "os.DirEntry[str]") -> int:
+    """Return the size of a file, 0 if it has been removed."""
+    try:
+        return entry.stat(follow_symlinks=False).st_size
+    except OSError:
+        return 0
 
 
 def measure(function: Callable[[int], int], pid: int) -> int:

@@ -20,6 +20,7 @@ from anyio.lowlevel import RunVar
 from sampling._arguments import check_int, check_number, check_str
 from sampling._event_loop import limiter_of_this_loop
 from sampling._text import unfenced
+from sampling.checks._directories import remove
 from sampling.requirements import Requirement, Validation, Verdict
 
 __all__ = ["python_imports", "python_parses", "python_runs"]
@@ -121,7 +122,7 @@ def python_runs(
 
     It runs the first ``` block, or the whole answer if there is none, in a separate process:
     in an empty directory, with an environment of its own and Python's isolated mode,
-    with limits on time, memory, file size, open files, processes and threads. Leftover processes are killed.
+    with limits on time, memory, files, open files, processes and threads. Leftover processes are killed.
     This contains accidents, such as endless loops, memory leaks, fork bombs and stray files.
     The tests are not on disk, and not in the process until the answer has run.
     It is not a sandbox: malicious code can read your files, use the network, and deceive tests that it runs with.
@@ -138,6 +139,9 @@ def python_runs(
         memory_mb: Maximum memory of each process and of all together, at least 64. macOS can't limit it.
 
         python: The Python interpreter to run it with.
+
+    A file has at most 1 MB. The directory has at most 1,000 files and directories with 100 MB. These two are checked
+    fifty times a second, so that a burst may exceed them before it is stopped.
 
     It needs a POSIX system. The limit on processes and threads, 64 together, needs Linux.
     """
@@ -188,7 +192,7 @@ class _Runner:
             finally:
                 # Remove the directory even if the call was cancelled.
                 with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(directory.cleanup)
+                    await anyio.to_thread.run_sync(remove, directory)
 
     async def _run(self, directory: Path) -> Validation:
         process = await self._start(directory)

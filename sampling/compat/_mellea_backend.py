@@ -16,7 +16,7 @@ from mellea.stdlib import functional
 from mellea.stdlib.components import Message as MelleaMessage
 from mellea.stdlib.context import ChatContext
 
-from sampling._engine.scope import current
+from sampling._engine.scope import count_request, current
 from sampling.backends.adapters import AdaptedBackend
 from sampling.messages import Action, Context, Generation, Message, Options, Request
 from sampling.requirements import Requirement, Validation, View
@@ -283,13 +283,14 @@ class _Restated(MelleaMessage):
 
 class _ClosingBackend:
     """
-    A backend of mellea that closes what it began.
+    A backend of mellea that counts its requests, and closes what it began.
 
     mellea generates in its own tasks, which continue when nothing waits for them any more.
     """
 
     def __init__(self, backend: Backend) -> None:
         self._backend: Any = backend
+        self._requests = 0
         self.thunks: list[Any] = []
 
     @property  # type: ignore[misc]
@@ -302,9 +303,20 @@ class _ClosingBackend:
         return getattr(self._backend, name)
 
     async def generate_from_context(self, *arguments: Any, **keywords: Any) -> tuple[Any, Any]:
+        self._count()
         thunk, context = await self._backend.generate_from_context(*arguments, **keywords)
         self.thunks.append(thunk)
         return thunk, context
+
+    async def generate_from_raw(self, *arguments: Any, **keywords: Any) -> Any:
+        self._count()
+        return await self._backend.generate_from_raw(*arguments, **keywords)
+
+    def _count(self) -> None:
+        """Count a request, except for the first, which the engine has counted. A requirement may make several."""
+        if self._requests:
+            count_request()
+        self._requests += 1
 
     async def __aenter__(self) -> Self:
         return self

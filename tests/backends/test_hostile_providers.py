@@ -74,6 +74,9 @@ class Provider:
     malformed: tuple[bytes, ...]
     """Chunks with fields of the wrong type."""
 
+    empty: bytes
+    """A chunk with a usage and without an answer."""
+
     error: Callable = lambda **fields: json.dumps({"error": fields}).encode()
     """Returns the body of an error."""
 
@@ -83,11 +86,13 @@ PROVIDERS = {
         lambda root, **settings: OpenAIBackend(f"{root}/v1", model="m", **settings),
         openai_chunk,
         (event({"choices": "x"}), event({"choices": [{"delta": {"content": 3}}]}), event({"usage": "many"})),
+        event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 0}}),
     ),
     "gemini": Provider(
         lambda root, **settings: GeminiBackend("m", base_url=root, **settings),
         gemini_chunk,
         (event({"candidates": "x"}), event({"candidates": [{"content": 3}]}), event({"usageMetadata": "many"})),
+        event({"candidates": [], "usageMetadata": {"promptTokenCount": 3}}),
     ),
 }
 
@@ -325,6 +330,12 @@ class TestStreams:
             error = await failing(provider, Incomplete, [whole(body)])
             assert partial == error.partial_text
             assert "allow_missing_finish" in error.hint
+
+    async def test_a_stream_that_ends_before_its_answer_is_incomplete(self, provider):
+        """Row 20: it is a stream of events, of which none is the answer."""
+        for body in (provider.empty, b": processing\n\n", b": processing\n\n" + provider.empty):
+            error = await failing(provider, Incomplete, [whole(body)])
+            assert "before the answer started" in str(error)
 
     async def test_a_missing_end_can_be_allowed(self, provider):
         """Row 13: for servers that never send one."""

@@ -21,6 +21,10 @@ from sampling.testing.servers import HostileServer
 GRAMMAR = "The compiled grammar is too large, which would cause performance issues. Simplify your tool schemas."
 UNIONS = "Schemas contains too many parameters with union types (19 parameters with type arrays or anyOf)."
 OPTIONAL = "Schemas contains too many optional parameters (28), which would make grammar compilation inefficient."
+XGRAMMAR = "The provided JSON schema contains features not supported by xgrammar."
+NOT_WITH_MODEL = "Invalid parameter: 'response_format' of type 'json_schema' is not supported with this model."
+NO_FORMAT = "This model does not support response format `json_schema`. See supported models"
+UNAVAILABLE = "This response_format type is unavailable now"
 STATES = "The specified schema produces a constraint that has too many states for serving."
 
 
@@ -92,6 +96,16 @@ PROVIDERS = {
         reply(400, {"error": {"code": 400, "message": "Provider returned error", "metadata": {"raw": GRAMMAR}}}),
         CHAT_ANSWER,
     ),
+    **{
+        name: (lambda url: OpenAIBackend(url, model="m"), reply(400, {"error": {"message": message}}), CHAT_ANSWER)
+        for name, message in {
+            "vllm": XGRAMMAR,
+            "llama.cpp": "Failed to initialize samplers: failed to parse grammar",
+            "openai": NOT_WITH_MODEL,
+            "groq": NO_FORMAT,
+            "deepseek": UNAVAILABLE,
+        }.items()
+    },
 }
 
 
@@ -163,6 +177,19 @@ async def test_a_tool_that_is_refused_too_becomes_words():
             assert City(name="Oslo") == result.value
     assert ["tools" in request.json() for request in server.requests] == [False, True, False, False]
     assert "matches this schema" in server.requests[-1].body.decode()
+
+
+async def test_a_server_that_takes_no_tool_choice_is_asked_in_words():
+    """DeepSeek's models that think accept neither a schema nor a tool that must be called."""
+    make, refusal, _ = PROVIDERS["deepseek"]
+    no_choice = reply(400, {"error": {"message": "Thinking mode does not support this tool_choice"}})
+    message = {"role": "assistant", "content": json.dumps(ARGUMENTS)}
+    answer = reply(200, {"id": "x", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+    async with HostileServer([refusal], [no_choice], [answer]) as server, make(server.url) as backend:
+        for _ in range(2):
+            result = await RejectionSamplingStrategy().sample(Action("Which city?", City), None, backend)
+            assert City(name="Oslo") == result.value
+    assert [False, True, False, False] == ["tools" in request.json() for request in server.requests]
 
 
 async def test_a_second_refusal_is_the_first_error():

@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from sampling import RejectionSamplingStrategy, checks
+from sampling.checks._directories import remove
 from sampling.testing import ScriptedBackend
 
 pytestmark = pytest.mark.anyio
@@ -239,6 +240,11 @@ time.sleep(600)
 """
 
 
+MANY_FILES = "for number in range(10_000): open(str(number), 'w').close()"
+LARGE_FILES = "for number in range(150): open(str(number), 'wb').write(bytes(900_000))"
+NESTED = "import os\nwhile True:\n    os.mkdir('d')\n    os.chdir('d')"
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -249,19 +255,44 @@ time.sleep(600)
         (HOGS, "its processes used more than 128 MB of memory together"),
         ("x = bytearray(200_000_000)", "MemoryError"),
         ("while True: print('a' * 10_000)", "File too large"),
+        (MANY_FILES, "it wrote more than 1,000 files and directories"),
+        (LARGE_FILES, "it wrote more than 100 MB of files"),
+        (NESTED, "it wrote more than 1,000 files and directories"),
         (
             "import subprocess\nwhile True: subprocess.run(['/bin/echo', 'a' * 10_000], check=True)",
             "died with <Signals.SIGXFSZ",
         ),
     ],
-    ids=["bomb", "sessions", "threads", "hogs", "hog", "flood", "flood of a child"],
+    ids=["bomb", "sessions", "threads", "hogs", "hog", "flood", "files", "large files", "nested", "flood of a child"],
 )
 async def test_the_limits_hold_for_all_processes_together(temporary, code, words):
-    """A fork bomb, memory in many processes and endless output end the code, and leave no process."""
+    """A fork bomb, memory in many processes, endless output and files end the code, and leave nothing."""
     result = await sample(code, memory_mb=128, timeout_s=60)
     assert not result.success
     assert re.search(words, result.best.complaints[0])
     assert [] == processes_below(temporary)
+
+
+async def test_links_and_a_few_files_are_fine():
+    """The files behind a link do not count."""
+    result = await sample("import os\nos.symlink('/', 'root')\nos.mkfifo('pipe')\nopen('a', 'w').write('x')")
+    assert result.success, result.best.complaints
+
+
+def test_a_directory_is_removed_however_deeply_others_are_nested_in_it(tmp_path):
+    """Before Python 3.14, shutil raises a RecursionError, and removes nothing."""
+    directory = tempfile.TemporaryDirectory(dir=tmp_path)
+    where = os.open(directory.name, os.O_RDONLY)
+    for number in range(3_000):
+        for name in (f"{number}", "beside"):
+            os.mkdir(name, dir_fd=where)
+        os.symlink("..", "link", dir_fd=where)
+        below = os.open(f"{number}", os.O_RDONLY, dir_fd=where)
+        os.close(where)
+        where = below
+    os.close(where)
+    remove(directory)
+    assert [] == list(tmp_path.iterdir())
 
 
 async def test_nothing_runs_on_when_the_program_is_killed(tmp_path):

@@ -461,6 +461,16 @@ async def test_every_request_of_a_judge_has_its_usage(serve):
     await instruct(session(server), "q", RejectionSamplingStrategy(hooks=hooks), AsksTwice("asks twice"))
     assert 3 == len(asked(server))
     assert 3 * 11 == ended[0].usage.total_tokens
+    assert 3 == ended[0].result.attempts[0].requests
+
+
+async def test_a_budget_limits_every_request_of_a_judge(serve):
+    """I10: the second request of the judge is not sent."""
+    server = serve("yes")
+    strategy = MelleaStrategy(RejectionSamplingStrategy(), budget=Budget(requests=2))
+    result = await instruct(session(server), "q", strategy, AsksTwice("asks twice"))
+    assert not result.success
+    assert 2 == len(asked(server)) == strategy.budget.requests_made
 
 
 async def test_options_by_the_names_of_the_server(serve):

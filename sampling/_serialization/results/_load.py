@@ -189,7 +189,7 @@ def _load_message(fields: Fields) -> Message:
 
 def _load_error(fields: Fields) -> Exception:
     kind, message = fields.text("type"), fields.text("message", _NOT_TOLD)
-    details = {name: fields.raw(name) for name in ("status", "retry_after_s", "maybe_billed", "partial_text")}
+    details = {name: fields.raw(name) for name in ("status", "retry_after_s", "maybe_billed", "partial_text", "hint")}
     return load_error({"type": kind, "message": message, **details})
 
 

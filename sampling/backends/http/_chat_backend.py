@@ -410,11 +410,9 @@ class ChatBackend(ABC):
             mode = self._structured_for(request)
             log.warning("schema_refused", hint=f"it is asked for with structured={mode!r} from now on: simplify it")
             count_request()
-            with suppress(_SchemaRefused):
-                try:
-                    return await send()
-                except BadRequest:
-                    break
+            # A server may also refuse that a tool must be called, as DeepSeek does while its model thinks.
+            with suppress(_SchemaRefused, BadRequest):
+                return await send()
         raise first from None
 
     def _remember_refusal(self, request: Request, simpler: Structured) -> None:
@@ -546,7 +544,7 @@ class ChatBackend(ABC):
                 without_event.clear()
         else:
             await _drain(response)
-        if not answer.started and not answer.done and without_event:
+        if not answer.started and not answer.done and _may_be_whole(without_event, answer):
             _pass_on(self._read_whole(bytes(without_event), answer), receive)
         _pass_on(answer.finish(), receive)
 
@@ -641,6 +639,13 @@ def _model(model: object, variable: str) -> str | None:
     if model is None:
         return os.environ.get(variable) or None
     return check_str("model", model, empty=False)
+
+
+def _may_be_whole(body: bytearray, answer: StreamedResponse) -> bool:
+    """Return whether a body without an answer is a JSON value or a page, and not a stream that ended early."""
+    if answer.chunk:
+        return False
+    return any(not line.startswith(b":") for line in body.splitlines() if line)
 
 
 def _content_type(response: WireResponse) -> str:

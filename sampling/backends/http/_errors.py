@@ -40,6 +40,7 @@ _STATUS_OF_CODE = {
     "billing_error": 402,
     "billing_hard_limit_reached": 402,
     "billing_not_active": 402,
+    "budget_exceeded": 402,
     "capacity_exceeded": 503,
     "context_length_exceeded": 400,
     "exceeded_current_quota_error": 402,
@@ -69,10 +70,19 @@ _ABOUT_REQUEST = (
     r"|unsupported_|\w+_policy)"
 )
 
-# Where only the message tells that it is about the account: Anthropic, xAI, OpenRouter.
+# Where only the message tells that it is about the account: Anthropic, Gemini, xAI, OpenRouter, Fireworks, litellm.
 _ABOUT_ACCOUNT = (
     r"(?i)\bcredit balance is too low\b|\b(?:insufficient|run out of|have any) (?:credits|balance|funds)\b"
-    r"|\bfree-models-per-day\b"
+    r"|\bfree-models-per-day\b|\breached your specified (?:workspace )?API usage limits\b"
+    r"|\bcredits are depleted\b|\bexceeded its monthly spending cap\b|\baccount \S{1,100} is suspended\b"
+    r"|\bBudget has been exceeded!"
+)
+
+# Where an error without a code, inside a stream or with status 200, is about the request: LM Studio and TGI.
+_STATUS_OF_MESSAGE = (
+    (r"Unexpected endpoint or method\b", 404),
+    (r"(?:Input validation|Template) error\b", 422),
+    (r"(?i)[^\n]{0,300}?\b(?:greater than the|loaded with|exceeds? the|maximum) context (?:length|window)\b", 400),
 )
 
 _UNKNOWN_MODEL_CODES = frozenset(
@@ -90,15 +100,19 @@ _GOOGLE_DELAY = r"(\d{1,9}(?:\.\d{1,9})?)s"
 # The server checked what the model wrote, and refused it. Another sample may pass.
 _REJECTED_ANSWER_CODES = frozenset({"json_validate_failed", "output_parse_failed", "tool_use_failed"})
 
-# Anthropic's and Gemini's words for a schema that they can't make a grammar of, also behind a gateway. The sizes of
-# grammars are not documented.
-_SCHEMA_TOO_COMPLEX = (
+# The words for a schema that a server can't make a grammar of, also behind a gateway: Anthropic, Gemini, vLLM and
+# llama.cpp. The sizes of grammars are not documented. Models of OpenAI, Groq and DeepSeek may take no schema at all.
+_SCHEMA_REFUSED = (
     r"(?i)\bcompiled grammar is too large\b|\btoo many (?:optional parameters|parameters with union types)\b"
     r"|\btoo complex for (?:grammar )?compilation\b|\btoo many states for serving\b"
+    r"|\bfeatures not supported by xgrammar\b|\bfailed to parse grammar\b"
+    r"|\bof type 'json_schema' is not supported with this model\b"
+    r"|\bdoes not support response format `json_schema`|\bresponse_format type is unavailable\b"
 )
 
-# Request timeout, conflict, too early, Groq's lack of capacity, and a proxy that gave up: another try may succeed.
-_RETRYABLE_4XX = frozenset({408, 409, 425, 498, 499})
+# Request timeout, conflict, TGI's failed generation, too early, Groq's lack of capacity, and a proxy that gave up:
+# another try may succeed.
+_RETRYABLE_4XX = frozenset({408, 409, 424, 425, 498, 499})
 
 
 @attrs.frozen
@@ -160,7 +174,7 @@ class ErrorResponse:
         codes, details = _codes(fields), _google_details(fields)
         status = next((int(c) for c in codes if c.isdecimal() and 400 <= int(c[:4]) <= 599), None)
         known = next((_STATUS_OF_CODE[code] for code in codes if code in _STATUS_OF_CODE), None)
-        known = known or (400 if any(re.match(_ABOUT_REQUEST, code) for code in codes) else 500)
+        known = known or (400 if any(re.match(_ABOUT_REQUEST, code) for code in codes) else _status_of_message(message))
         failed = fields.get("failed_generation")
         return cls(
             status or known,
@@ -182,7 +196,7 @@ class ErrorResponse:
     @property
     def refuses_schema(self) -> bool:
         """True if the server can't enforce the schema of the answer."""
-        return self.status == 400 and re.search(_SCHEMA_TOO_COMPLEX, self.searched) is not None
+        return self.status == 400 and re.search(_SCHEMA_REFUSED, self.searched) is not None
 
     def as_error(self) -> BackendError:
         """Return the exception to raise."""
@@ -236,6 +250,11 @@ class ErrorResponse:
         if self.status in {400, 404} and re.search(_UNKNOWN_MODEL, self.searched):
             return True
         return self.status == 404 and re.search(_MISSING_MODEL, self.searched) is not None
+
+
+def _status_of_message(message: str) -> int:
+    """Return the status that the words of an error stand for, or 500 if they say nothing about the request."""
+    return next((status for pattern, status in _STATUS_OF_MESSAGE if re.match(pattern, message)), 500)
 
 
 def _host(url: str) -> str:

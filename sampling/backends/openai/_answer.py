@@ -80,7 +80,7 @@ class _Choice:
         self.reasoning.add(reasoning)
         self.thoughts.add(delta)
         self.refusal.add(refusal)
-        self.logprobs.extend(_logprobs(object_or_none(given, "logprobs")))
+        self.logprobs.extend(_logprobs(given, text))
         return self._add_text(text), bool(text or reasoning or refusal or calls)
 
     def _delta(self, given: Json) -> Json:
@@ -177,8 +177,9 @@ class StreamedAnswer(StreamedResponse):
         if usage is not None:
             self._take_usage(usage)
         # OpenRouter may report a problem of its provider after the answer is complete.
-        if chunk.get("error") is not None and not self.finished:
-            self._fail(chunk["error"])
+        error = _groq_error(chunk) if "x_groq" in chunk else chunk.get("error")
+        if error is not None and not self.finished:
+            self._fail(error)
         given_id = optional(chunk, "id", str)
         if choices:
             self._take_id(given_id)
@@ -355,6 +356,14 @@ def _gave_up(reason: str) -> ServerError:
     return error
 
 
+def _groq_error(chunk: Json) -> Any:
+    """Return the error in a chunk of Groq, whose extension says why it stopped a stream early."""
+    if chunk.get("error") is not None:
+        return chunk["error"]
+    groq = chunk["x_groq"]
+    return cast("Json", groq).get("error") or None if isinstance(groq, dict) else None
+
+
 _OTHER_USAGE_FIELDS = frozenset({"timings", "x_groq"})
 
 
@@ -408,7 +417,14 @@ def _reasoning(delta: Json) -> str:
     return "".join([str(item.get("text") or item.get("summary") or "") for item in items])
 
 
-def _logprobs(given: Json | None) -> list[Any]:
+def _logprobs(choice: Json, text: str) -> list[Any]:
+    number = choice.get("logprobs")
+    if type(number) in {int, float}:
+        # Together sends a number for the one token of the chunk.
+        others = object_or_none(choice, "top_logprobs") or {}
+        top = [{"token": token, "logprob": logprob} for token, logprob in others.items()]
+        return [{"token": text, "logprob": number, "top_logprobs": top}]
+    given = object_or_none(choice, "logprobs")
     if given is None:
         return []
     # The chat API has one object per token. The completions API has parallel lists, which are passed on as they are.

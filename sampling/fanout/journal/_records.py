@@ -180,6 +180,7 @@ class Recorder:
             record["iteration_id"] = attempt.iteration_id
         if attempt.usage is not NO_USAGE and attempt.usage != NO_USAGE:
             record["usage"] = _without_zeros(attempt.usage)
+            record.update(_cache_writes(attempt.usage))
         if attempt.validations:
             record["validations"] = [self._dump_validation(one, problems, messages) for one in attempt.validations]
         if attempt.value is not None and attempt.action.parser is not None:
@@ -304,7 +305,7 @@ class Recorder:
             tuple(self._load_validation(one, problems, messages) for one in record.get("validations", ())),
             value,
             None if error_index is None else problems[error_index],
-            Usage(*record.get("usage", ())),
+            Usage(*record.get("usage", ()), cache_write_tokens=record.get("cache_write_tokens", 0)),
             record["started_s"],
             record["finished_s"],
             record.get("requests", 1),
@@ -443,7 +444,8 @@ def _dump_generation(generation: Generation, notes: list[str]) -> str:
     if generation.reasoning is not None:
         others["reasoning"] = generation.reasoning
     if generation.usage is not NO_USAGE:
-        others["usage"] = dict(zip(_USAGE_NAMES, _without_zeros(generation.usage), strict=False))
+        numbers = dict(zip(_USAGE_NAMES, _without_zeros(generation.usage), strict=False))
+        others["usage"] = {**numbers, **_cache_writes(generation.usage)}
     return encode_object(fields, others, notes)
 
 
@@ -472,6 +474,11 @@ def _without_zeros(usage: Usage) -> list[float]:
     numbers = usage.numbers()
     # There is a note on a larger count already, because a row has even smaller ones.
     return [min(number, MAX_INTEGER) for number in (numbers if any(numbers[3:]) else numbers[:3])]
+
+
+def _cache_writes(usage: Usage) -> dict[str, int]:
+    """Return the tokens that were written to a cache, if any. Few servers report them, and rows have no column."""
+    return {"cache_write_tokens": min(usage.cache_write_tokens, MAX_INTEGER)} if usage.cache_write_tokens else {}
 
 
 def _value(record: Mapping[str, Any], action: Action[T], best: Slice[T], notes: list[str]) -> T | None:

@@ -38,11 +38,23 @@ ERRORS = [
     ("azure", 404, about("does not exist", code="DeploymentNotFound"), ModelNotFound, "not exist"),
     ("azure", 401, {"statusCode": 401, "message": "Access token is missing"}, AuthenticationFailed, "token is missing"),
     ("anthropic", 400, about("Your credit balance is too low to access"), QuotaExhausted, "credit balance"),
+    ("anthropic", 400, about("You have reached your specified API usage limits."), QuotaExhausted, "usage limits"),
     ("anthropic", 400, about("prompt is too long: 210000 tokens"), BadRequest, "too long"),
     ("anthropic", 413, about("exceeds the maximum size", "request_too_large"), RequestTooLarge, "maximum size"),
     ("anthropic", 529, about("Overloaded", "overloaded_error"), ServerError, "Overloaded"),
+    ("fireworks", 412, about("Account x is suspended, possibly due to reaching"), QuotaExhausted, "suspended"),
+    ("gemini", 429, about("Your prepayment credits are depleted.", code=429), QuotaExhausted, "depleted"),
+    ("gemini", 429, about("Your project has exceeded its monthly spending cap.", code=429), QuotaExhausted, "cap"),
     ("groq", 413, about("Request too large", "tokens", "rate_limit_exceeded"), RequestTooLarge, "too large"),
     ("groq", 498, about("Flex tier capacity exceeded", code="capacity_exceeded"), ServerError, "capacity"),
+    (
+        "litellm",
+        400,
+        about("Budget has been exceeded! Current cost: 2", "budget_exceeded"),
+        QuotaExhausted,
+        "exceeded!",
+    ),
+    ("litellm", 429, about("Over the budget of the team", "budget_exceeded", "429"), QuotaExhausted, "team"),
     (
         "mistral",
         422,
@@ -62,6 +74,7 @@ ERRORS = [
     ("llama.cpp", 501, about("Start it with `--embeddings`", "not_supported_error", 501), BadRequest, "--embeddings"),
     ("llama.cpp", 503, about("Loading model", "unavailable_error", 503), ServerError, "Loading"),
     ("deepseek", 402, about("Insufficient Balance", code="invalid_request_error"), QuotaExhausted, "Balance"),
+    ("tgi", 424, {"error": "Request failed during generation", "error_type": "generation"}, ServerError, "generation"),
     ("together", 404, about("Unable to access model", code="model_not_available"), ModelNotFound, "access model"),
     ("moonshot", 429, about("exceeded quota", "exceeded_current_quota_error"), QuotaExhausted, "exceeded quota"),
     ("dashscope", 400, about("Access denied", "Arrearage", "Arrearage"), QuotaExhausted, "denied"),
@@ -97,6 +110,34 @@ def test_an_error_in_a_stream_may_be_about_the_request(kind):
     """Without a status, the code of the error decides."""
     error = ErrorResponse.from_error_object({"type": kind, "message": "so"}, Redactor()).as_error()
     assert type(error) is BadRequest
+
+
+OVERFLOW = "Trying to keep the first 9 tokens. However, the model is loaded with context length of only 8 tokens"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "hint"),
+    [
+        ("Unexpected endpoint or method. (POST /chat/completions)", BadRequest, "base_url"),
+        ({"message": OVERFLOW}, BadRequest, "the same request"),
+        ({"message": "This exceeds the context window"}, BadRequest, "the same request"),
+        ("Input validation error: `max_new_tokens` must be positive", BadRequest, "the same request"),
+        (
+            {"message": "Input validation error: too many tokens", "http_status_code": 422},
+            BadRequest,
+            "the same request",
+        ),
+        # TGI gives this status to all of its errors.
+        ({"message": "Model is overloaded", "http_status_code": 422}, ServerError, "try again"),
+        ({"message": "Request failed during generation", "http_status_code": 422}, ServerError, "try again"),
+        ("Failed to allocate memory for a context length of 8192", ServerError, "try again"),
+    ],
+)
+def test_without_a_code_the_words_of_an_error_decide(error, kind, hint):
+    """LM Studio and TGI send errors with status 200 that no other try would avoid, and others that may pass."""
+    found = ErrorResponse.from_error_object(error, Redactor()).as_error()
+    assert type(found) is kind
+    assert hint in found.hint.lower()
 
 
 @pytest.mark.parametrize(("code", "kind"), [(400, BadRequest), (429, RateLimited), (502, ServerError)])

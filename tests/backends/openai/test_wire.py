@@ -152,6 +152,20 @@ class TestChunks:
             read(choice(content="a"), choice(reason))
         assert caught.value.maybe_billed
 
+    @pytest.mark.parametrize("reason", [None, "stop"])
+    def test_groq_says_in_its_extension_why_it_stopped_early(self, reason):
+        """The answer is cut off, whatever its finish_reason is."""
+        with pytest.raises(ServerError, match="over capacity"):
+            read(choice(content="a"), {**choice(reason), "x_groq": {"id": "1", "error": "over capacity"}})
+        said = {**choice("stop"), "x_groq": {"id": "1", "error": None, "usage": {"prompt_tokens": 3}}}
+        assert "a" == read(choice(content="a"), said).text
+
+    def test_a_logprob_may_be_a_number(self):
+        """Together sends that of the only token of the chunk, and the alternatives beside it."""
+        token = {"index": 0, "delta": {"content": "a"}, "logprobs": -0.5, "top_logprobs": {"b": -1.5}}
+        expected = {"token": "a", "logprob": -0.5, "top_logprobs": [{"token": "b", "logprob": -1.5}]}
+        assert (expected,) == read({"choices": [token]}, choice("stop")).logprobs
+
 
 class TestThinking:
     @pytest.mark.parametrize(

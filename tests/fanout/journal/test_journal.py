@@ -233,6 +233,26 @@ class TestWhatComesBack:
         with pytest.raises(RateLimited):
             run(fan_out, ONCE, numbers(5), None, answering(), journal=InlineJournal(path))
 
+    def test_an_error_keeps_the_hint_of_its_own(self, run, path):
+        """F11: the hint of its class may say something else."""
+        errors = {
+            "0": BackendError("no", hint="Bearer sk-canary-0123456789abcdef"),
+            "1": RateLimited("slow", hint="ask"),
+        }
+        for model in (answering(errors), answering()):
+            result = run(fan_out, ONCE, numbers(3), None, model, journal=InlineJournal(path), on_error="continue")
+            assert "ask" == result.outcomes[1].error.hint
+        assert "canary" not in result.outcomes[0].error.hint
+
+    def test_tokens_written_to_a_cache_come_back(self, run, path):
+        """F11: they have a price, although most servers report none."""
+        answer = Generation("yes", Usage(9, 1, cached_input_tokens=2, cache_write_tokens=4))
+        for model in (ScriptedBackend(lambda _: answer), answering()):
+            [outcome] = run(fan_out, ONCE, numbers(1), None, model, journal=InlineJournal(path)).outcomes
+            [attempt] = outcome.result.attempts
+            usages = (outcome.result.usage, attempt.usage, attempt.generation.usage)
+            assert [4] * 3 == [usage.cache_write_tokens for usage in usages]
+
     def test_no_key_gets_into_the_file(self, run, path):
         """I17: not from options, and not from what an error says."""
         canary = "sk-canary-0123456789abcdef"
