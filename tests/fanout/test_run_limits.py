@@ -5,7 +5,7 @@ import itertools
 import anyio
 import pytest
 
-from sampling import Budget, Generation, RejectionSamplingStrategy, Timeout, Usage, fan_out, open_fan_out
+from sampling import Budget, Generation, RejectionSamplingStrategy, Requirement, Timeout, Usage, fan_out, open_fan_out
 from sampling.testing import After, ScriptedBackend
 from tests.faults.journals import InlineJournal, answering, asked, numbers, stored
 
@@ -67,6 +67,26 @@ def test_a_cancelled_run_hands_out_what_finished_after_an_item_that_hangs(run):
             return [outcome.index async for outcome in outcomes]
 
     assert [0, 2, 3] == run(main)
+
+
+@pytest.mark.parametrize("limit", ["attempts", "requests"])
+def test_attempts_of_items_without_an_outcome_count_after_a_resume(run, tmp_path, limit):
+    """F19: what a budget cut off was paid for, so three runs with a limit of 2, 3 and 4 send 4 requests in all."""
+    calls = 0
+
+    async def backend(request):
+        nonlocal calls
+        calls += 1
+        return "no"
+
+    thrice = RejectionSamplingStrategy(loop_budget=3)
+    never = Requirement("is never good enough", lambda text: False)
+    journal = InlineJournal(tmp_path / "run.db")
+    for allowed in (2, 3, 4):
+        budget = Budget(**{limit: allowed})
+        result = run(fan_out, thrice, numbers(2), None, backend, [never], journal=journal, budget=budget)
+        assert ("halted", "budget") == (result.status, result.stop_reason)
+        assert allowed == calls
 
 
 def test_a_spent_budget_ends_an_endless_run(run, tmp_path):

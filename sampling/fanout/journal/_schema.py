@@ -127,6 +127,10 @@ _VERSIONS: Final = (
     );
     CREATE INDEX notes_of_items ON notes (item) WHERE item IS NOT NULL;
     """,
+    # 6: attempts of items without an outcome.
+    """
+    ALTER TABLE lives ADD COLUMN other_attempts INTEGER NOT NULL DEFAULT 0;
+    """,
 )
 
 VERSION: Final = len(_VERSIONS)

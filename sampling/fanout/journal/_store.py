@@ -75,7 +75,7 @@ ALL_OUTCOMES: Final = f"(SELECT {_OUTCOME_COLUMNS} FROM outcomes UNION ALL SELEC
 _PROCESS_COLUMNS: Final = (
     "life, pid, host, started_s, ended_s, status, items, error,"
     " other_input_tokens, other_output_tokens, other_cost, other_requests,"
-    " other_cached_input_tokens, other_reasoning_tokens, other_estimated_tokens, checksum"
+    " other_cached_input_tokens, other_reasoning_tokens, other_estimated_tokens, other_attempts, checksum"
 )
 
 
@@ -246,16 +246,20 @@ class Store:
         ).fetchone()
         amounts = ("input_tokens", "output_tokens", "cost", "cached_input_tokens", "reasoning_tokens")
         counts = ("attempts", "requests", "estimated_tokens")
-        *used, attempts, requests, estimated = self._sums(ALL_OUTCOMES, (*amounts, *counts))
-        names = (*amounts, "requests", "estimated_tokens")
-        *other, other_requests, other_estimated = self._sums("lives", [f"other_{name}" for name in names])
+        names = (*amounts, *counts)
+        *used, attempts, requests, estimated = self._sums(ALL_OUTCOMES, names)
+        *other_used, other_attempts, other_requests, other_estimated = self._sums(
+            "lives", [f"other_{name}" for name in names]
+        )
+        recorded_spent = Spent(Usage(*used), attempts, requests, estimated)
+        other_spent = Spent(Usage(*other_used), other_attempts, other_requests, other_estimated)
         interrupted = self._interrupted()
         return JournalState(
             run_id=run_id,
             recorded=recorded,
             last_item=max([last_item, *interrupted]),
             interrupted=interrupted,
-            spent=Spent(Usage(*used) + Usage(*other), attempts, requests + other_requests, estimated + other_estimated),
+            spent=recorded_spent.plus(other_spent),
             changes=changes,
             requirements=tuple(one["description"] for one in fingerprint["requirements"]),
         )
@@ -293,7 +297,8 @@ class Store:
         self, ended_s: float | None, status: JournalStatus, items: int | None, error: str | None, unrecorded: Spent
     ) -> None:
         input_tokens, output_tokens, cost, *details = unrecorded.usage.numbers()
-        counts = (input_tokens, output_tokens, unrecorded.requests, *details, unrecorded.estimated_tokens)
+        added_later = (unrecorded.estimated_tokens, unrecorded.attempts)
+        counts = (input_tokens, output_tokens, unrecorded.requests, *details, *added_later)
         input_tokens, output_tokens, requests, *added = [min(count, MAX_NUMBER) for count in counts]
         spent = (input_tokens, output_tokens, float(cost), requests)
         row = (*self._owner, ended_s, status, items, error, *spent, *added)
@@ -546,7 +551,10 @@ def _check_whole(database: sqlite3.Connection, path: Path) -> None:
 
 
 def _process_checksum(row: Sequence[Any]) -> int:
-    """Return the checksum of a process. Rows from before versions 3 and 4 lack the last columns."""
+    """Return the checksum of a process. Rows from before versions 3, 4 and 6 lack the last columns."""
+    if row[-1]:
+        return checksum(*row)
+    row = row[:-1]
     if row[-1]:
         return checksum(*row)
     return checksum(*(row[:-1] if any(row[-3:-1]) else row[:-3]))

@@ -511,13 +511,14 @@ class TestFile:
             "ALTER TABLE lives DROP COLUMN other_reasoning_tokens;"
             "ALTER TABLE outcomes DROP COLUMN estimated_tokens; ALTER TABLE outcomes DROP COLUMN position;"
             "ALTER TABLE lives DROP COLUMN other_estimated_tokens; DROP TABLE replaced; DROP TABLE notes;"
+            "ALTER TABLE lives DROP COLUMN other_attempts;"
         )
         database.close()
         backend = answering()
         run(fan_out, ONCE, numbers(3), None, backend, journal=InlineJournal(path))
         assert not backend.requests
         assert before == stored(path)
-        assert [(5,)] == rows(path, "PRAGMA user_version")
+        assert [(6,)] == rows(path, "PRAGMA user_version")
         assert 2 == len(rows(path, "SELECT * FROM sqlite_master WHERE type = 'trigger'"))
 
     def test_a_newer_version_is_refused(self, run, path):
