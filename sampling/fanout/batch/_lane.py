@@ -147,10 +147,11 @@ class Lane:
                 await ledger.update(batch)
         except Exception as error:  # noqa: BLE001 - it is that of each request
             log.warning("batch_not_created", requests=len(requests), error_type=type(error).__name__)
-            for request in requests:
-                request.fail(error)
+            # Before an item ends because of it, so that its notes do not name a batch.
             with anyio.CancelScope(shield=True):
                 await self._forget(batch)
+            for request in requests:
+                request.fail(error)
             return
         for request in requests:
             request.tries += 1
