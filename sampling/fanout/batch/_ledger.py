@@ -54,6 +54,9 @@ class Batch:
     is_verified: bool = True
     """False until the results have shown that it really is this batch."""
 
+    is_in_doubt: bool = False
+    """True while it may exist at the provider, and was not looked for with success."""
+
     denials: int = 0
     """The number of polls in a row that did not find it."""
 

@@ -293,6 +293,28 @@ def test_two_batches_in_doubt_are_told_apart(run, path):
     assert ([3, 3], {}) == (sizes(server), paid_twice(server))
 
 
+def test_a_batch_that_can_not_be_looked_for_now_is_looked_for_later(run, provider, path):
+    """F21: the batch exists, but its id was lost, and the key may not list batches."""
+    server, dropped = server_of(), []
+
+    def drop(method, path):
+        if method == "POST" and path.endswith("/batches") and not dropped:
+            dropped.append(path)
+            return True
+        return False
+
+    server.drop = drop
+    is_list = lambda method, path: method == "GET" and path.endswith("/batches")  # noqa: E731
+    server.intercept = lambda *call: (403, {"error": {"message": "no"}}) if is_list(*call) else None
+    settings = {"journal": InlineJournal(path), "on_error": "continue"}
+    assert 3 == run(batched, provider(server), questions(3), **settings).counts()["errored"]
+    server.intercept = None
+    restart(server)
+    result = run(batched, provider(server), questions(3), retry={"errored"}, **settings)
+    assert (3, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+    assert ([3], {}) == (sizes(server), paid_twice(server))
+
+
 def test_a_cancellation_at_the_end_is_tried_again(run, provider):
     """F21: one error of the server does not leave a batch running."""
     server, refused = server_of(), []
