@@ -69,6 +69,10 @@ class EngineNotes(Protocol):
         """Report which items, by their places, may be billed twice because an earlier process started them."""
         ...
 
+    def check_unreachable(self, places: Sequence[str]) -> None:
+        """Refuse to go on while batches are in progress at other places, unless the journal continues after changes."""
+        ...
+
     def maybe_billed_twice(self, item: int) -> None:
         """Report that an item may be billed twice, by its index."""
         ...

@@ -158,6 +158,8 @@ def draw(chart: Chart, size: Size, *, class_: str, number: str) -> Markup:
         *_rules(chart, frame),
         *_lines(chart, frame),
         *_dots(chart, frame),
+        # Over the curves, which would strike them through.
+        *_rule_names(chart, frame),
         *_names(chart, frame),
         class_=class_,
         viewBox=f"0 0 {size.width:g} {size.height:g}",
@@ -279,10 +281,19 @@ def _bars(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
 
 
 def _rules(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
+    for rule in chart.rules:
+        if rule.upright:
+            x = frame.x(rule.at)
+            yield element("line", x1=x, x2=x, y1=frame.top - 4, y2=frame.bottom, class_=f"rule {rule.tone}")
+        else:
+            y = frame.y(rule.at)
+            yield element("line", x1=frame.left, x2=frame.right, y1=y, y2=y, class_=f"rule {rule.tone}")
+
+
+def _rule_names(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
     upright = sorted((rule for rule in chart.rules if rule.upright), key=lambda rule: rule.at)
     for row, rule in enumerate(upright):
         x = frame.x(rule.at)
-        yield element("line", x1=x, x2=x, y1=frame.top - 4, y2=frame.bottom, class_=f"rule {rule.tone}")
         near_the_end = x + _LETTER * len(rule.name) > frame.right
         yield element(
             "text",
@@ -294,9 +305,7 @@ def _rules(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:
         )
     for rule in chart.rules:
         if not rule.upright:
-            y = frame.y(rule.at)
-            yield element("line", x1=frame.left, x2=frame.right, y1=y, y2=y, class_=f"rule {rule.tone}")
-            yield element("text", rule.name, x=frame.left + 4, y=y - 5, class_=f"name {rule.tone}")
+            yield element("text", rule.name, x=frame.left + 4, y=frame.y(rule.at) - 5, class_=f"name {rule.tone}")
 
 
 def _lines(chart: Chart, frame: _PlotArea) -> Iterator[Markup]:

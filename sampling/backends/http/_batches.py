@@ -68,6 +68,9 @@ class BatchState:
     problems: tuple[BatchProblem, ...] = ()
     """The reasons why the provider refused the whole batch."""
 
+    not_run: ReplyKind | None = None
+    """The outcome of requests without a line, if the batch ended before all were run."""
+
 
 class BatchClient(ABC):
     """A client of a provider's batch API. It is an async context manager."""

@@ -112,6 +112,8 @@ def _state(batch: Json) -> BatchState:
         name=optional(metadata, _NAME, str),
         files=tuple([file for file in files if file]),
         problems=tuple([_problem(error) for error in list_of_objects(errors, "data")]) if status == "failed" else (),
+        # Some servers write no lines for requests that were not run.
+        not_run=_NOT_RUN.get(f"batch_{status}"),
     )
 
 

@@ -147,10 +147,11 @@ class Lane:
                 await ledger.update(batch)
         except Exception as error:  # noqa: BLE001 - it is that of each request
             log.warning("batch_not_created", requests=len(requests), error_type=type(error).__name__)
-            for request in requests:
-                request.fail(error)
+            # Before an item ends because of it, so that its notes do not name a batch.
             with anyio.CancelScope(shield=True):
                 await self._forget(batch)
+            for request in requests:
+                request.fail(error)
             return
         for request in requests:
             request.tries += 1
@@ -158,6 +159,10 @@ class Lane:
         self._started(batch)
 
     async def _forget(self, batch: Batch) -> None:
+        if batch.is_in_doubt:
+            # A later process looks for it. If this one sends its requests again, it says so.
+            self._ledger.in_doubt.update(batch.requests)
+            return
         try:
             await self._ledger.end(batch)
         except Exception as error:  # noqa: BLE001 - the requests have failed already, most likely for the same reason
@@ -177,7 +182,9 @@ class Lane:
                 if not error.retryable or isinstance(error, RateLimited | ConnectFailed):
                     raise
                 failure = error
+            batch.is_in_doubt = True
             await self._look_for(batch)
+            batch.is_in_doubt = False
             if batch.batch_id is None:
                 if not isinstance(failure, ServerError):
                     self._ledger.maybe_billed_twice(batch.tickets.values())

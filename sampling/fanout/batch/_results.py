@@ -27,7 +27,7 @@ from sampling.fanout.batch._lane import retry_transient_errors
 from sampling.fanout.batch._ledger import Batch, Ledger
 from sampling.fanout.batch._tickets import ParkedRequest
 
-__all__ = ["Results", "error_of_problem"]
+__all__ = ["GONE", "Results", "error_of_problem"]
 
 log = Logger("sampling.fanout.batch")
 
@@ -36,6 +36,9 @@ _CHUNK: Final = 200
 
 _PAUSES_S: Final = (10.0, 60.0, 300.0)
 """The pauses before incomplete results are read again."""
+
+GONE: Final = frozenset({404, 410})
+"""The statuses of a batch or a file that the provider does not have, or no longer."""
 
 _CUSTOM_ID: Final = re.compile(rb'"custom_id"\s*:\s*"([\w-]{1,64})"')
 _HEAD_BYTES: Final = 1_000
@@ -88,14 +91,18 @@ class Results:
         if not await self._are_there(state):
             return False
         is_stranger = not self.found and not batch.is_verified
-        return is_stranger or batch.size - len(batch.requests) >= state.done
+        return is_stranger or self._has_all(state)
+
+    def _has_all(self, state: BatchState) -> bool:
+        """Return whether there were lines for as many requests as the provider has processed."""
+        return self._batch.size - len(self._batch.requests) >= state.done
 
     async def _are_there(self, state: BatchState) -> bool:
         """Read the lines, and return False if the provider does not have them, or no longer."""
         try:
             await retry_transient_errors(lambda: self._read(state))
         except BadRequest as error:
-            if error.status != 404:
+            if error.status not in GONE:
                 raise
             return False
         return True
@@ -140,6 +147,9 @@ class Results:
         batch = self._batch
         answers, others = self._answers, self._others
         self._answers, self._others, self._pending = [], [], set()
+        if not batch.is_verified and (answers or others):
+            batch.is_verified = True
+            await self._ledger.update(batch)
         await self._ledger.settle(batch, answers, [custom_id for custom_id, _ in others])
         self.found += len(answers) + len(others)
         for custom_id, reply in answers:
@@ -184,15 +194,21 @@ class Results:
         else:
             ticket.fail(error)
 
-    async def finish(self) -> None:
+    async def finish(self, state: BatchState) -> None:
         """Settle the requests that the results did not mention."""
         batch = self._batch
+        not_run = state.not_run if self._has_all(state) else None
         if self.ignored:
             log.warning("batch_lines_ignored", batch=batch.batch_id, lines=self.ignored)
         await self._ledger.end(batch)
         missing = [batch.tickets.pop(custom_id) for custom_id in tuple(batch.tickets)]
-        self._ledger.in_doubt.update(batch.requests)
+        if not_run is None:
+            self._ledger.in_doubt.update(batch.requests)
         batch.requests.clear()
+        if not_run is not None:
+            for ticket in missing:
+                self._hand_out(ticket, BatchReply(ticket.custom_id, not_run))
+            return
         if missing:
             # It is unknown whether the provider has processed them.
             log.warning("batch_replies_missing", batch=batch.batch_id, requests=len(missing))

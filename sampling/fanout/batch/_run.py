@@ -22,7 +22,7 @@ from sampling.backends.layers._layer import iter_backends
 from sampling.errors import BackendError, BadRequest, Timeout, Unsupported
 from sampling.fanout.batch._lane import Lane, possible_batches, retry_transient_errors
 from sampling.fanout.batch._ledger import Batch, Ledger
-from sampling.fanout.batch._results import Results, error_of_problem
+from sampling.fanout.batch._results import GONE, Results, error_of_problem
 from sampling.fanout.batch._settings import BatchProgress, Settings
 from sampling.fanout.batch._tickets import ItemRequests, ParkedRequest
 from sampling.fanout.engines import SampleItem, Work, limit_requests
@@ -37,6 +37,9 @@ Ts = TypeVarTuple("Ts")
 log = Logger("sampling.fanout.batch")
 
 _POLL_GROWTH: Final = 1.5
+_MAX_DENIALS: Final = 4
+"""The number of polls in a row that don't find a batch until it counts as lost."""
+
 _CANCEL_POLL_S: Final = 2.0
 _CANCEL_PATIENCE_S: Final = 900.0
 
@@ -85,7 +88,7 @@ class BatchRun:
 
     async def _resume(self, batches: list[Batch]) -> set[int]:
         """Resume the batches of earlier processes. Return the items that may be billed twice."""
-        in_doubt: set[int] = set()
+        in_doubt = set(self._ledger.unreachable)
         for batch in batches:
             if batch.state == "sending":
                 await self._find(batch)
@@ -198,7 +201,7 @@ class BatchRun:
         try:
             state = await self._wait_for_end(batch)
             if state is None:
-                await self._handle_loss(batch)
+                await self._try_candidates(batch)
             else:
                 await self._collect(batch, state)
         except Exception as error:  # noqa: BLE001 - it is that of the requests
@@ -221,25 +224,38 @@ class BatchRun:
         age_s = max(0.0, time.time() - batch.created_s) if batch.resumed else 0.0
         deadline = anyio.current_time() + max(settings.max_wait_s - age_s, 0.0)
         interval_s = 0.0 if batch.resumed else settings.poll_interval_s
+        is_cancelled = False
+        batch.denials = 0
         while True:
             await anyio.sleep(min(interval_s, max(deadline - anyio.current_time(), 0.0)))
             interval_s = min(max(interval_s * _POLL_GROWTH, settings.poll_interval_s), settings.max_poll_interval_s)
-            try:
-                state = await self._state(batch)
-            except BadRequest as error:
-                if error.status == 404:
-                    return None
-                raise
-            if state is not None:
-                self._report(batch, state.status, state)
-                if state.ended:
-                    return state
+            state = await self._poll(batch)
+            # A new batch may not be found for a moment, and the requests of a lost one are paid for again.
+            if batch.denials >= _MAX_DENIALS:
+                return None
+            if state is not None and state.ended:
+                return state
             if anyio.current_time() >= deadline:
                 if batch.timed_out:
                     raise Timeout(f"the batch had not ended after {settings.max_wait_s:g} s", hint="Raise max_wait_s.")
                 batch.timed_out = True
                 deadline = anyio.current_time() + _CANCEL_PATIENCE_S
-                await self._cancel(batch)
+            if batch.timed_out:
+                is_cancelled = is_cancelled or await self._cancel(batch)
+
+    async def _poll(self, batch: Batch) -> BatchState | None:
+        """Return the state of a batch and report it, or None if the server does not tell."""
+        try:
+            state = await self._state(batch)
+        except BadRequest as error:
+            if error.status not in GONE:
+                raise
+            batch.denials += 1
+            return None
+        if state is not None:
+            batch.denials = 0
+            self._report(batch, state.status, state)
+        return state
 
     async def _state(self, batch: Batch) -> BatchState | None:
         try:
@@ -257,9 +273,10 @@ class BatchRun:
         results = Results(batch, self._ledger, self._settings.max_tries, self._send_again)
         await results.read(state)
         if not results.found and not batch.is_verified and batch.requests:
-            await self._handle_unrelated_batch(batch)
+            # It was mistaken for ours, but has none of our requests.
+            await self._try_candidates(batch)
             return
-        await results.finish()
+        await results.finish(state)
         log.info("batch_ended", batch=batch.batch_id, number=batch.number, status=state.status)
 
     def _send_again(self, request: ParkedRequest) -> None:
@@ -299,8 +316,8 @@ class BatchRun:
             else:
                 ticket.fail(error)
 
-    async def _handle_unrelated_batch(self, batch: Batch) -> None:
-        """Handle a batch that was mistaken for one of ours, but has none of our requests."""
+    async def _try_candidates(self, batch: Batch) -> None:
+        """Wait for the other batches at the provider that may be this one. Without any, it is lost."""
         while batch.candidates:
             batch.batch_id = batch.candidates.pop(0)
             state = await self._wait_for_end(batch)
@@ -340,10 +357,20 @@ class BatchRun:
 
     # Cancelling.
 
-    async def _cancel(self, batch: Batch) -> None:
+    async def _cancel(self, batch: Batch) -> bool:
+        """Cancel a batch at the provider. Return False if that failed, such as because it has just ended."""
+        if not batch.is_verified:
+            # It may belong to somebody else.
+            log.warning("batch_left_running", batch=batch.batch_id)
+            return True
         batch.state = "cancelling"
         await self._ledger.update(batch)
-        await batch.client.cancel(batch.batch_id or "")
+        try:
+            await batch.client.cancel(batch.batch_id or "")
+        except BackendError as error:
+            log.warning("batch_not_cancelled", batch=batch.batch_id, error_type=type(error).__name__)
+            return False
+        return True
 
     async def _cancel_batches(self) -> None:
         """Cancel the batches that are in progress when the run ends, and keep what they have finished."""
@@ -358,18 +385,21 @@ class BatchRun:
                     group.start_soon(self._cancel_and_keep, batch)
 
     async def _cancel_and_keep(self, batch: Batch) -> None:
+        is_cancelled = False
         try:
             batch.tickets.clear()
-            state = await self._state(batch)
-            if state is None or not state.ended:
-                await self._cancel(batch)
-            while self._ledger.is_durable:
+            while True:
                 state = await self._state(batch)
                 if state is not None and state.ended:
-                    self._report(batch, state.status, state)
-                    await self._collect(batch, state)
-                    return
+                    break
+                if not is_cancelled and (is_cancelled := await self._cancel(batch)):
+                    if not self._ledger.is_durable or not batch.is_verified:
+                        return
+                    continue
                 await anyio.sleep(_CANCEL_POLL_S)
+            if self._ledger.is_durable:
+                self._report(batch, state.status, state)
+                await self._collect(batch, state)
         except Exception as error:  # noqa: BLE001 - a resume finds the batch again
             log.warning("batch_not_cancelled", batch=batch.batch_id, error_type=type(error).__name__)
 

@@ -262,7 +262,11 @@ class Session:
         """Indexes of items that an earlier process started, and that are sampled again."""
 
         self.notes = JournalNotes(
-            NoteStore(self._store), self._in_thread, lambda index: self._slots.get(index, index), self.sampled_again
+            NoteStore(self._store),
+            self._in_thread,
+            lambda index: self._slots.get(index, index),
+            self.sampled_again,
+            self._check_unreachable,
         )
 
     # Open and close.
@@ -298,12 +302,25 @@ class Session:
         """Refuse to resume without the engine if batches are still in progress at a provider."""
         if self.notes.in_use or not (batches := await self.notes.names(BATCH)):
             return
+        self._ignore_batches(
+            len(batches),
+            "was begun with a BatchEngine",
+            f"{len(batches):,} batch(es) are in progress at the provider: resume with the engine, or pay again",
+        )
+
+    def _check_unreachable(self, places: Sequence[str]) -> None:
+        names = ", ".join(sorted(set(places)))
+        self._ignore_batches(
+            len(places),
+            "was begun with another backend",
+            f"{len(places):,} batch(es) are in progress at {names}: resume with that backend, or pay again",
+        )
+
+    def _ignore_batches(self, count: int, begun: str, difference: str) -> None:
+        """Refuse to leave batches in progress alone, unless the run continues after changes."""
         if self._journal.on_change == "refuse":
-            raise JournalMismatch(
-                f"{self._journal.path} was begun with a BatchEngine:",
-                [f"{len(batches):,} batch(es) are in progress at the provider: resume with the engine, or pay again"],
-            )
-        log.warning("journal_batches_ignored", path=str(self._journal.path), batches=len(batches))
+            raise JournalMismatch(f"{self._journal.path} {begun}:", [difference])
+        log.warning("journal_batches_ignored", path=str(self._journal.path), batches=count)
 
     def _charge(self, budget: Budget) -> None:
         # Charge only what is new: the same budget may have paid for an earlier part of the run, in this process.

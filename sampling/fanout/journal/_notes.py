@@ -13,10 +13,13 @@ from sampling.fanout.journal._schema import IS_UNFINISHED, checksum
 if TYPE_CHECKING:
     from sampling.fanout.journal._store import Store
 
-__all__ = ["BATCH", "JournalNotes", "NoteStore", "put_notes", "read_notes"]
+__all__ = ["BATCH", "REQUEST", "JournalNotes", "NoteStore", "forget_notes", "put_notes", "read_notes"]
 
 BATCH = "batch"
 """The kind of the notes on batches that have not ended."""
+
+REQUEST = "request"
+"""The kind of the notes on requests that a batch may still answer."""
 
 _LIFE = "life"
 """The kind of the notes that say which processes had an engine with notes."""
@@ -80,6 +83,19 @@ def put_notes(database: Connection, notes: Iterable[Note]) -> None:
     database.executemany("INSERT OR REPLACE INTO notes VALUES (?, ?, ?, ?, ?)", rows)
 
 
+def forget_notes(database: Connection, outcomes: Iterable[tuple[int, str]]) -> None:
+    """
+    Delete the notes on items that have an outcome, given as pairs of a place and a status.
+
+    An item without a valid answer keeps them while a batch may still answer it: a retry uses what was paid for.
+    """
+    waiting = "SELECT 1 FROM notes WHERE item = ?1 AND kind = ?3"
+    database.executemany(
+        f"DELETE FROM notes WHERE item = ?1 AND (?2 = 'succeeded' OR NOT EXISTS ({waiting}))",  # noqa: S608 - ours
+        [(item, status, REQUEST) for item, status in outcomes],
+    )
+
+
 def read_notes(database: Connection, path: Path, where: str, values: tuple[str, ...]) -> list[Note]:
     """Return the notes that a condition selects."""
     rows = database.execute(f"SELECT kind, name, item, value, checksum FROM notes {where}", values).fetchall()  # noqa: S608 - ours
@@ -98,11 +114,13 @@ class JournalNotes:
         in_thread: Callable[..., Any],
         slot_of: Callable[[int], int],
         sampled_again: list[int],
+        check_unreachable: Callable[[Sequence[str]], None],
     ) -> None:
         self._notes = notes
         self._in_thread = in_thread
         self._slot_of = slot_of
         self._sampled_again = sampled_again
+        self._check_unreachable = check_unreachable
         self.accounted: frozenset[int] = frozenset()
         """Places of items that an earlier process started, and that are not billed twice."""
 
@@ -140,6 +158,10 @@ class JournalNotes:
     async def account(self, in_doubt: Collection[int]) -> None:
         """Report which of the interrupted items may be billed twice. The notes have the state of the others."""
         self.accounted = frozenset(await self._in_thread(self._notes.forget_intents, in_doubt))
+
+    def check_unreachable(self, places: Sequence[str]) -> None:
+        """Refuse to go on while batches are in progress at other places, unless the journal continues after changes."""
+        self._check_unreachable(places)
 
     def maybe_billed_twice(self, item: int) -> None:
         """Report that an item may be billed twice, by its index."""

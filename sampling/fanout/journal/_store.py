@@ -30,7 +30,7 @@ from sampling.fanout.items import ItemStatus
 from sampling.fanout.journal._fingerprint import differences
 from sampling.fanout.journal._lock import FileLock, SharedLocks, owner_now
 from sampling.fanout.journal._matching import RecordedItem
-from sampling.fanout.journal._notes import put_notes
+from sampling.fanout.journal._notes import forget_notes, put_notes
 from sampling.fanout.journal._schema import (
     APPLICATION_ID,
     IS_UNFINISHED,
@@ -338,7 +338,7 @@ class Store:
         `intents` are the items that are about to be sampled.
         `withdrawn` are items whose intent of this process is deleted.
         `replaced` are items that already have an outcome, which is moved to another table.
-        `has_notes` says that the engine may have notes on these items, which are deleted with their outcome.
+        `has_notes` says that the engine may have notes on these items, see `forget_notes`.
         `notes` are written, too.
         """
         process = self.process
@@ -358,7 +358,7 @@ class Store:
                     "DELETE FROM intents WHERE item = ? AND life = ?", [(item, process) for item in withdrawn]
                 )
             if has_notes:
-                database.executemany("DELETE FROM notes WHERE item = ?", [(row[0],) for row in outcomes])
+                forget_notes(database, [(row[0], row[4]) for row in outcomes])
             if notes:
                 put_notes(database, notes)
 

@@ -4,8 +4,11 @@ import anyio
 import pytest
 
 from sampling import Budget, Journal, MultiTurnStrategy, Options, Priced, RejectionSamplingStrategy, fan_out
+from sampling.backends.anthropic import AnthropicBackend
+from sampling.backends.openai import OpenAIBackend
 from sampling.errors import AuthenticationFailed, JournalMismatch
 from sampling.fanout import BatchEngine
+from sampling.strategies import Diverse
 from sampling.usage import Price
 from tests.fanout.batch.batch_kit import HOUR, ONCE, PROVIDERS, YES, batched, paid_twice, questions, server_of, sizes
 from tests.faults.journals import InlineJournal, rows
@@ -236,6 +239,153 @@ def test_another_batch_of_the_same_size_is_not_taken_for_ours(run, path):
     assert [f"yes to question {number}" for number in range(3)] == [one.result.value for one in result.outcomes]
     assert [3, 3] == sizes(server)
     assert not paid_twice(server)
+
+
+def in_doubt_beside_a_stranger(run, path):
+    """A journal that lacks the id of its batch, and a batch of somebody else, of the same size and at the same time."""
+    server = server_of(lambda request: f"yes to {request.prompt}")
+    engine = BatchEngine(cancel_on_exit=False)
+    run(cut_off, HOUR / 2, PROVIDERS["anthropic"](server), questions(3), journal=InlineJournal(path), engine=engine)
+    run(cut_off, HOUR / 2, PROVIDERS["anthropic"](server), questions(3), engine=engine)
+    forget_id(path)
+    return server
+
+
+@pytest.mark.parametrize("cancel_on_exit", [True, False])
+def test_a_batch_in_doubt_is_looked_for_again_after_a_second_stop(run, path, cancel_on_exit):
+    """F21: another batch may have been mistaken for it, so the id is recorded when the results have shown it."""
+    server = in_doubt_beside_a_stranger(run, path)
+    engine = BatchEngine(cancel_on_exit=cancel_on_exit)
+    run(cut_off, 60, PROVIDERS["anthropic"](server), questions(3), journal=InlineJournal(path), engine=engine)
+    # A batch that may be somebody else's is not cancelled.
+    assert ["in_progress", "in_progress"] == [batch.status for batch in server.batches]
+    restart(server)
+    result = run(batched, PROVIDERS["anthropic"](server), questions(3), journal=InlineJournal(path))
+    assert (3, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+    assert ([3, 3], {}) == (sizes(server), paid_twice(server))
+
+
+def test_a_batch_in_doubt_is_found_although_another_candidate_is_deleted(run, path):
+    """F21: the provider does not know the first candidate any more."""
+    server = in_doubt_beside_a_stranger(run, path)
+    deleted = server.batches[1].id
+    server.intercept = lambda _, path: (404, {"error": {"message": "gone"}}) if path.endswith(deleted) else None
+    restart(server)
+    result = run(batched, PROVIDERS["anthropic"](server), questions(3), journal=InlineJournal(path))
+    assert (3, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+    assert ([3, 3], {}) == (sizes(server), paid_twice(server))
+
+
+def test_two_batches_in_doubt_are_told_apart(run, path):
+    """F21: neither is taken for known because the other was mistaken for it."""
+    server, dropped = server_of(), []
+
+    def drop(method, path):
+        if method == "POST" and path.endswith("/batches") and len(dropped) < 2:
+            dropped.append(path)
+            return True
+        return False
+
+    server.drop = drop
+    strategy = RejectionSamplingStrategy(concurrency_budget=2, variation=Diverse(models=("one", "another")))
+    result = run(batched, PROVIDERS["anthropic"](server), questions(3), strategy=strategy, journal=InlineJournal(path))
+    assert (3, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+    assert ([3, 3], {}) == (sizes(server), paid_twice(server))
+
+
+def test_a_batch_that_can_not_be_looked_for_now_is_looked_for_later(run, provider, path):
+    """F21: the batch exists, but its id was lost, and the key may not list batches."""
+    server, dropped = server_of(), []
+
+    def drop(method, path):
+        if method == "POST" and path.endswith("/batches") and not dropped:
+            dropped.append(path)
+            return True
+        return False
+
+    server.drop = drop
+    is_list = lambda method, path: method == "GET" and path.endswith("/batches")  # noqa: E731
+    server.intercept = lambda *call: (403, {"error": {"message": "no"}}) if is_list(*call) else None
+    settings = {"journal": InlineJournal(path), "on_error": "continue"}
+    assert 3 == run(batched, provider(server), questions(3), **settings).counts()["errored"]
+    server.intercept = None
+    restart(server)
+    result = run(batched, provider(server), questions(3), retry={"errored"}, **settings)
+    assert (3, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+    assert ([3], {}) == (sizes(server), paid_twice(server))
+
+
+def test_a_cancellation_at_the_end_is_tried_again(run, provider):
+    """F21: one error of the server does not leave a batch running."""
+    server, refused = server_of(), []
+
+    def intercept(method, path):
+        if path.endswith("/cancel") and len(refused) < 2:
+            refused.append(path)
+            return 503, {"error": {"message": "down"}}
+        return None
+
+    server.intercept = intercept
+    run(cut_off, HOUR / 2, provider(server), questions(4))
+    assert ["cancelled"] == [batch.status for batch in server.batches]
+
+
+def test_what_ended_before_it_was_cancelled_is_kept(run, provider, path):
+    """F21: the provider refuses to cancel a batch that has ended, and its answers are used."""
+    server = server_of()
+
+    def end_instead(method, path):
+        if not path.endswith("/cancel"):
+            return None
+        server._end(server.batches[0], 4, "completed")
+        return 409, {"error": {"message": "it has ended"}}
+
+    server.intercept = end_instead
+    run(cut_off, HOUR / 2, provider(server), questions(4), journal=InlineJournal(path))
+    assert 4 == len(notes(path, "answer"))
+
+
+@pytest.mark.parametrize("failure", ["refused", "too slow"])
+def test_a_retry_gets_the_answers_of_a_batch_that_goes_on(run, provider, path, failure):
+    """F18, F21: the batch was paid for, and goes on at the provider."""
+    server = server_of(second_turn)
+    settings = {"strategy": TWO_TURNS, "journal": InlineJournal(path), "on_error": "continue"}
+    engine = BatchEngine(cancel_on_exit=False)
+    limit = {"item_timeout_s": 1.5 * HOUR} if failure == "too slow" else {}
+    if failure == "refused":
+        # The key is blocked for a while, when the second batch is in progress.
+        server.intercept = lambda *_: (403, {"error": {"message": "no"}}) if len(server.batches) == 2 else None
+    first = run(batched, provider(server), questions(3), engine=engine, **limit, **settings)
+    assert 0 == first.counts()["succeeded"]
+    server.intercept = None
+    restart(server)
+    result = run(batched, provider(server), questions(3), retry={"failed", "errored"}, **settings)
+    assert (3, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+    assert ([3, 3], {}) == (sizes(server), paid_twice(server))
+    assert not notes(path, "answer")
+    assert not notes(path, "request")
+    assert not notes(path, "batch")
+
+
+def moved(provider, server):
+    backend = provider(server)
+    address = "http://localhost:9/v1"
+    if isinstance(backend, OpenAIBackend):
+        return OpenAIBackend(address, "key", "model", transport=server.transport)
+    return AnthropicBackend("model", "key", base_url=address, transport=server.transport)
+
+
+def test_batches_at_another_address_are_not_paid_again_unasked(run, provider, path):
+    """F16, F21: the address does not decide an answer, but batches can be found only where they were created."""
+    server = server_of()
+    engine = BatchEngine(cancel_on_exit=False)
+    run(cut_off, HOUR / 2, provider(server), questions(3), journal=InlineJournal(path), engine=engine)
+    with pytest.raises(JournalMismatch, match=r"1 batch.*127\.0\.0\.1:9.*resume with that backend"):
+        run(batched, moved(provider, server), questions(3), journal=InlineJournal(path))
+    assert [3] == sizes(server)
+    going_on = InlineJournal(path, on_change="continue")
+    result = run(batched, moved(provider, server), questions(3), journal=going_on)
+    assert (3, (0, 1, 2)) == (result.counts()["succeeded"], result.maybe_billed_twice)
 
 
 def forget_id(path):

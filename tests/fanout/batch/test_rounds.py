@@ -350,6 +350,70 @@ class TestErrors:
         assert {"succeeded": 5, "failed": 0, "errored": 5} == result.counts()
         assert all(isinstance(one.error, Timeout) for one in result.outcomes if one.error)
 
+    @pytest.mark.parametrize("status", [400, 409, 503])
+    def test_a_refused_cancellation_does_not_lose_the_answers(self, run, provider, status):
+        """F21: the batch may have ended a moment before it was cancelled, or the server is down."""
+        server = server_of(latency_s=100 * HOUR)
+
+        def end_instead(method, path):
+            if not path.endswith("/cancel") or server.batches[0].ended:
+                return None
+            server._end(server.batches[0], 10, "completed")
+            return status, {"error": {"message": "it has ended"}}
+
+        server.intercept = end_instead
+        engine = BatchEngine(max_wait_s=50 * HOUR)
+        result = run(batched, provider(server), questions(10), engine=engine, on_error="continue")
+        assert 10 == result.counts()["succeeded"]
+
+    def test_a_cancellation_is_tried_again_while_the_server_is_down(self, run, provider):
+        """F21: else the rest of the batch would be paid for and not used."""
+        server, refused = server_of(latency_s=100 * HOUR), []
+
+        def intercept(method, path):
+            if path.endswith("/cancel") and len(refused) < 3:
+                refused.append(path)
+                return 503, {"error": {"message": "down"}}
+            return None
+
+        server.intercept = intercept
+        engine = BatchEngine(max_wait_s=50 * HOUR)
+        result = run(batched, provider(server), questions(10), engine=engine, on_error="continue", outage_grace_s=0)
+        assert {"succeeded": 5, "failed": 0, "errored": 5} == result.counts()
+        assert ["cancelled"] == [batch.status for batch in server.batches]
+
+    def test_requests_of_a_batch_that_took_too_long_need_no_lines(self, run, tmp_path):
+        """F21: some servers write no line for a request that was not run, and it is not sent again."""
+        server = server_of(latency_s=100 * HOUR)
+        server.mangle = lambda lines: [line for line in lines if b"batch_cancelled" not in line]
+        settings = {"engine": BatchEngine(max_wait_s=50 * HOUR), "journal": InlineJournal(tmp_path / "run.db")}
+        result = run(batched, openai(server), questions(10), on_error="continue", outage_grace_s=0, **settings)
+        assert {"succeeded": 5, "failed": 0, "errored": 5} == result.counts()
+        assert all(isinstance(one.error, Timeout) for one in result.outcomes if one.error)
+        assert ([10], ()) == (sizes(server), result.maybe_billed_twice)
+
+    def test_expired_requests_need_no_lines(self, run, tmp_path):
+        """F21: they were not run, so sending them again is no second payment."""
+        server = server_of(lambda _: Verdict("expired") if len(server.batches) == 1 else "yes")
+        server.mangle = lambda lines: [line for line in lines if b"batch_expired" not in line]
+        result = run(batched, openai(server), questions(3), journal=InlineJournal(tmp_path / "run.db"))
+        assert (3, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+        assert [3, 3] == sizes(server)
+
+    def test_a_batch_that_is_not_found_for_a_moment_is_not_sent_again(self, run, provider):
+        """F21: a list that lags behind, or a gateway, may answer 404 for a batch that is being paid for."""
+        server, refused = server_of(), []
+
+        def intercept(method, path):
+            if method == "GET" and path.split("/")[-2] == "batches" and len(refused) < 3:
+                refused.append(path)
+                return 404, {"error": {"message": "no such batch"}}
+            return None
+
+        server.intercept = intercept
+        assert 5 == run(batched, provider(server), questions(5)).counts()["succeeded"]
+        assert ([5], 3) == (sizes(server), len(refused))
+
     def test_a_backend_without_batches_is_refused(self, run):
         """F21: the error says what the engine needs."""
         with pytest.raises(Unsupported, match="OpenAIBackend or an AnthropicBackend"):
@@ -435,13 +499,14 @@ class TestHostileResults:
         assert 5 == run(batched, provider(server), questions(5)).counts()["succeeded"]
         assert ([5], {}, 3) == (sizes(server), paid_twice(server), len(refused))
 
-    def test_results_that_are_gone_are_asked_for_again(self, run, provider, tmp_path):
+    @pytest.mark.parametrize("status", [404, 410])
+    def test_results_that_are_gone_are_asked_for_again(self, run, provider, tmp_path, status):
         """F21: files are deleted after a month, and a journal that waits for them would never end."""
         server = server_of()
 
         def intercept(method, path):
             is_gone = path.endswith(("/content", "/results")) and len(server.batches) == 1
-            return (404, {"error": {"message": "no such file"}}) if is_gone else None
+            return (status, {"error": {"message": "no such file"}}) if is_gone else None
 
         server.intercept = intercept
         result = run(batched, provider(server), questions(5), journal=InlineJournal(tmp_path / "run.db"))

@@ -189,6 +189,17 @@ def test_a_page_says_what_interrupted_a_run(run, tmp_path):
     assert re.search(r"process 1 .* stopped .* process 2 .* completed", text)
 
 
+def test_no_curve_strikes_through_the_name_of_a_process(run, tmp_path):
+    """F11: the name of a process that resumed a run is drawn over the curves, with a border that covers them."""
+    path = tmp_path / "run.db"
+    run_all(run, path, MIXED)
+    page = run_all(run, path, MIXED)
+    pictures = [one for one in re.findall(r"<svg.*?</svg>", page, re.DOTALL) if "process 2</text>" in one]
+    assert pictures
+    for picture in pictures:
+        assert picture.rindex('class="line ') < picture.index("process 2</text>")
+
+
 def test_the_page_of_a_run_that_goes_on_changes_nothing(run, tmp_path):
     """F20: it is made while the run writes, and the journal and its folder stay as they are."""
     path = tmp_path / "run.db"
