@@ -202,7 +202,9 @@ class _RunState:
 def _reasons(outcome: ItemOutcome[Any]) -> Iterator[str]:
     """Yield the reasons why an outcome is not a success."""
     if outcome.error is not None:
-        yield f"{type(outcome.error).__name__}: {outcome.error}"
+        # The message of a timeout names its item. Without the name, those of all items are counted as one reason.
+        message = str(outcome.error).removeprefix(f"item {outcome.key} had ")
+        yield f"{type(outcome.error).__name__}: {message}"
         return
     best = None if outcome.result is None else outcome.result.best
     for validation in () if best is None else best.validations:
