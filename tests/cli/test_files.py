@@ -58,6 +58,8 @@ def test_what_is_read_is_never_written(link, tmp_path, capsys):
           "--out", "{0}/q.csv", "--force"], "is the file of questions, which is never overwritten"),
         (["map", "{0}/q.csv", "--backend", "simulated", "--out", "."], "'.' is a directory: give a file name"),
         (["demo", "--svg", "{0}/q.csv"], "--svg: "),
+        (["map", "{0}/q.csv", "--backend", "simulated", "--journal", "."], "--journal: '.' is a directory: give a"),
+        (["export", "{0}/dir.json", "--out", "{0}/a.csv"], "is a directory: give the journal of a `sampling map`"),
         (["export", "{0}/none", "--out", "{0}/a.csv"], "there is no journal"),
         (["export", "{0}/q.csv", "--out", "{0}/q.csv", "--force"], "is the journal, which is never overwritten"),
         (["export", "{0}/q.csv", "--out", "{0}/a.xlsx"], "--out must end in .jsonl, .csv, .parquet"),
