@@ -3,7 +3,7 @@
 import sys
 from io import TextIOWrapper
 
-from sampling.cli._stdout import discard_unwritten_messages, reopen_closed_streams
+from sampling.cli._stdout import discard_unwritten, reopen_closed_streams
 from sampling.errors import MissingExtra
 
 __all__ = ["main"]
@@ -17,7 +17,7 @@ def main() -> None:
     except KeyboardInterrupt:
         # A command that has begun handles the signal itself, so this one came while modules were imported.
         code = 130
-    discard_unwritten_messages()
+    discard_unwritten()
     raise SystemExit(code)
 
 

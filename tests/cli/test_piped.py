@@ -223,10 +223,12 @@ def test_a_report_that_cannot_be_written_is_saved_elsewhere(tmp_path):
     assert isinstance(read_report(out), LoadReport)
 
 
-def test_a_stdout_that_is_full_is_one_line():
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["map", "--help"], ["demo", "--questions", "1"]])
+def test_a_stdout_that_is_full_is_one_line(arguments, monkeypatch):
     """A full disk behind stdout is reported in one line, with an exit code other than 0."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # without a buffer, nothing is left to write at the exit
     with Path("/dev/full").open("w") as full:
-        done = finished("--version", stdout=full)
+        done = finished(*arguments, stdout=full)
     assert 1 == done.returncode
     assert "sampling: the system refused: No space left on device" == one_line(done.stderr)
 
