@@ -321,6 +321,7 @@ def test_a_budget_ends_the_run_and_a_larger_one_goes_on(server, prompts, tmp_pat
     done = finished(command(server, *arguments, "--budget-requests", "5"))
 
     assert (1, 5) == (done.returncode, len(server.requests))
+    assert "halted: 5 of 12 prompts (5 succeeded)" in done.stderr  # the rest was not asked, so it has not failed
     assert "the budget is spent" in done.stderr
     assert [f"k{number}" for number in range(5)] == keys_of(out)
     assert 0 == finished(command(server, *arguments, "--budget-requests", "12", "--resume")).returncode
