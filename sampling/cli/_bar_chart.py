@@ -46,14 +46,18 @@ def _cells(score: Score) -> _Cells:
 
 
 _TITLES = ("", "", *(metric.title for metric in _METRICS))
+_LEAST_NEEDED_FIRST = (1, *(2 + _METRICS.index(metric) for metric in (_PROMPT, _P50, _TOKENS, _P95)))
+"""The numbers of the columns that a narrow terminal has no room for."""
 
 
 def as_table(scores: Sequence[Score], *, width: int) -> Table:
-    """Return the scores as a table for a terminal of this width. A narrow one gets no summaries."""
-    rows = [_TITLES, *(_cells(score) for score in scores)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    hidden = {1} if sum(widths) + 2 * (len(widths) - 1) > width else set[int]()
-    shown = [[cell for number, cell in enumerate(row) if number not in hidden] for row in rows]
+    """Return the scores as a table for a terminal of this width. A narrow one gets fewer columns."""
+    columns = dict(enumerate(zip(_TITLES, *map(_cells, scores), strict=True)))
+    for number in _LEAST_NEEDED_FIRST:
+        if sum(2 + max(map(len, column)) for column in columns.values()) - 2 <= width:
+            break
+        del columns[number]
+    shown = list(zip(*columns.values(), strict=True))
     table = Table(
         *(Column(title, justify="left" if not title else "right", no_wrap=True) for title in shown[0]),
         box=None,

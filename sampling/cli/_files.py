@@ -52,6 +52,7 @@ def check_output(flag: str, path: Path, *, replace: bool, protected: Mapping[str
         protected: Files that must never be written, such as the input, by description.
     """
     shown, folder = short_repr(str(path)), short_repr(str(path.parent))
+    _check_reachable(flag, path)
     if not path.parent.is_dir():
         raise ValueError(f"{flag}: there is no directory {folder} to write {path.name!r} to: create it first")
     if path.is_dir():
@@ -64,6 +65,16 @@ def check_output(flag: str, path: Path, *, replace: bool, protected: Mapping[str
     if path.exists() and not replace and not is_special(path):
         raise ValueError(f"{flag}: {shown} already exists: add --force to replace it, or choose another name")
     return path
+
+
+def _check_reachable(flag: str, path: Path) -> None:
+    """Raise ValueError for a path that the system refuses: a loop of links, a long name, a closed directory."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise ValueError(f"{flag}: {short_repr(str(path))} can't be used: {reason_of(error)}") from None
 
 
 def _may_write(path: Path) -> bool:

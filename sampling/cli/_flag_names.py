@@ -19,6 +19,7 @@ _ANYWHERE: Mapping[str, str] = {
     "hold_s": "--hold",
     "horizon_s": "--duration",
     "input_per_million": "the input price of --price",
+    "item_timeout_s": "--item-timeout",
     "loop_budget": "--depth",
     "max_concurrency": "--max-concurrency",
     "max_in_flight": "--max-in-flight",
@@ -32,6 +33,7 @@ _ANYWHERE: Mapping[str, str] = {
     "rate_tolerance": "--rate-tolerance",
     "send_env_key": "--send-env-key",
     "think_time_s": "--think-time",
+    "timeout_s": "--timeout",
     "to_rate": "--to-rate",
     "warmup_s": "--warmup",
 }

@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
+from sampling._arguments import short_repr
 from sampling.cli._exit_codes import REFUSED
+from sampling.cli._files import reason_of
 from sampling.cli._flag_names import with_flags
 from sampling.cli._headers import HEADERS_VARIABLE
 from sampling.cli._specs import BACKENDS, REQUIREMENTS, STRATEGIES
@@ -107,9 +109,12 @@ class UsageError(TyperException):
 
 @contextmanager
 def usage_errors() -> Generator[None]:
-    """Turn TypeError and ValueError into a usage error."""
+    """Turn TypeError, ValueError and an error of the system into a usage error."""
     try:
         yield
+    except OSError as error:
+        what = "the system refused" if error.filename is None else f"can't use {short_repr(str(error.filename))}"
+        raise UsageError(f"{what}: {reason_of(error)}") from error
     except (TypeError, ValueError) as error:
         raise UsageError(with_flags(str(error))) from error
 

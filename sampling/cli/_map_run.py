@@ -202,7 +202,9 @@ class _RunState:
 def _reasons(outcome: ItemOutcome[Any]) -> Iterator[str]:
     """Yield the reasons why an outcome is not a success."""
     if outcome.error is not None:
-        yield f"{type(outcome.error).__name__}: {outcome.error}"
+        # The message of a timeout names its item. Without the name, those of all items are counted as one reason.
+        message = str(outcome.error).removeprefix(f"item {outcome.key} had ")
+        yield f"{type(outcome.error).__name__}: {message}"
         return
     best = None if outcome.result is None else outcome.result.best
     for validation in () if best is None else best.validations:
@@ -286,11 +288,13 @@ async def _fan_out(
         state.run = run
         signal_handler.attach(run)
         async for outcome in run:
-            state.count(outcome)
             if job.budget is not None and _ended_by_budget(outcome):
-                # All further items would end the same way. The journal has no outcome of this one, so a resume asks it.
+                # All further items would end the same way. The journal has no outcome of this one, so a resume asks it,
+                # and it is not counted as failed.
                 state.budget_is_spent = True
                 run.drain()
+            else:
+                state.count(outcome)
             if not state.reader_left:
                 _write(outcome, write, job, state)
 
@@ -391,7 +395,8 @@ def _print_summary(job: MapJob, state: _RunState) -> None:
     if unsaved:
         print_status(_rescue(unsaved, job.all_requirements))
     if state.budget_is_spent:
-        print_status(f"the budget is spent: {job.budget!r}. Raise it to resume")
+        go_on = "resume" if job.journal is not None else "run it again, from the beginning: it has no journal"
+        print_status(f"the budget is spent: {job.budget!r}. Raise it to {go_on}")
     if run.status in {"stopped", "failed"}:
         kept = "all other answers are kept" if unsaved else "all answers are kept"
         hint = f"{kept}. Resume with:\n  {_resume_command()}"

@@ -9,12 +9,15 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self, cast
+from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 import attrs
 
 from sampling._json import bounded as bounded_json
 from sampling._text import quoted
+
+if TYPE_CHECKING:
+    from _csv import Reader  # the module `csv` does not name the type of its readers
 
 __all__ = ["BadLine", "Prompt", "Prompts"]
 
@@ -95,29 +98,38 @@ class Prompts:
         return self._read_csv() if self._is_csv else self._read_lines()
 
     def _read_csv(self) -> Iterator[Prompt | BadLine]:
-        text = io.TextIOWrapper(self._file, "utf-8-sig", newline="")
-        line = 1
+        # Bytes that are not UTF-8 become lone surrogates, so that the rows after them can still be read.
+        text = io.TextIOWrapper(self._file, "utf-8-sig", errors="surrogateescape", newline="")
+        csv.field_size_limit(MAX_LINE_BYTES)
         try:
             # A spreadsheet separates with semicolons where numbers have a decimal comma.
             delimiter = max(",;\t", key=text.readline().count)
             text.seek(0)
-            rows = csv.reader(text, strict=True, delimiter=delimiter)
-            names = next(rows, list[str]())
-            if twice := [name for name in (self._prompt_field, self._key_field) if names.count(name) > 1]:
-                yield BadLine(1, f'two columns "{twice[0]}": rename or delete one')
-                return
-            for row in rows:
-                line = rows.line_num
-                if any(row):
-                    yield self._from_row(line, names, row)
-        except UnicodeDecodeError:
-            yield BadLine(line + 1, "not UTF-8: save the file as CSV in UTF-8")
-        except csv.Error as error:
-            yield BadLine(line + 1, f"not CSV: {error}")
+            yield from self._read_table(csv.reader(text, strict=True, delimiter=delimiter))
         finally:
             text.detach()
 
+    def _read_table(self, table: "Reader") -> Iterator[Prompt | BadLine]:
+        rows = _rows(table)
+        names = next(rows, list[str]())
+        if isinstance(names, BadLine):
+            yield names
+            return
+        if not _is_utf_8(names):
+            yield BadLine(1, _NOT_UTF_8)
+            return
+        if twice := [name for name in (self._prompt_field, self._key_field) if names.count(name) > 1]:
+            yield BadLine(1, f'two columns "{twice[0]}": rename or delete one')
+            return
+        for row in rows:
+            if isinstance(row, BadLine):
+                yield row
+            elif any(row):
+                yield self._from_row(table.line_num, names, row)
+
     def _from_row(self, line: int, names: list[str], row: list[str]) -> Prompt | BadLine:
+        if not _is_utf_8(row):
+            return BadLine(line, _NOT_UTF_8)
         if len(row) > len(names):
             return BadLine(line, f"{len(row)} fields, but the first row has {len(names)}: quote a text with a comma")
         try:
@@ -177,6 +189,31 @@ class Prompts:
             raise ValueError(f'the field "{self._key_field}" is empty')
         _check_encodable(f'the field "{self._key_field}"', str(key))
         return Prompt(number, str(key), _prompt_text(f'the field "{self._prompt_field}"', read[self._prompt_field]))
+
+
+_NOT_UTF_8 = "not UTF-8: save the file as CSV in UTF-8"
+
+
+def _rows(table: "Reader") -> Iterator[list[str] | BadLine]:
+    """Yield the rows of a table. A row that can't be read does not end it."""
+    while True:
+        line = table.line_num + 1
+        try:
+            yield next(table)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            # A quote that is not closed takes the lines after it with it.
+            end = f" up to line {table.line_num}" if table.line_num > line else ""
+            yield BadLine(line, f"not CSV{end}: {error}")
+
+
+def _is_utf_8(row: list[str]) -> bool:
+    try:
+        "".join(row).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _prompt_text(name: str, text: object) -> str:

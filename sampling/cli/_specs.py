@@ -60,6 +60,8 @@ BACKENDS = (
     "gemini:MODEL@URL, simulated, simulated:PASS_PROBABILITY or smollm2"
 )
 
+_GGUF_MAGIC = b"GGUF"
+
 WITH_CONNECTIONS = frozenset({"anthropic", "gemini", "openai"})
 """The kinds of backends that take the flags about connections."""
 
@@ -172,7 +174,21 @@ def _llama(model: str | None) -> Backend:
     _require_llama()
     from sampling.backends.llama import LlamaBackend  # noqa: PLC0415 - an extra: only those who name it need it
 
-    return LlamaBackend(model)
+    backend = LlamaBackend(model)
+    if model is not None and model != SMOLLM2:
+        _check_gguf(Path(model))
+    return backend
+
+
+def _check_gguf(path: Path) -> None:
+    """Raise ValueError for a file of another format, such as the page of a failed download."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(_GGUF_MAGIC))
+    except OSError as error:
+        raise ValueError(f"--backend: can't read {short_repr(str(path))}: {error.strerror}") from None
+    if magic != _GGUF_MAGIC:
+        raise ValueError(f"--backend: {short_repr(str(path))} is not a GGUF file, which begins with the letters GGUF")
 
 
 def refuse_connection_flags(spec: str, **given: bool) -> None:
@@ -338,8 +354,11 @@ def _words(rest: str, _question: str) -> Requirement:
 
 def read_schema(path: str) -> dict[str, Any]:
     """Read a JSON schema from a file, or raise ValueError."""
+    if not path:
+        raise ValueError("give its file, as schema:FILE.json")
     try:
-        schema = bounded_json.loads(Path(path).read_text(encoding="utf-8"))
+        # Some editors begin a file with a byte order mark.
+        schema = bounded_json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"can't read {short_repr(path)}: {error.strerror}") from None
     except ValueError as error:

@@ -13,7 +13,7 @@ from typing import TextIO
 __all__ = [
     "ReaderLeft",
     "discard",
-    "discard_unwritten_messages",
+    "discard_unwritten",
     "only_results",
     "reopen_closed_streams",
     "terminal_safe",
@@ -64,12 +64,13 @@ def write_result(text: str) -> bool:
     return True
 
 
-def discard_unwritten_messages() -> None:
-    """Drop what stderr has no room for. The interpreter would fail to write it again, and exit with 120."""
-    try:
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        discard(sys.stderr)
+def discard_unwritten() -> None:
+    """Drop what stdout and stderr have no room for. The interpreter would fail to write it again, and exit with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            discard(stream)
 
 
 def discard(stream: TextIO) -> None:

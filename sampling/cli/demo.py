@@ -53,7 +53,7 @@ def demo(
     question: Annotated[
         str, typer.Option(help="The question to ask live, such as 'What is 47 + 38?'")
     ] = "What is 487 + 356?",
-    questions: Annotated[int, typer.Option(min=1, help="Number of questions for each strategy.")] = 200,
+    questions: Annotated[int, typer.Option(min=1, max=100_000, help="Number of questions for each strategy.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed that selects the questions.")] = 0,
     svg: Annotated[Path | None, typer.Option(help="Write the chart to this SVG file.")] = None,
     force: Force = False,

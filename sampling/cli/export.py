@@ -43,6 +43,8 @@ def export_journal(
     with usage_errors():
         if not journal.exists():
             raise ValueError(f"there is no journal {str(journal)!r}")
+        if journal.is_dir():
+            raise ValueError(f"{str(journal)!r} is a directory: give the journal of a `sampling map`")
         check_output("--out", out, replace=force, protected={"the journal": journal})
         if out.suffix.lower() not in _SUFFIXES:
             raise ValueError(f"--out must end in {', '.join(_SUFFIXES)}, got {str(out)!r}")

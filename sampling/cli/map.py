@@ -11,7 +11,7 @@ from typing import Annotated
 import attrs
 import typer
 
-from sampling._arguments import short_repr
+from sampling._arguments import check_number, short_repr
 from sampling.backends.llama.models.arithmetic import Question
 from sampling.budgets import Budget
 from sampling.cli import _flags as flags
@@ -195,6 +195,8 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
                 retries=retries,
                 price=priced,
             )
+            if item_timeout is not None:
+                check_number("--item-timeout", item_timeout, above=0)
             answer_format = parse_format(type_, require or (), constrain=constrain)
             files = _Files(prompts=prompts, out=out, given_journal=journal, report=report)
             files.check(no_journal=no_journal, resume=resume, force=force)
@@ -341,7 +343,7 @@ class _Files:
 
     def _check_journal(self, journal: Path, *, resume: bool) -> None:
         # Answers that were paid for are never overwritten.
-        if journal.exists() and not resume and not is_same_file(journal, self.prompts):
+        if journal.is_file() and not resume and not is_same_file(journal, self.prompts):
             raise ValueError(f"{journal} already exists: add --resume, delete it, or choose another name")
         flag = "--out" if self.given_journal is None else "--journal"
         check_output(flag, journal, replace=resume, protected={"the file of prompts": self.prompts})

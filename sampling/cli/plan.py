@@ -105,12 +105,13 @@ def _parse_numbers(flag: str, text: str) -> tuple[int, ...]:
     """Parse `1,2,4` or `1..4`."""
     low, dots, high = text.partition("..")
     try:
-        numbers = tuple(range(int(low), int(high) + 1)) if dots else tuple(int(part) for part in text.split(","))
+        given = tuple(int(part) for part in ((low, high) if dots else text.split(",")))
     except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 1 or max(numbers) > 64:
+        given = ()
+    # Checked before there is a range, which may be too long for memory.
+    if not given or min(given) < 1 or max(given) > 64 or (dots and given[0] > given[1]):
         raise ValueError(f"{flag} must be numbers from 1 to 64, as 1..4 or 1,2,8, got {short_repr(text)}")
-    return numbers
+    return tuple(range(given[0], given[1] + 1)) if dots else given
 
 
 def plan(  # noqa: PLR0913 - each is a flag

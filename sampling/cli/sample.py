@@ -1,8 +1,10 @@
 """`sampling sample`: ask one question and print a checked answer."""
 
 import sys
+import tempfile
 from collections.abc import Awaitable
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
@@ -11,6 +13,7 @@ import typer
 
 from sampling.cli import _flags as flags
 from sampling.cli._answer_format import AnswerFormat, parse_format
+from sampling.cli._files import reason_of
 from sampling.cli._headers import Headers
 from sampling.cli._signals import run_interruptible
 from sampling.cli._specs import (
@@ -115,9 +118,9 @@ def sample(  # noqa: PLR0913 - each is a flag
         )
     with only_results():
         result = anyio.run(run_interruptible, partial(_ask, call, show=None if progress else False))
-    _print_answer(result, answer_format)
+    printed = _print_answer(result, answer_format)
     print_status(result.explain() if explain else str(result))
-    return 0 if result.success else 1
+    return 0 if result.success and printed else 1
 
 
 def _read_question(given: str) -> str:
@@ -136,9 +139,25 @@ async def _ask(call: _Call, *, show: bool | None) -> SamplingResult[Any]:
             return await call.start(hooks)
 
 
-def _print_answer(result: SamplingResult[Any], answer_format: AnswerFormat) -> None:
+def _print_answer(result: SamplingResult[Any], answer_format: AnswerFormat) -> bool:
+    """Print the answer. Return False if stdout has no room for it. It is then saved elsewhere, as it is paid for."""
     if result.text is None:
-        return
+        return True
     text = answer_format.shown(result.text)
-    # A terminal acts on control characters. A program that reads a pipe gets the answer as it is.
-    write_result(f"{terminal_safe(text) if sys.stdout.isatty() else text}\n")
+    try:
+        # A terminal acts on control characters. A program that reads a pipe gets the answer as it is.
+        write_result(f"{terminal_safe(text) if sys.stdout.isatty() else text}\n")
+    except OSError as error:
+        print_status(f"sampling: stdout could not be written: {reason_of(error)}. {_rescue(text)}")
+        return False
+    return True
+
+
+def _rescue(text: str) -> str:
+    """Save an answer in the directory for temporary files, and say where."""
+    try:
+        saved = Path(tempfile.mkdtemp(prefix="sampling-")) / "answer.txt"
+        saved.write_text(f"{text}\n", encoding="utf-8", errors="backslashreplace", newline="")
+    except OSError as error:
+        return f"No other file could be written either ({reason_of(error)}). The answer is:\n{terminal_safe(text)}"
+    return f"The answer is saved in {saved}"

@@ -108,6 +108,9 @@ def test_map_asks_no_unsuitable_model_either(capsys, monkeypatch, tmp_path):
         (["sample", "x", "--strategy", "rejektion"], "--strategy must be one of rejection"),
         (["sample", "x", "--backend", "simulated", "--require", "jsn"], "--require must be arithmetic; json"),
         (["demo", "--question", "How are you?"], "text must be a question such as 'What is 47 + 38?'"),
+        (["demo", "--questions", "999999999"], "--questions"),
+        (["sample", "x", "--backend", "simulated", "--require", "schema:"], "give its file, as schema:FILE.json"),
+        (["sample", "x", "--backend", f"llama:{__file__}"], "is not a GGUF file"),
         (["sampel"], "No such command 'sampel'"),
     ],
 )
@@ -232,10 +235,10 @@ SCORES = [
 ]
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
 @pytest.mark.parametrize("render", [as_table, as_bars])
 def test_the_demo_fits_into_a_terminal(render, width):
-    """Nothing is wrapped or cut off, down to 60 columns."""
+    """Nothing is wrapped or cut off, down to 40 columns."""
     console = Console(width=width, file=io.StringIO())
     console.print(render(SCORES, width=width))
     lines = console.file.getvalue().splitlines()

@@ -1,5 +1,6 @@
 """Output files: when they are refused, and how they are replaced."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -58,6 +59,8 @@ def test_what_is_read_is_never_written(link, tmp_path, capsys):
           "--out", "{0}/q.csv", "--force"], "is the file of questions, which is never overwritten"),
         (["map", "{0}/q.csv", "--backend", "simulated", "--out", "."], "'.' is a directory: give a file name"),
         (["demo", "--svg", "{0}/q.csv"], "--svg: "),
+        (["map", "{0}/q.csv", "--backend", "simulated", "--journal", "."], "--journal: '.' is a directory: give a"),
+        (["export", "{0}/dir.json", "--out", "{0}/a.csv"], "is a directory: give the journal of a `sampling map`"),
         (["export", "{0}/none", "--out", "{0}/a.csv"], "there is no journal"),
         (["export", "{0}/q.csv", "--out", "{0}/q.csv", "--force"], "is the journal, which is never overwritten"),
         (["export", "{0}/q.csv", "--out", "{0}/a.xlsx"], "--out must end in .jsonl, .csv, .parquet"),
@@ -74,6 +77,35 @@ def test_a_file_that_cannot_be_written_is_found_out_before(arguments, complaint,
     assert complaint in err
     assert ["dir.json", "q.csv"] == sorted(path.name for path in tmp_path.iterdir())
     assert "Hi?\n" == (tmp_path / "q.csv").read_text()
+
+
+@pytest.mark.parametrize("name", ["loop.json", f"{'x' * 300}.json", "closed/x.json"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["map", "p.txt", "--text", "--backend", "simulated", "--out"],
+        ["map", "p.txt", "--text", "--backend", "simulated", "--journal"],
+        [*LOAD, "--out"],
+        ["demo", "--svg"],
+    ],
+)
+def test_a_path_that_the_system_refuses_is_one_line(arguments, name, tmp_path, capsys, monkeypatch):
+    """A link to itself, a name that is too long, and a directory that may not be entered. Nothing is sent."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.txt").write_text("Hi\n")
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    real_stat = Path.stat
+
+    def refuse(path: Path, **settings):
+        if "closed" in path.parts[:-1]:  # root may enter every directory
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real_stat(path, **settings)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    assert 2 == run([*arguments, name])
+    err = capsys.readouterr().err
+    assert 1 == err.count("\n")
+    assert "can't" in err
 
 
 def test_a_journal_is_exported_by_a_command(tmp_path, capsys):

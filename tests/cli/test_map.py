@@ -321,6 +321,7 @@ def test_a_budget_ends_the_run_and_a_larger_one_goes_on(server, prompts, tmp_pat
     done = finished(command(server, *arguments, "--budget-requests", "5"))
 
     assert (1, 5) == (done.returncode, len(server.requests))
+    assert "halted: 5 of 12 prompts (5 succeeded)" in done.stderr  # the rest was not asked, so it has not failed
     assert "the budget is spent" in done.stderr
     assert [f"k{number}" for number in range(5)] == keys_of(out)
     assert 0 == finished(command(server, *arguments, "--budget-requests", "12", "--resume")).returncode
@@ -497,6 +498,36 @@ def test_a_broken_row_of_a_table_is_named_by_its_line(tmp_path, capsys, table, p
     path.write_bytes(table)
     assert 2 == run(["map", str(path), "--backend", "simulated"])
     assert problem in capsys.readouterr().err
+
+
+def test_the_rows_after_a_broken_one_are_read(tmp_path, capsys):
+    """`--skip-bad` skips the broken rows and no others. A quote that is not closed takes some lines with it."""
+    path = tmp_path / "prompts.csv"
+    path.write_bytes(b'key,prompt\na,"Hi\nb,Ho\nc,"Hu"\nd,h\xe4\ne,He\n"f"f,Ha\ng,' + b"y" * 200_000 + b"\n")
+    assert 0 == run(["map", str(path), "--backend", "simulated:1", "--skip-bad"])
+    out, err = capsys.readouterr()
+    assert ["e", "g"] == [json.loads(line)["key"] for line in out.splitlines()]
+    assert ["2", "5", "7"] == [line.partition("prompts.csv, line ")[2][:1] for line in err.splitlines()[:3]]
+    assert "line 2: not CSV up to line 4: " in err
+    assert "skipped 3 bad line(s), 2 prompts left" in err
+
+
+def test_timeouts_are_one_reason(server, prompts):
+    """The error of an item names it, and the summary counts them all."""
+    server.reply = Reply(["x"], endless=True, interval_s=0.02)
+    limits = ("--item-timeout", "0.1", "--on-error", "continue", "--outage-grace", "0")
+    done = finished(command(server, prompts(3), *limits))
+    assert 1 == done.returncode
+    assert "\n  3 × Timeout: no result after 0.1 s\n" in done.stderr
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "nan", "inf"])
+def test_a_timeout_that_is_no_time_is_refused(wrong, prompts, capsys):
+    """One line, before anything is sent."""
+    assert 2 == run(["map", str(prompts(1)), "--backend", "simulated", "--item-timeout", wrong])
+    err = capsys.readouterr().err
+    assert err.startswith("sampling: --item-timeout must be ")
+    assert 1 == err.count("\n")
 
 
 def test_a_file_of_another_format_is_answered_with_the_formats(tmp_path, capsys):

@@ -223,12 +223,38 @@ def test_a_report_that_cannot_be_written_is_saved_elsewhere(tmp_path):
     assert isinstance(read_report(out), LoadReport)
 
 
-def test_a_stdout_that_is_full_is_one_line():
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["map", "--help"], ["demo", "--questions", "1"]])
+def test_a_stdout_that_is_full_is_one_line(arguments, monkeypatch):
     """A full disk behind stdout is reported in one line, with an exit code other than 0."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # without a buffer, nothing is left to write at the exit
     with Path("/dev/full").open("w") as full:
-        done = finished("sample", "Hi", "--backend", "simulated", stdout=full)
+        done = finished(*arguments, stdout=full)
     assert 1 == done.returncode
     assert "sampling: the system refused: No space left on device" == one_line(done.stderr)
+
+
+def test_an_answer_that_stdout_has_no_room_for_is_saved_elsewhere(server, tmp_path, monkeypatch):
+    """It was paid for. Where no other file can be written either, it is on stderr."""
+    for folder, where in ((tmp_path, "The answer is saved in "), (tmp_path / "none", "The answer is:\n")):
+        monkeypatch.setenv("TMPDIR", str(folder))
+        monkeypatch.setattr(sys.modules[__name__], "COMMAND", [sys.executable, "-c", _WITHOUT_OTHER_FOLDERS])
+        with Path("/dev/full").open("w") as full:
+            done = finished("sample", "Hi", *backend(server), stdout=full)
+        assert 1 == done.returncode
+        before, found, after = done.stderr.partition(where)
+        assert found, done.stderr
+        assert "sampling: stdout could not be written: No space left on device. " in before
+        shown = after.splitlines()[0]
+        assert "yes it is" == (shown if folder.name == "none" else Path(shown).read_text().rstrip("\n"))
+
+
+_WITHOUT_OTHER_FOLDERS = """
+import os, tempfile
+tempfile.gettempdir = lambda: os.environ["TMPDIR"]
+from sampling.cli import main
+main()
+"""
+"""The command, with no folder for temporary files but TMPDIR."""
 
 
 def test_a_stderr_that_is_full_does_not_change_the_exit_code(prompts, tmp_path, monkeypatch):
@@ -354,6 +380,26 @@ def test_a_signal_has_its_exit_code(number, code, server):
         out, err = process.communicate(timeout=60)
     assert (code, "") == (process.returncode, out)
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("module", ["sampling.cli._app", "typer", "sampling.cli.sample"])
+def test_ctrl_c_while_a_command_is_imported_prints_nothing(module):
+    """The first moment of a command is spent on imports, and a traceback of them would say nothing to its user."""
+    code = f"""
+import sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+from sampling.cli import main
+main()
+"""
+    command = [sys.executable, "-c", code, "sample", "Hi", "--backend", "simulated"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)  # noqa: S603
+    assert (130, "", "") == (done.returncode, done.stdout, done.stderr)
 
 
 # Counts.

@@ -27,6 +27,7 @@ Operator: TypeAlias = Literal["+", "-"]
 
 _OPERATORS: tuple[Operator, ...] = get_args(Operator)
 _HELD_OUT_ONE_IN = 5
+_MOST_HELD_OUT = 100_000
 _NO_SLIPS: Mapping[int, int] = MappingProxyType({})
 _QUESTION = re.compile(r"What is (\d{1,4}) ([-+]) (\d{1,4})\?")
 _STEP = re.compile(r"(\d{1,3}(?:[-+]\d{1,3}){1,2})=(\d{1,4})")
@@ -117,9 +118,9 @@ def held_out(count: int, *, seed: int = 0) -> list[Question]:
     """
     Return distinct questions that the model was not trained on.
 
-    The seed determines them.
+    The seed determines them. At most 100,000, because there are not many more.
     """
-    check_int("count", count, least=1)
+    check_int("count", count, least=1, most=_MOST_HELD_OUT)
     draw = random.Random(f"held out {check_int('seed', seed)}")  # noqa: S311 - questions, not secrets
     questions = dict[Question, None]()
     while len(questions) < count:
