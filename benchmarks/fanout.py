@@ -64,7 +64,9 @@ def _speed_of(at_once: int, folder: str, items: int, settings: Settings) -> Row:
         )
     else:
         del rates["aiometer"]
-    return Row(f"{items:,} items, {at_once} at once", dict(rates), checks, {"turns": turns})
+    runs = max(map(len, turns.values()), default=1)
+    name = f"{runs} runs of {items // runs:,} items, {at_once} at once"
+    return Row(name, dict(rates), checks, {"turns": turns})
 
 
 def _resume(journal: Path, items: int) -> Section:
