@@ -55,3 +55,17 @@ def sizes(server):
 
 def paid_twice(server):
     return {custom_id: count for custom_id, count in server.billed.items() if count > 1}
+
+
+def losing_creations(server, count=1):
+    """Let the server create its first batches, and lose the answers that say so."""
+    lost = []
+
+    def drop(method, path):
+        if method == "POST" and path.endswith("/batches") and len(lost) < count:
+            lost.append(path)
+            return True
+        return False
+
+    server.drop = drop
+    return server

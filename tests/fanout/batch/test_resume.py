@@ -10,7 +10,18 @@ from sampling.errors import AuthenticationFailed, JournalMismatch
 from sampling.fanout import BatchEngine
 from sampling.strategies import Diverse
 from sampling.usage import Price
-from tests.fanout.batch.batch_kit import HOUR, ONCE, PROVIDERS, YES, batched, paid_twice, questions, server_of, sizes
+from tests.fanout.batch.batch_kit import (
+    HOUR,
+    ONCE,
+    PROVIDERS,
+    YES,
+    batched,
+    losing_creations,
+    paid_twice,
+    questions,
+    server_of,
+    sizes,
+)
 from tests.faults.journals import InlineJournal, rows
 
 TWO_TURNS = MultiTurnStrategy(loop_budget=2)
@@ -278,15 +289,7 @@ def test_a_batch_in_doubt_is_found_although_another_candidate_is_deleted(run, pa
 
 def test_two_batches_in_doubt_are_told_apart(run, path):
     """F21: neither is taken for known because the other was mistaken for it."""
-    server, dropped = server_of(), []
-
-    def drop(method, path):
-        if method == "POST" and path.endswith("/batches") and len(dropped) < 2:
-            dropped.append(path)
-            return True
-        return False
-
-    server.drop = drop
+    server = losing_creations(server_of(), 2)
     strategy = RejectionSamplingStrategy(concurrency_budget=2, variation=Diverse(models=("one", "another")))
     result = run(batched, PROVIDERS["anthropic"](server), questions(3), strategy=strategy, journal=InlineJournal(path))
     assert (3, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
@@ -295,15 +298,7 @@ def test_two_batches_in_doubt_are_told_apart(run, path):
 
 def test_a_batch_that_can_not_be_looked_for_now_is_looked_for_later(run, provider, path):
     """F21: the batch exists, but its id was lost, and the key may not list batches."""
-    server, dropped = server_of(), []
-
-    def drop(method, path):
-        if method == "POST" and path.endswith("/batches") and not dropped:
-            dropped.append(path)
-            return True
-        return False
-
-    server.drop = drop
+    server = losing_creations(server_of())
     is_list = lambda method, path: method == "GET" and path.endswith("/batches")  # noqa: E731
     server.intercept = lambda *call: (403, {"error": {"message": "no"}}) if is_list(*call) else None
     settings = {"journal": InlineJournal(path), "on_error": "continue"}

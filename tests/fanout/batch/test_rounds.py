@@ -42,6 +42,7 @@ from tests.fanout.batch.batch_kit import (
     PROVIDERS,
     YES,
     batched,
+    losing_creations,
     openai,
     paid_twice,
     questions,
@@ -319,16 +320,7 @@ class TestErrors:
 
     def test_a_lost_answer_to_the_creation_finds_the_batch(self, run, provider):
         """F21: the batch exists, so it is looked for and not created again."""
-        server = server_of()
-        dropped = []
-
-        def drop(method, path):
-            if method == "POST" and path.endswith("/batches") and not dropped:
-                dropped.append(path)
-                return True
-            return False
-
-        server.drop = drop
+        server = losing_creations(server_of())
         result = run(batched, provider(server), questions(5))
         assert 5 == result.counts()["succeeded"]
         assert [5] == sizes(server)
