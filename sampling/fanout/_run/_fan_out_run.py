@@ -109,6 +109,7 @@ class FanOut(Generic[T]):
             context=arguments.context,
             options=arguments.options,
             total=arguments.total,
+            max_concurrency=arguments.max_concurrency,
             backend=arguments.backend,
             retry=arguments.retry,
         )

@@ -214,6 +214,7 @@ class Session:
         context: Context | None,
         options: Options | None,
         total: int | None,
+        max_concurrency: int,
         backend: BackendLike | None = None,
         retry: Collection[ItemStatus] = (),
     ) -> None:
@@ -256,7 +257,7 @@ class Session:
         self._restore = self._load_record
         # One thread at a time. Not the default limiter, because blocking checks may hold all of its threads.
         self._limiter = anyio.CapacityLimiter(1)
-        self._writer: Writer[PendingOutcome] = Writer(self._write)
+        self._writer: Writer[PendingOutcome] = Writer(self._write, max_intents=max_concurrency)
         self.state: JournalState = NOT_OPENED
         self.sampled_again: list[int] = []
         """Indexes of items that an earlier process started, and that are sampled again."""

@@ -119,10 +119,10 @@ class Recorder:
             self._dump_attempt(attempt, result.sampling_id, messages, problems, notes) for attempt in result.attempts
         ]
         fields = (
-            f'"success":{"true" if result.success else "false"},"stop_reason":{encode_text(result.stop_reason)},'
+            f'"success":{"true" if result.success else "false"},"stop_reason":"{result.stop_reason}",'
             f'"sampling_id":{encode_text(result.sampling_id)},"elapsed_s":{encode_number(result.elapsed_s, notes)},'
             f'"max_attempts":{encode_number(result.max_attempts, notes)},'
-            f'"best":{"null" if best is None else encode_number(best.iteration, notes)},'
+            f'"best":{"null" if best is None else format(best.iteration, "d")},'
             f'"parent_id":{"null" if parent_id is None else encode_text(parent_id)},"attempts":[{",".join(attempts)}]'
         )
         others = self._rare_fields(result, messages, problems, notes)
@@ -169,7 +169,7 @@ class Recorder:
         notes: list[str],
     ) -> str:
         fields = (
-            f'"iteration":{encode_number(attempt.iteration, notes)},"outcome":{encode_text(attempt.outcome)},'
+            f'"iteration":{attempt.iteration:d},"outcome":"{attempt.outcome}",'
             f'"started_s":{encode_number(attempt.started_s, notes)},'
             f'"finished_s":{encode_number(attempt.finished_s, notes)}'
         )

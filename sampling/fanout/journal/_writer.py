@@ -62,8 +62,11 @@ class Batch(Generic[E]):
 class Writer(Generic[E]):
     """Writes the entries of all tasks, in its own task."""
 
-    def __init__(self, write: Callable[[Batch[E]], Awaitable[None]]) -> None:
+    def __init__(self, write: Callable[[Batch[E]], Awaitable[None]], *, max_intents: int) -> None:
         self._write = write
+        self._max_intents = max_intents
+        """The number of items in flight. If as many intents wait, all items do, and no entry can follow."""
+
         self.on_end: Callable[[Batch[E]], None] = lambda _: None
         """Called when a batch is on disk, or could not be written."""
 
@@ -146,7 +149,7 @@ class Writer(Generic[E]):
         for _ in range(_MAX_CHECKPOINTS):
             size = batch.size
             idle = idle + 1 if size == before else 0
-            if idle == _MAX_IDLE_CHECKPOINTS:
+            if idle == _MAX_IDLE_CHECKPOINTS or len(batch.intents) >= self._max_intents:
                 break
             before = size
             await checkpoint()
