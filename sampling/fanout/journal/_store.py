@@ -300,7 +300,7 @@ class Store:
         added_later = (unrecorded.estimated_tokens, unrecorded.attempts)
         counts = (input_tokens, output_tokens, unrecorded.requests, *details, *added_later)
         input_tokens, output_tokens, requests, *added = [min(count, MAX_NUMBER) for count in counts]
-        spent = (input_tokens, output_tokens, float(cost), requests)
+        spent = (input_tokens, output_tokens, float(min(cost, MAX_NUMBER)), requests)
         row = (*self._owner, ended_s, status, items, error, *spent, *added)
         places = ", ".join("?" * (len(row) + 1))
         # One statement is one transaction, so the row is never half written.
