@@ -171,8 +171,8 @@ class Store:
         self._lock = FileLock(path.with_name(f"{path.name}.lock"))
         self._shared_locks = SharedLocks(path)
         self._database: sqlite3.Connection | None = None
-        self._identity = (0, 0)
-        """The device and the number of the file."""
+        self._identities: dict[Path, tuple[int, int]] = {}
+        """The device and the number of the file and of its log."""
 
         self._owner: tuple[Any, ...] = ()
 
@@ -193,12 +193,12 @@ class Store:
                     self._create(fingerprint)
                 _check_one_name(self.path)
                 self._database = connect(self.path)
-                status = self.path.stat()
-                self._identity = (status.st_dev, status.st_ino)
                 _check_whole(self._database, self.path)
                 run_id, recorded, changes = self._check_run(fingerprint, on_change, is_new=is_new)
                 opened = self._read_state(run_id, recorded, changes)
                 self._register_process()
+                # From here on, SQLite keeps its log until the file is closed.
+                self._identities = {path: _identity(path) for path in (self.path, _beside(self.path, "-wal"))}
                 self._shared_locks.acquire()
         except BaseException:
             self.close()
@@ -388,15 +388,18 @@ class Store:
             raise
 
     def _check_in_place(self) -> None:
-        """Raise JournalWriteFailed if the file is no longer there. Nothing that is written to it would be found."""
-        try:
-            found = self.path.stat()
-            in_place = (found.st_dev, found.st_ino) == self._identity
-        except FileNotFoundError:
-            in_place = False
-        if not in_place:
-            advice = f"if it still exists, move it back beside {self.path.name}-wal"
-            raise JournalWriteFailed(f"{self.path} was moved, deleted or replaced during the run: {advice}")
+        """Raise JournalWriteFailed if the file or its log is gone. Nothing that is written to it would be found."""
+        for path, identity in self._identities.items():
+            try:
+                in_place = _identity(path) == identity
+            except FileNotFoundError:
+                in_place = False
+            if not in_place:
+                advice = f"if it still exists, move it back beside {self.path.name}-wal"
+                if path != self.path:
+                    # SQLite merges it on closing, by its open descriptor.
+                    advice = f"what it held is in {self.path.name} when this run has ended"
+                raise JournalWriteFailed(f"{path} was moved, deleted or replaced during the run: {advice}")
 
     def move(self, moves: Iterable[tuple[int, int]]) -> None:
         """Record the new indexes of items: pairs of the number under which one is stored, and its index."""
@@ -628,6 +631,11 @@ def _copy(path: Path, stack: ExitStack) -> Path:
 
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(f"{path.name}{suffix}")
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def is_file_of(journal: Path, other: Path) -> bool:

@@ -308,3 +308,22 @@ async def _resume(old, backend, **settings):
         options=Options(temperature=0.5),
         **settings,
     )
+
+
+def test_a_log_that_disappears_ends_the_run(path, run):
+    """F11: what is written to a deleted log is gone after a kill. The run ends, and everything in it is kept."""
+    seen = []
+
+    async def main():
+        journal = InlineJournal(path)
+        async with open_fan_out(ONCE, numbers(50), None, answering(), journal=journal, max_concurrency=1) as outcomes:
+            async for outcome in outcomes:
+                seen.append(outcome.index)
+                if outcome.index == 5:
+                    path.with_name("run.db-wal").unlink()
+
+    with pytest.raises(JournalWriteFailed, match=r"run\.db-wal was moved, deleted or replaced during the run"):
+        run(main)
+    assert len(seen) < 20
+    assert set(seen) <= stored(path).keys()
+    assert 50 == run(fan_out, ONCE, numbers(50), None, answering(), journal=InlineJournal(path)).counts()["succeeded"]
