@@ -594,6 +594,8 @@ def connect_to_read(path: Path) -> Generator[sqlite3.Connection]:
     path = Path(os.path.realpath(path))
     if not path.exists():
         raise FileNotFoundError(f"no such journal: {path}")
+    if path.is_dir():
+        raise JournalError(f"{path} is a directory: give the path of a file in it")
     with translate_errors(path, "read"), ExitStack() as stack:
         if not _beside(path, "-wal").exists():
             # No run is using it. A plain read-only connection would leave an empty log behind.
