@@ -6,6 +6,7 @@ All of this blocks, so a run calls it in a thread. When `write` returns, its tra
 nothing was written. The tables call a process that worked on the run a "life".
 """
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -192,6 +193,7 @@ class Store:
                 if is_new:
                     self._create(fingerprint)
                 _check_one_name(self.path)
+                _check_access(self.path, os.W_OK)
                 self._database = connect(self.path)
                 _check_whole(self._database, self.path)
                 run_id, recorded, changes = self._check_run(fingerprint, on_change, is_new=is_new)
@@ -457,14 +459,14 @@ class Store:
 
 
 @contextmanager
-def translate_errors(path: Path, verb: str) -> Generator[None]:
-    """Raise errors of SQLite and the system as `JournalError`."""
+def translate_errors(path: Path, verb: str, failed: type[JournalError] = JournalWriteFailed) -> Generator[None]:
+    """Raise errors of SQLite and the system as `failed`, and those of damaged files as `JournalDamaged`."""
     try:
         yield
     except JournalError:
         raise
     except (sqlite3.OperationalError, sqlite3.IntegrityError, OSError) as error:
-        raise JournalWriteFailed(f"{path} could not be {verb}: {error}") from error
+        raise failed(f"{path} could not be {verb}: {error}") from error
     except (sqlite3.DatabaseError, ValueError) as error:
         raise JournalDamaged(f"{path} is not a journal, or is damaged: {error}") from error
 
@@ -518,6 +520,17 @@ def _check_one_name(path: Path) -> None:
     # Each name would have its own log and its own lock, and SQLite would corrupt the file.
     if path.stat().st_nlink > 1:
         raise JournalError(f"{path} has several hard links: copy it to a file of its own and use that")
+
+
+def _check_access(path: Path, access: int) -> None:
+    """
+    Raise PermissionError if this user may not read or write the file and its log.
+
+    SQLite would say less, and leave a log of this user behind.
+    """
+    for file in (path, _beside(path, "-wal")):
+        if file.exists() and not os.access(file, access):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
 
 
 def _check_version(database: sqlite3.Connection, path: Path) -> int:
@@ -596,14 +609,17 @@ def connect_to_read(path: Path) -> Generator[sqlite3.Connection]:
         raise FileNotFoundError(f"no such journal: {path}")
     if path.is_dir():
         raise JournalError(f"{path} is a directory: give the path of a file in it")
-    with translate_errors(path, "read"), ExitStack() as stack:
+    with translate_errors(path, "read", JournalError), ExitStack() as stack:
+        _check_access(path, os.R_OK)
         if not _beside(path, "-wal").exists():
             # No run is using it. A plain read-only connection would leave an empty log behind.
             stack.enter_context(_unchanged(path))
             parameters = "mode=ro&immutable=1"
         else:
             parameters = "mode=ro"
-            if not _beside(path, "-shm").exists() and not os.access(path.parent, os.W_OK):
+            if not _beside(path, "-shm").exists():
+                # A killed run left it without its index. One that SQLite makes for this reader would stay behind, and
+                # belong to its user.
                 path = _copy(path, stack)
         database = stack.enter_context(closing(_connect(path, parameters)))
         if _check_version(database, path) < VERSION:

@@ -168,8 +168,8 @@ def test_a_second_hard_link_is_refused(journal, tmp_path, run):
         run(fan_out, ONCE, numbers(5), None, answering(), journal=InlineJournal(journal))
 
 
-def test_a_log_without_an_index_is_read_from_a_read_only_directory(path, run, monkeypatch):
-    """F20: where SQLite can't make its index, a copy is read."""
+def test_a_log_without_an_index_is_read_from_a_copy(path, run):
+    """F20: an index that SQLite makes would stay behind, and may belong to another user than the run."""
 
     async def killed():
         async with open_fan_out(ONCE, numbers(5), None, answering(), journal=InlineJournal(path)) as outcomes:
@@ -180,10 +180,22 @@ def test_a_log_without_an_index_is_read_from_a_read_only_directory(path, run, mo
     for file, content in run(killed):
         file.write_bytes(content)
     assert "run.db-wal" in names(path)
-    monkeypatch.setattr(store.os, "access", lambda where, mode: False)  # root may write everywhere
     before = names(path)
     assert 5 == Journal(path).summary().succeeded
     assert before == names(path)
+
+
+def test_a_file_of_another_user_is_refused_and_nothing_is_left_beside_it(journal, run, monkeypatch):
+    """F20: SQLite would leave a log behind that the owner of the journal can't write."""
+    before = names(journal)
+    monkeypatch.setattr(store.os, "access", lambda where, mode: mode != os.W_OK)  # root may write everywhere
+    with pytest.raises(JournalWriteFailed, match="Permission denied"):
+        run(fan_out, ONCE, numbers(5), None, answering(), journal=InlineJournal(journal))
+    assert before == names(journal)
+    monkeypatch.setattr(store.os, "access", lambda where, mode: False)
+    with pytest.raises(JournalError, match=r"could not be read: .*Permission denied") as caught:
+        Journal(journal).summary()
+    assert not isinstance(caught.value, JournalWriteFailed)
 
 
 def test_a_run_that_begins_during_a_read_is_noticed(journal, run):
