@@ -1,6 +1,7 @@
 """Token usage and prices."""
 
 import math
+import sys
 from collections.abc import Iterable
 
 import attrs
@@ -72,7 +73,7 @@ class Usage:
         return Usage(
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
-            self.cost + other.cost,
+            min(self.cost + other.cost, _MAX_COST),
             self.cached_input_tokens + other.cached_input_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
             cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
@@ -101,12 +102,15 @@ class Usage:
             cached += part.cached_input_tokens
             reasoning += part.reasoning_tokens
             written += part.cache_write_tokens
-        return cls(input_tokens, output_tokens, cost, cached, reasoning, cache_write_tokens=written)
+        return cls(input_tokens, output_tokens, min(cost, _MAX_COST), cached, reasoning, cache_write_tokens=written)
 
     def __radd__(self, other: object) -> "Usage":
         # sum() starts with 0.
         return self if other == 0 else NotImplemented
 
+
+_MAX_COST = sys.float_info.max
+"""Sums stay finite, because a backend may report any finite cost."""
 
 _NAMES = tuple(field.name for field in attrs.fields(Usage) if field.eq)
 

@@ -5,7 +5,6 @@ Reading imports and runs nothing: errors are created from a fixed list of types.
 """
 
 import builtins
-import math
 from typing import Any
 
 from sampling import errors
@@ -30,6 +29,7 @@ _DETAILS = {
     "partial_text": (str,),
     "hint": (str,),
 }
+_MAX_DETAIL = 10**15
 _MISSING = {"retry_after_s": None, "status": None, "maybe_billed": False, "partial_text": None}
 """The details of an error that has none. A constructor would set them."""
 
@@ -45,20 +45,31 @@ def dump_error(error: BaseException, notes: list[str]) -> dict[str, Any]:
 
     Anything that looks like a key is masked. A detail of the wrong type is left out, with a note.
     """
-    details = {name: getattr(error, name, None) for name in _MISSING if isinstance(error, errors.BackendError)}
+    details: dict[str, Any] = {}
+    if isinstance(error, errors.BackendError):
+        details = {name: _attribute(error, name) for name in _MISSING}
     if isinstance(error, errors.SamplingError) and "hint" in vars(error):
         # Most errors have the hint of their class.
-        details["hint"] = redact(str(error.hint))
+        hint: Any = error.hint
+        details["hint"] = redact(hint) if isinstance(hint, str) else hint
     given = {name: value for name, value in details.items() if value is not None and value is not False}
     kept = {name: value for name, value in given.items() if _is_detail(name, value)}
     notes += [f"{name} of the error is {short_repr(given[name])}, and is not stored" for name in given.keys() - kept]
     return {"type": _type_of(error), "message": redact(message_of(error)), **kept}
 
 
+def _attribute(error: BaseException, name: str) -> Any:
+    try:
+        return getattr(error, name, None)
+    except Exception:  # noqa: BLE001 - it may be a property of the user's
+        return None
+
+
 def _is_detail(name: str, value: Any) -> bool:
     if name not in _DETAILS or not isinstance(value, _DETAILS[name]):
         return False
-    return not isinstance(value, int | float) or math.isfinite(value)
+    # An integer may be too large to be read back.
+    return not isinstance(value, int | float) or -_MAX_DETAIL <= value <= _MAX_DETAIL
 
 
 def _type_of(error: BaseException) -> str:

@@ -209,7 +209,7 @@ def dump_rare_fields(generation: Generation) -> dict[str, Any]:
         dumped["turns"] = [{"role": turn.role, "content": dump_content(turn.content)} for turn in generation.turns]
     if generation.logprobs != () and _is_json(generation.logprobs):
         dumped["logprobs"] = generation.logprobs
-    if generation.raw is not None and generation.raw != () and _is_json(generation.raw):
+    if generation.raw is not None and _is_json(generation.raw):
         dumped["raw"] = generation.raw
     return dumped
 

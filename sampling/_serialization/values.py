@@ -31,6 +31,12 @@ MAX_NUMBER: Final = 10**15
 """The largest count in a row. SQLite can add up thousands of them."""
 
 _DEEPEST: Final = 20
+_MAX_PARTS: Final = 200_000
+"""The largest number of parts of a value. One whose parts contain each other would have any number of them."""
+
+_MAX_NOTES: Final = 20
+"""The largest number of notes on one value. An array may have a million numbers that are not finite."""
+
 MAX_INTEGER: Final = 2**900 - 1
 """The largest integer that is stored. Those of more than 300 digits are not read back."""
 
@@ -92,7 +98,7 @@ def encode_object(encoded: str, others: Mapping[str, Any], notes: list[str]) -> 
     except (TypeError, ValueError, OverflowError, RecursionError):
         is_exact, text = False, ""
     if not is_exact:
-        text = _encode(storable(others, "record", notes))
+        text = _encode({name: _converted(value, f"record.{name}", notes) for name, value in others.items()})
     return f"{{{encoded},{text[1:]}" if encoded else text
 
 
@@ -116,43 +122,139 @@ def _is_read(text: str) -> bool:
     return True
 
 
-def storable(value: Any, name: str, notes: list[str], depth: int = 0) -> Any:
-    """Convert a value to JSON values, with a note about each part that is not stored exactly."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, int | float):
-        return _number(value, name, notes)
-    nested = value if depth >= _DEEPEST else _nested(value, name, notes, depth + 1)
-    if nested is not value:
-        return nested
-    notes.append(f"{name} of type {type(value).__qualname__} is stored as text")
-    return short_repr(value)
+def storable(value: Any, name: str, notes: list[str]) -> Any:
+    """Convert a value to JSON values, with a note about each part that is not stored exactly. It never fails."""
+    try:
+        return _converted(value, name, notes)
+    except _TooManyPartsError:
+        notes.append(f"{name} has more than {_MAX_PARTS:,} parts, and is not stored")
+        return None
 
 
-def _nested(value: Any, name: str, notes: list[str], depth: int) -> Any:
-    """Return a container or an array as JSON values, and anything else as it is."""
-    if isinstance(value, Mapping):
-        pairs = list(cast("Iterable[tuple[Any, Any]]", value.items()))
-        stored = {str(key): storable(item, f"{name}.{key}", notes, depth) for key, item in pairs}
+def _converted(value: Any, name: str, notes: list[str]) -> Any:
+    """Convert a value to JSON values. Raise an error if it has too many parts."""
+    conversion = _Conversion()
+    stored = conversion.convert(value, name)
+    notes += conversion.notes
+    if conversion.unnoted:
+        notes.append(f"{conversion.unnoted:,} more parts of {name} are not stored exactly")
+    return stored
+
+
+class _TooManyPartsError(Exception):
+    """Raised to give up a value."""
+
+
+class _Conversion:
+    """The conversion of one value to JSON values."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.unnoted = 0
+        """The number of notes that were left out."""
+
+        self._parts = 0
+        self._around: list[int] = []
+        """The containers around the current part, by id."""
+
+    def _note(self, text: str) -> None:
+        if len(self.notes) < _MAX_NOTES:
+            self.notes.append(text)
+        else:
+            self.unnoted += 1
+
+    def convert(self, value: Any, name: str) -> Any:
+        """Return a part of the value as JSON values."""
+        if value is None or value is True or value is False:
+            return value
+        self._parts += 1
+        if self._parts > _MAX_PARTS:
+            raise _TooManyPartsError
+        try:
+            return self._convert(value, name)
+        except _TooManyPartsError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the value is the user's, and may raise anything
+            self._note(f"{name} raises {type(error).__name__}, and is not stored")
+            return None
+
+    def _convert(self, value: Any, name: str) -> Any:
+        # By the methods of the plain types: `str` of an enum member is its name, and others may raise anything.
+        if isinstance(value, str):
+            return str.__str__(value)
+        if isinstance(value, int):
+            return self._integer(int.__int__(value), name)
+        if isinstance(value, float):
+            return self._float(float.__float__(value), name)
+        if id(value) in self._around:
+            self._note(f"{name} contains itself, and is not stored again")
+            return None
+        if len(self._around) < _DEEPEST:
+            self._around.append(id(value))
+            try:
+                nested = self._nested(value, name)
+            finally:
+                self._around.pop()
+            if nested is not value:
+                return nested
+        self._note(f"{name} of type {type(value).__qualname__} is stored as text")
+        # The repr of a container may be as endless as its parts.
+        return f"<{type(value).__name__}>" if isinstance(value, _CONTAINERS) else short_repr(value)
+
+    def _integer(self, value: int, name: str) -> int | None:
+        if abs(value) <= MAX_INTEGER:
+            return value
+        self._note(f"{name} is too large, and is not stored")
+        return None
+
+    def _float(self, value: float, name: str) -> float | None:
+        if math.isfinite(value):
+            return value
+        self._note(f"{name} is {value!r}, and is not stored")
+        return None
+
+    def _nested(self, value: Any, name: str) -> Any:
+        """Return a container or an array as JSON values, and anything else as it is."""
+        if isinstance(value, Mapping):
+            return self._mapping(list(cast("Iterable[tuple[Any, Any]]", value.items())), name)
+        if isinstance(value, list | tuple):
+            items = cast("Iterable[Any]", value)
+            return [self.convert(item, f"{name}[{place}]") for place, item in enumerate(items)]
+        if isinstance(value, AbstractSet):
+            self._note(f"{name} is stored as a list")
+            return self._nested(_ordered(cast("Iterable[Any]", value)), name)
+        plain = _from_object(value)
+        if plain is not value:
+            return self._nested(plain, name) if isinstance(plain, Mapping) else self.convert(plain, name)
+        plain = _from_array(value)
+        if plain is value:
+            return value
+        self._note(f"{name} of type {type(value).__qualname__} is stored as plain numbers")
+        return self.convert(plain, name)
+
+    def _mapping(self, pairs: list[tuple[Any, Any]], name: str) -> dict[str, Any]:
+        named = [(_name_of(key), item) for key, item in pairs]
+        stored = {key: self.convert(item, f"{name}.{key}") for key, item in named}
         if len(stored) < len(pairs):
-            notes.append(f"{name} has several keys with the same text, and only the last of them is stored")
+            self._note(f"{name} has several keys with the same text, and only the last of them is stored")
         return stored
-    if isinstance(value, list | tuple):
-        items = cast("Iterable[Any]", value)
-        return [storable(item, f"{name}[{place}]", notes, depth) for place, item in enumerate(items)]
-    if isinstance(value, AbstractSet):
-        notes.append(f"{name} is stored as a list")
-        return _nested(sorted(cast("Iterable[Any]", value), key=repr), name, notes, depth)
-    plain = _from_object(value)
-    if plain is not value:
-        return storable(plain, name, notes, depth)
-    plain = _from_array(value)
-    if plain is value:
-        return value
-    notes.append(f"{name} of type {type(value).__qualname__} is stored as plain numbers")
-    return storable(plain, name, notes, depth)
+
+
+_CONTAINERS: Final = (Mapping, list, tuple, AbstractSet)
+
+
+def _ordered(members: Iterable[Any]) -> list[Any]:
+    """Return the members of a set in the order of their texts, as far as they have any."""
+    members = list(members)
+    try:
+        return sorted(members, key=repr)
+    except Exception:  # noqa: BLE001 - user code may raise anything
+        return members
+
+
+def _name_of(key: Any) -> str:
+    """Return a key of a mapping as text."""
+    return str.__str__(key) if isinstance(key, str) else str(key)
 
 
 def dump_value(value: Any, notes: list[str], name: str = "value") -> Any:
@@ -172,22 +274,12 @@ def _from_object(value: Any) -> Any:
         if callable(dump):
             return dump(value, mode="json")
         if attrs.has(kind):
-            return attrs.asdict(value)
-        return dataclasses.asdict(value) if dataclasses.is_dataclass(kind) else value
+            return attrs.asdict(value, recurse=False)
+        if dataclasses.is_dataclass(kind):
+            return {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
     except Exception:  # noqa: BLE001 - user code may raise anything
         return value
-
-
-def _number(value: float, name: str, notes: list[str]) -> float | None:
-    if isinstance(value, int):
-        if abs(value) <= MAX_INTEGER:
-            return int(value)
-        notes.append(f"{name} is too large, and is not stored")
-        return None
-    if math.isfinite(value):
-        return float(value)
-    notes.append(f"{name} is {float(value)!r}, and is not stored")
-    return None
+    return value
 
 
 def _from_array(value: Any) -> Any:

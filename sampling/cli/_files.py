@@ -1,16 +1,14 @@
-"""Check output files before a run, and replace them atomically after it."""
+"""Check output files before a run."""
 
 import os
-import shutil
-import tempfile
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sampling._arguments import short_repr
+from sampling._files import is_special, replacing
 
 __all__ = [
     "Force",
@@ -99,49 +97,6 @@ def is_same_file(one: Path, other: Path) -> bool:
         return one.samefile(other)
     except OSError:
         return False
-
-
-def is_special(path: Path) -> bool:
-    """Return whether the path is a device or a pipe, which is written to and not replaced."""
-    return path.exists() and not path.is_file() and not path.is_dir()
-
-
-@contextmanager
-def replacing(path: Path) -> Generator[Path]:
-    """
-    Yield a temporary path, and move its file to `path` at the end.
-
-    Readers of `path` never see half of a file, and an exception leaves the old one as it was. A symbolic link stays
-    one, and its target is replaced.
-    """
-    target = path.resolve()
-    special = is_special(target)
-    # In the same directory, because a move between file systems is not atomic.
-    directory = Path(tempfile.gettempdir()) if special else target.parent
-    temporary = directory / f".{target.name}.{os.getpid()}.part{path.suffix}"
-    try:
-        yield temporary
-        if special:
-            _copy_into(temporary, target)
-        else:
-            _move(temporary, target)
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def _copy_into(temporary: Path, target: Path) -> None:
-    with temporary.open("rb") as source, target.open("wb") as device:
-        shutil.copyfileobj(source, device)
-
-
-def _move(temporary: Path, target: Path) -> None:
-    # Without fsync, a power failure after the rename could leave an empty file.
-    with temporary.open("rb+") as file:
-        os.fsync(file.fileno())
-    if target.exists():
-        shutil.copymode(target, temporary)
-    temporary.replace(target)
 
 
 def reason_of(error: OSError) -> str:

@@ -6,7 +6,9 @@ from typing import Any, Final, cast
 
 import anyio
 
+from sampling._event_loop import cancellation_requested, cancellations
 from sampling._log import Logger
+from sampling.errors import UnexpectedCancellation
 
 __all__ = ["END", "Source"]
 
@@ -15,6 +17,9 @@ log = Logger()
 _CLOSE_GRACE_S: Final = 5.0
 END: Final = object()
 """The sentinel that `Source.next` returns after the last item."""
+
+_CANCELLED: Final = "reading the items raised a cancellation that nobody requested"
+_CANCELLED_HINT: Final = "Look in the source of the items for a task that was cancelled and awaited."
 
 
 class Source:
@@ -43,10 +48,15 @@ class Source:
 
         Return `END` if there are no more or reading was stopped.
         """
-        if self._async is None:
-            return next(self._plain, END)
-        with anyio.CancelScope() as self._reading:
-            return await anext(self._async, END)
+        try:
+            if self._async is None:
+                return next(self._plain, END)
+            with anyio.CancelScope() as self._reading:
+                return await anext(self._async, END)
+        except cancellations() as error:
+            if cancellation_requested():
+                raise
+            raise UnexpectedCancellation(_CANCELLED, hint=_CANCELLED_HINT) from error  # noqa: ASYNC104 - not requested
         return END
 
     def stop(self) -> None:

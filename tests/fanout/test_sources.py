@@ -1,9 +1,12 @@
 """Row 66: items from dicts, arrays and generators, and sources that fail or need closing."""
 
+import asyncio  # noqa: TID251 - a source may use it
+
 import anyio
 import pytest
 
 from sampling import Action, Journal, RejectionSamplingStrategy, fan_out
+from sampling.errors import UnexpectedCancellation
 from tests.faults.journals import InlineJournal, answering, asked, numbers, stored
 
 ONCE = RejectionSamplingStrategy()
@@ -130,3 +133,25 @@ def test_a_run_that_is_cancelled_while_it_opens_leaves_no_lock(run, path):
         assert not path.with_name("run.db.lock").exists()
     assert 3 == run(fan_out, ONCE, numbers(3), None, answering(), journal=InlineJournal(path)).counts()["succeeded"]
     assert 3 == Journal(path).summary().succeeded
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_cancellation_by_the_source_itself_loses_nothing(run, path, kind):
+    """Row 66: a source that awaited a cancelled task cancels neither the items in flight nor the caller."""
+
+    def plain():
+        yield from numbers(3)
+        raise asyncio.CancelledError
+
+    async def asynchronous():
+        for item in plain():
+            yield item
+
+    async def slow(request):
+        await anyio.sleep(1)
+        return "yes"
+
+    source = plain() if kind == "plain" else asynchronous()
+    with pytest.raises(UnexpectedCancellation, match="reading the items"):
+        run(fan_out, ONCE, source, None, slow, journal=InlineJournal(path), max_concurrency=8)
+    assert {0, 1, 2} == stored(path).keys()

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
+from structlog.testing import capture_logs
 
 from sampling import Budget, Journal, RejectionSamplingStrategy, Requirement, fan_out, open_fan_out
 from sampling.errors import JournalDamaged, JournalError, JournalWriteFailed
@@ -133,6 +135,35 @@ async def _run_with_a_bad_disk(path, k, fault):
             assert 0 == backend.in_flight
             return handed_out, error, backend
     return handed_out, None, backend
+
+
+async def _leave_with_a_bad_disk(path, leave):
+    """Leave a run early when the disk is full, and return whether it was cancelled."""
+    with failing_after(10**9, FAULTS["disk full"]), anyio.CancelScope() as scope:
+        async with open_fan_out(ONCE, numbers(6), None, answering(), journal=InlineJournal(path)) as run:
+            async for _ in run:
+                Failing.left = 0
+                leave(scope)
+                await checkpoint()
+    return scope.cancelled_caught
+
+
+def _raise(error, scope):
+    raise error
+
+
+@pytest.mark.parametrize("error", [LookupError("mine"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_a_full_disk_does_not_hide_the_error_of_the_caller(run, tmp_path, error):
+    """F7, row 43: what the block was left with is raised, also if the end of the run can't be recorded."""
+    with pytest.raises(type(error)) as caught, capture_logs() as lines:
+        run(_leave_with_a_bad_disk, tmp_path / "run.db", partial(_raise, error))
+    assert error is caught.value
+    assert {"journal_end_not_written", "journal_not_written"} & {line["event"] for line in lines}
+
+
+def test_a_full_disk_does_not_hide_a_cancellation(run, tmp_path):
+    """I11: the caller's own cancellation always propagates."""
+    assert run(_leave_with_a_bad_disk, tmp_path / "run.db", lambda scope: scope.cancel())
 
 
 def test_what_is_in_flight_is_finished_and_nothing_new_is_started(run, tmp_path):

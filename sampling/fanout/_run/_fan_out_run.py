@@ -25,7 +25,7 @@ from anyio.lowlevel import checkpoint, current_token
 
 from sampling._engine.scope import new_sampling_id, parent_id
 from sampling._log import Logger
-from sampling.errors import JournalWriteFailed, Timeout
+from sampling.errors import JournalError, JournalWriteFailed, Timeout
 from sampling.fanout._announcer import Announcer
 from sampling.fanout._arguments import FanOutArguments
 from sampling.fanout._delivery import OutcomeBuffer
@@ -198,7 +198,11 @@ class FanOut(Generic[T]):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self._end_run(exc)  # noqa: ASYNC102 - everything in it is shielded, or cancelled and over soon
-        unseen = self._ending.crash or (self._journal_failure() if exc is None else None)
+        failure = self._journal_failure()
+        if failure is not None and exc is not None and exc is not failure:
+            unsaved = 0 if self._session is None else len(self._session.unsaved)
+            log.warning("journal_not_written", run_id=self.run_id, error_type=type(failure).__name__, unsaved=unsaved)
+        unseen = self._ending.crash or (failure if exc is None else None)
         if unseen is not None and unseen is not self._ending.raised and unseen is not exc:
             raise unseen
 
@@ -225,13 +229,20 @@ class FanOut(Generic[T]):
         return self._ending.status(self._journal_failure(), exhausted=self._source.exhausted)
 
     async def _close_journal(self, session: Session) -> None:
-        await session.close(
-            self._final_status(),
-            items=self._source.count if self._source.exhausted else None,
-            error=self._ending.raised,
-            unrecorded=self._unrecorded,
-            budget=self._arguments.budget,
-        )
+        ending = self._ending
+        try:
+            await session.close(
+                self._final_status(),
+                items=self._source.count if self._source.exhausted else None,
+                error=ending.raised,
+                unrecorded=self._unrecorded,
+                budget=self._arguments.budget,
+            )
+        except JournalError as error:
+            # Only the end is missing. It must not hide why the run ended, least of all a cancellation.
+            if ending.left_with is None and ending.crash is None:
+                raise
+            log.warning("journal_end_not_written", run_id=self.run_id, error_type=type(error).__name__)
 
     # Control and results.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from sampling._arguments import short_repr
+from sampling._files import replacing
 from sampling._json import bounded as bounded_json
 from sampling.errors import JournalDamaged, MissingExtra
 from sampling.fanout.items import ItemOutcome
@@ -48,8 +49,8 @@ _COLUMNS: Final = {
 _ENCODED: Final = ("value", "failures")
 
 _PARQUET_ROWS: Final = 10_000
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-"""The characters with which a spreadsheet begins a formula."""
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
+"""The characters with which a spreadsheet begins a formula, also those of East Asian keyboards."""
 
 
 def export(
@@ -64,21 +65,16 @@ def export(
     They are ordered by index. Return their number.
     The format follows the suffix `.jsonl`, `.csv`, `.parquet` or `.html` unless it is given. Parquet needs the extra
     `parquet`. HTML is a page about the run: its progress, its failures and its slowest items.
-    The file appears once it is complete. A run may still be writing the journal: its stored outcomes are exported.
+    The file appears once it is complete. A device or a pipe is written to, and the file behind a link is replaced.
+    A run may still be writing the journal: its stored outcomes are exported.
     In CSV, text that a spreadsheet would treat as a formula is preceded by an apostrophe.
     """
     target = Path(to)
     write = _writer_for(target, format)
-    unfinished = target.with_name(f"{target.name}.part")
-    for path in (target, unfinished):
-        if is_file_of(Path(journal), path):
-            raise ValueError(f"an export must not overwrite the journal: {path} belongs to {journal}")
-    try:
-        count = write(unfinished, Path(journal))
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return count
+    if is_file_of(Path(journal), target):
+        raise ValueError(f"an export must not overwrite the journal: {target} belongs to {journal}")
+    with replacing(target) as unfinished:
+        return write(unfinished, Path(journal))
 
 
 def rows(journal: Path) -> Iterator[dict[str, Any]]:
@@ -215,7 +211,8 @@ def _encoded(outcome: dict[str, Any]) -> dict[str, Any]:
 
 def _inert(value: Any) -> Any:
     """Return a cell that no spreadsheet evaluates. A plain number stays as it is."""
-    if not isinstance(value, str) or not value.startswith(_FORMULA):
+    # Some programs ignore space before a formula.
+    if not isinstance(value, str) or not (value.startswith(_FORMULA) or value.lstrip().startswith(_FORMULA)):
         return value
     try:
         float(value)

@@ -564,6 +564,9 @@ class Session:
         input_tokens, output_tokens, cost, cached, reasoning = usage.numbers()
         counts = (input_tokens, output_tokens, cached, reasoning, attempts, requests, estimated)
         notes: list[str] = []
+        if cost > MAX_NUMBER:
+            notes.append(f"cost is {cost:g}, and is stored as {MAX_NUMBER:,}")
+            cost = MAX_NUMBER
         if max(counts) > MAX_NUMBER:
             input_tokens, output_tokens, cached, reasoning, attempts, requests, estimated = storable_numbers(
                 _COUNTS, counts, notes

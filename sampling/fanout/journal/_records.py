@@ -7,7 +7,7 @@ Reading a record runs and imports nothing: errors are created from a fixed list 
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -42,6 +42,7 @@ from sampling._serialization.values import (
     encode_record,
     encode_text,
     readable,
+    storable,
 )
 from sampling.fanout.items import Item, ItemOutcome, Restored
 from sampling.messages import Action, Attempt, Context, Generation, Message
@@ -101,8 +102,12 @@ class Recorder:
             if outcome.error is not None:
                 text = encode(_timed(_dump_errors(outcome.error, notes), elapsed_s), notes)
             else:
-                text = self._dump_result(cast("SamplingResult[Any]", outcome.result), action, notes)
-            if readable(text):
+                result = cast("SamplingResult[Any]", outcome.result)
+                text = self._dump_result(result, action, notes)
+                if not _is_storable(text):
+                    notes = [*known, "logprobs, turns and raw answers are not stored: there are too many of them"]
+                    text = self._dump_result(_without_details(result), action, notes)
+            if _is_storable(text):
                 return text, notes
             problem = "it is too large or too deeply nested"
         except Exception as error:  # noqa: BLE001 - values and errors are the user's, and may raise anything
@@ -439,6 +444,11 @@ def _dump_generation(generation: Generation, notes: list[str]) -> str:
     if generation.model is not None:
         fields += f',"model":{encode_text(generation.model)}'
     others = dump_rare_fields(generation)
+    if generation.logprobs and "logprobs" not in others:
+        # Servers report a probability of 0 as a logprob of -inf.
+        others["logprobs"] = storable(list(generation.logprobs), "logprobs", notes) or []
+    if generation.raw is not None and "raw" not in others:
+        notes.append("raw of an answer is not made of JSON values, and is not stored")
     if generation.finish_reason != "stop":
         others["finish_reason"] = generation.finish_reason
     if generation.reasoning is not None:
@@ -491,19 +501,50 @@ def _value(record: Mapping[str, Any], action: Action[T], best: Slice[T], notes: 
     return parse_again(action, best.text, recorded, notes)
 
 
+def _without_details(result: SamplingResult[T]) -> SamplingResult[T]:
+    """Return a result without the parts of its answers that are of any size."""
+    lean = {
+        id(one): attrs.evolve(one, generation=attrs.evolve(one.generation, logprobs=(), turns=(), raw=None))
+        for one in result.attempts
+        if one.generation is not None
+    }
+    return attrs.evolve(
+        result,
+        attempts=tuple(lean.get(id(one), one) for one in result.attempts),
+        slices=tuple(lean.get(id(one), one) for one in result.slices),
+        best=None if result.best is None else lean.get(id(result.best), result.best),
+    )
+
+
+_MAX_LENGTH = 900_000_000
+"""The length of the largest record. SQLite takes no text of more than a billion bytes."""
+
+
+def _is_storable(text: str) -> bool:
+    """Return whether a record can be written and read back."""
+    return len(text) <= _MAX_LENGTH and readable(text)
+
+
 def _summary_of(outcome: ItemOutcome[Any]) -> dict[str, Any]:
-    """Return a minimal description of an outcome."""
+    """Return a minimal description of an outcome. It has the answer, which was paid for."""
     if outcome.error is not None:
         return {"error": {"type": type(outcome.error).__name__, "message": "an error that can't be stored"}}
     result = cast("SamplingResult[Any]", outcome.result)
+    best = result.best
+    answer: dict[str, Any] = {}
+    if best is not None:
+        answer = {name: getattr(best, name) for name in ("iteration", "outcome", "started_s", "finished_s")}
+        # As long as it may be if every character is escaped.
+        text = best.text[: _MAX_LENGTH // 12] if best.text is not None else ""
+        answer["generation"] = {"text": text}
     return {
         "success": result.success,
         "stop_reason": result.stop_reason,
         "sampling_id": result.sampling_id,
         "elapsed_s": result.elapsed_s,
         "max_attempts": result.max_attempts,
-        "best": None,
-        "attempts": [],
+        "best": answer.get("iteration"),
+        "attempts": [answer] if answer else [],
     }
 
 
@@ -519,17 +560,24 @@ _MAX_OTHERS = 20
 
 
 def _dump_errors(error: Exception, notes: list[str]) -> dict[str, Any]:
-    """Return an error, with those of other attempts that it was raised from."""
+    """Return an error, with those in it and those of other attempts that it was raised from."""
     record: dict[str, Any] = {"error": dump_error(error, notes)}
-    others = [dump_error(one, notes) for one in _leaves(error.__cause__) if one is not error]
-    distinct = [other for number, other in enumerate(others) if other not in others[:number]]
-    if distinct:
-        record["others"] = distinct[:_MAX_OTHERS]
+    others: list[dict[str, Any]] = []
+    for one in (*_leaves(error), *_leaves(error.__cause__)):
+        if one is not error and (other := dump_error(one, notes)) not in others:
+            others.append(other)
+            if len(others) == _MAX_OTHERS:
+                break
+    if others:
+        record["others"] = others
     return record
 
 
-def _leaves(error: BaseException | None) -> list[BaseException]:
-    if not isinstance(error, BaseExceptionGroup):
-        return []
-    members = cast("BaseExceptionGroup[BaseException]", error).exceptions
-    return [leaf for member in members for leaf in (_leaves(member) or [member])]
+def _leaves(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the errors in a group."""
+    if isinstance(error, BaseExceptionGroup):
+        for member in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            if isinstance(member, BaseExceptionGroup):
+                yield from _leaves(cast("BaseException", member))
+            else:
+                yield member

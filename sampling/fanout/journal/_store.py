@@ -6,6 +6,7 @@ All of this blocks, so a run calls it in a thread. When `write` returns, its tra
 nothing was written. The tables call a process that worked on the run a "life".
 """
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -171,8 +172,8 @@ class Store:
         self._lock = FileLock(path.with_name(f"{path.name}.lock"))
         self._shared_locks = SharedLocks(path)
         self._database: sqlite3.Connection | None = None
-        self._identity = (0, 0)
-        """The device and the number of the file."""
+        self._identities: dict[Path, tuple[int, int]] = {}
+        """The device and the number of the file and of its log."""
 
         self._owner: tuple[Any, ...] = ()
 
@@ -192,13 +193,14 @@ class Store:
                 if is_new:
                     self._create(fingerprint)
                 _check_one_name(self.path)
+                _check_access(self.path, os.W_OK)
                 self._database = connect(self.path)
-                status = self.path.stat()
-                self._identity = (status.st_dev, status.st_ino)
                 _check_whole(self._database, self.path)
                 run_id, recorded, changes = self._check_run(fingerprint, on_change, is_new=is_new)
                 opened = self._read_state(run_id, recorded, changes)
                 self._register_process()
+                # From here on, SQLite keeps its log until the file is closed.
+                self._identities = {path: _identity(path) for path in (self.path, _beside(self.path, "-wal"))}
                 self._shared_locks.acquire()
         except BaseException:
             self.close()
@@ -300,7 +302,7 @@ class Store:
         added_later = (unrecorded.estimated_tokens, unrecorded.attempts)
         counts = (input_tokens, output_tokens, unrecorded.requests, *details, *added_later)
         input_tokens, output_tokens, requests, *added = [min(count, MAX_NUMBER) for count in counts]
-        spent = (input_tokens, output_tokens, float(cost), requests)
+        spent = (input_tokens, output_tokens, float(min(cost, MAX_NUMBER)), requests)
         row = (*self._owner, ended_s, status, items, error, *spent, *added)
         places = ", ".join("?" * (len(row) + 1))
         # One statement is one transaction, so the row is never half written.
@@ -388,15 +390,18 @@ class Store:
             raise
 
     def _check_in_place(self) -> None:
-        """Raise JournalWriteFailed if the file is no longer there. Nothing that is written to it would be found."""
-        try:
-            found = self.path.stat()
-            in_place = (found.st_dev, found.st_ino) == self._identity
-        except FileNotFoundError:
-            in_place = False
-        if not in_place:
-            advice = f"if it still exists, move it back beside {self.path.name}-wal"
-            raise JournalWriteFailed(f"{self.path} was moved, deleted or replaced during the run: {advice}")
+        """Raise JournalWriteFailed if the file or its log is gone. Nothing that is written to it would be found."""
+        for path, identity in self._identities.items():
+            try:
+                in_place = _identity(path) == identity
+            except FileNotFoundError:
+                in_place = False
+            if not in_place:
+                advice = f"if it still exists, move it back beside {self.path.name}-wal"
+                if path != self.path:
+                    # SQLite merges it on closing, by its open descriptor.
+                    advice = f"what it held is in {self.path.name} when this run has ended"
+                raise JournalWriteFailed(f"{path} was moved, deleted or replaced during the run: {advice}")
 
     def move(self, moves: Iterable[tuple[int, int]]) -> None:
         """Record the new indexes of items: pairs of the number under which one is stored, and its index."""
@@ -454,14 +459,14 @@ class Store:
 
 
 @contextmanager
-def translate_errors(path: Path, verb: str) -> Generator[None]:
-    """Raise errors of SQLite and the system as `JournalError`."""
+def translate_errors(path: Path, verb: str, failed: type[JournalError] = JournalWriteFailed) -> Generator[None]:
+    """Raise errors of SQLite and the system as `failed`, and those of damaged files as `JournalDamaged`."""
     try:
         yield
     except JournalError:
         raise
     except (sqlite3.OperationalError, sqlite3.IntegrityError, OSError) as error:
-        raise JournalWriteFailed(f"{path} could not be {verb}: {error}") from error
+        raise failed(f"{path} could not be {verb}: {error}") from error
     except (sqlite3.DatabaseError, ValueError) as error:
         raise JournalDamaged(f"{path} is not a journal, or is damaged: {error}") from error
 
@@ -515,6 +520,17 @@ def _check_one_name(path: Path) -> None:
     # Each name would have its own log and its own lock, and SQLite would corrupt the file.
     if path.stat().st_nlink > 1:
         raise JournalError(f"{path} has several hard links: copy it to a file of its own and use that")
+
+
+def _check_access(path: Path, access: int) -> None:
+    """
+    Raise PermissionError if this user may not read or write the file and its log.
+
+    SQLite would say less, and leave a log of this user behind.
+    """
+    for file in (path, _beside(path, "-wal")):
+        if file.exists() and not os.access(file, access):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
 
 
 def _check_version(database: sqlite3.Connection, path: Path) -> int:
@@ -591,14 +607,19 @@ def connect_to_read(path: Path) -> Generator[sqlite3.Connection]:
     path = Path(os.path.realpath(path))
     if not path.exists():
         raise FileNotFoundError(f"no such journal: {path}")
-    with translate_errors(path, "read"), ExitStack() as stack:
+    if path.is_dir():
+        raise JournalError(f"{path} is a directory: give the path of a file in it")
+    with translate_errors(path, "read", JournalError), ExitStack() as stack:
+        _check_access(path, os.R_OK)
         if not _beside(path, "-wal").exists():
             # No run is using it. A plain read-only connection would leave an empty log behind.
             stack.enter_context(_unchanged(path))
             parameters = "mode=ro&immutable=1"
         else:
             parameters = "mode=ro"
-            if not _beside(path, "-shm").exists() and not os.access(path.parent, os.W_OK):
+            if not _beside(path, "-shm").exists():
+                # A killed run left it without its index. One that SQLite makes for this reader would stay behind, and
+                # belong to its user.
                 path = _copy(path, stack)
         database = stack.enter_context(closing(_connect(path, parameters)))
         if _check_version(database, path) < VERSION:
@@ -628,6 +649,11 @@ def _copy(path: Path, stack: ExitStack) -> Path:
 
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(f"{path.name}{suffix}")
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def is_file_of(journal: Path, other: Path) -> bool:

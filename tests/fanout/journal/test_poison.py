@@ -1,5 +1,6 @@
 """F15: every outcome can be recorded."""
 
+import enum
 import math
 import re
 from contextlib import asynccontextmanager
@@ -8,11 +9,11 @@ from decimal import Decimal
 import attrs
 import pytest
 
-from sampling import Action, Budget, Generation, RateLimited, RejectionSamplingStrategy, Usage, fan_out
+from sampling import Action, Budget, Generation, Journal, RateLimited, RejectionSamplingStrategy, Usage, fan_out
 from sampling._serialization.errors import load_error
 from sampling.errors import ErrorFromJournal
 from sampling.fanout.engines import LocalEngine
-from sampling.fanout.journal import export
+from sampling.fanout.journal import _records, export
 from tests.faults.journals import YES, InlineJournal, answering, asked, is_whole, numbers, rows
 
 ONCE = RejectionSamplingStrategy()
@@ -226,3 +227,168 @@ def test_a_time_that_is_no_plain_number_can_be_read_back(run, path, number, kept
     _, again = twice(run, path, numbers(2), answering(), engine=Changing(change))
     for outcome in again.outcomes:
         assert (kept, kept) == (outcome.result.elapsed_s, outcome.result.attempts[0].finished_s)
+
+
+class Broken(list):
+    """A container that fails when it is read."""
+
+    def __iter__(self):
+        raise RuntimeError("no")
+
+
+def family_tree(text):
+    root = {"children": []}
+    root["children"] += [{"parent": root, "name": name} for name in range(30)]
+    return root
+
+
+@attrs.define(eq=False)
+class Person:
+    """An object that refers to itself through its children."""
+
+    parent: object = None
+    children: list = attrs.field(factory=list)
+
+
+def family_of_objects(text):
+    root = Person()
+    root.children += [Person(root) for _ in range(30)]
+    return root
+
+
+def shared_lists(text):
+    """Return what a hostile YAML answer gives: each list has the next one ten times."""
+    value = ["x"]
+    for _ in range(40):
+        value = [value] * 10
+    return value
+
+
+@pytest.mark.parametrize(
+    ("parser", "note"),
+    [
+        (family_tree, "value.children[0].parent contains itself, and is not stored again"),
+        (family_of_objects, "value.children[0].parent contains itself, and is not stored again"),
+        (shared_lists, "value has more than 200,000 parts, and is not stored"),
+        (lambda text: Broken([1]), "value raises RuntimeError, and is not stored"),
+        (lambda text: {"a": [Broken([1]), 2]}, "value.a[0] raises RuntimeError, and is not stored"),
+        (lambda text: {Hostile(), 2}, "value is stored as a list"),
+    ],
+    ids=["tree", "objects", "shared", "broken", "broken part", "set"],
+)
+def test_an_answer_is_kept_whatever_its_value_is(run, path, parser, note):
+    """F15: a value that is endless or fails does not take the answer with it, which was paid for."""
+    items = ["0", ("odd", Action("1", parser))]
+    first, again = twice(run, path, items, answering())
+    assert note in first.outcomes[1].notes
+    assert "yes" == again.outcomes[1].result.text
+    assert '"text": "yes"' in path.with_name("out.jsonl").read_text().splitlines()[1]
+
+
+def test_a_value_has_few_notes(run, path):
+    """F15: an array of numbers that are not finite does not fill the journal with notes."""
+    first, _ = twice(run, path, [Action("0", lambda text: [math.nan] * 1_000)], answering())
+    assert 21 == len(first.outcomes[0].notes)
+    assert "980 more parts of value are not stored exactly" == first.outcomes[0].notes[-1]
+
+
+class Colour(str, enum.Enum):  # noqa: UP042 - such a member is shown in another way
+    """An enum whose members are texts."""
+
+    RED = "red"
+
+
+def test_a_member_of_a_text_enum_is_stored_as_its_text(run, path):
+    """F15: as in every other JSON, and not as the name of the member in Python."""
+    twice(run, path, [Action("0", lambda text: {Colour.RED: [Colour.RED]})], answering())
+    assert '"value": {"red": ["red"]}' in path.with_name("out.jsonl").read_text()
+
+
+DETAILS = {"token": "a", "top": [{"token": "b"}] * 6}
+
+
+@pytest.mark.parametrize(
+    "details",
+    [{"logprobs": (DETAILS,) * 20_000}, {"raw": [[number] for number in range(110_000)]}],
+    ids=["logprobs", "raw"],
+)
+def test_an_answer_is_kept_without_details_that_are_too_many(run, path, details):
+    """F15: the text, the usage and the verdicts of an answer do not depend on the size of its details."""
+    backend = answering(default=Generation("yes", Usage(1, 2), **details))
+    first, again = twice(run, path, numbers(2), backend, reqs=[YES])
+    assert "logprobs, turns and raw answers are not stored: there are too many of them" in first.outcomes[0].notes
+    best = again.outcomes[0].result.best
+    assert ("yes", Usage(1, 2), [True]) == (best.text, best.usage, [one.passed for one in best.validations])
+
+
+def test_an_answer_that_is_too_large_for_sqlite_is_cut(run, path, monkeypatch):
+    """F15: SQLite takes no text of more than a billion bytes, and the run goes on."""
+    monkeypatch.setattr(_records, "_MAX_LENGTH", 1_200)
+    long = Generation("x" * 2_000)
+    first, again = twice(run, path, numbers(3), answering({"1": long}))
+    assert ["succeeded"] * 3 == [one.status for one in first.outcomes]
+    assert "only a summary is stored" in first.outcomes[1].notes[0]
+    assert "x" * 100 == again.outcomes[1].result.text
+
+
+def test_a_logprob_of_nothing_leaves_the_others(run, path):
+    """F15: a token that can't be has a logprob of -inf, and JSON has no infinity."""
+    logprobs = ({"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -math.inf})
+    first, again = twice(run, path, ["0"], answering(default=Generation("yes", logprobs=logprobs)))
+    assert ("logprobs[1].logprob is -inf, and is not stored",) == first.outcomes[0].notes
+    kept = ({"token": "a", "logprob": -0.5}, {"token": "b", "logprob": None})
+    assert kept == again.outcomes[0].result.best.generation.logprobs
+
+
+def test_a_raw_answer_that_is_no_json_is_noted(run, path):
+    """F15: what is left out is said, and an array is no reason to lose the answer."""
+    numpy = pytest.importorskip("numpy")
+    first, again = twice(run, path, ["0"], answering(default=Generation("yes", raw=numpy.zeros(3))))
+    assert ("raw of an answer is not made of JSON values, and is not stored",) == first.outcomes[0].notes
+    assert "yes" == again.outcomes[0].result.text
+
+
+class Evasive(RateLimited):
+    """An error with an attribute that fails."""
+
+    @property
+    def status(self):
+        raise RuntimeError("no")
+
+    @status.setter
+    def status(self, value):
+        pass
+
+
+def with_hint(hint):
+    error = RateLimited("slow")
+    error.hint = hint
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RateLimited("slow", retry_after_s=10**400), with_hint(Unshowable()), Evasive("slow")],
+    ids=["huge", "hint", "attribute"],
+)
+def test_a_detail_that_fails_leaves_the_message(run, path, error):
+    """F15: an attribute that can't be stored or read does not cost the message of the error."""
+    _, again = twice(run, path, numbers(2), answering({"1": error}))
+    assert "slow" in str(again.outcomes[1].error)
+
+
+def test_the_errors_in_a_group_are_kept(run, path):
+    """F15: a group that a backend raised is stored with the errors in it."""
+    group = ExceptionGroup("both", [ValueError("left"), ExceptionGroup("more", [KeyError("right")])])
+    twice(run, path, numbers(2), answering({"1": group}))
+    exported = path.with_name("out.jsonl").read_text().splitlines()[1]
+    assert '{"error_type": "ValueError", "error": "left"}, {"error_type": "KeyError", "error": "right"}' in exported
+
+
+def test_costs_that_add_up_to_infinity_do_not_end_the_run(run, path):
+    """F15: a backend may report any finite cost."""
+    backend = answering(default=Generation("yes", Usage(1, 1, 1e308)))
+    first, again = twice(run, path, numbers(20), backend)
+    assert first.usage.cost == pytest.approx(1.797e308, rel=1e-3)
+    assert "cost is 1e+308, and is stored as 1,000,000,000,000,000" == first.outcomes[0].notes[0]
+    assert 2e16 == again.usage.cost == Journal(path).summary().usage.cost

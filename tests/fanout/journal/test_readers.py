@@ -168,8 +168,8 @@ def test_a_second_hard_link_is_refused(journal, tmp_path, run):
         run(fan_out, ONCE, numbers(5), None, answering(), journal=InlineJournal(journal))
 
 
-def test_a_log_without_an_index_is_read_from_a_read_only_directory(path, run, monkeypatch):
-    """F20: where SQLite can't make its index, a copy is read."""
+def test_a_log_without_an_index_is_read_from_a_copy(path, run):
+    """F20: an index that SQLite makes would stay behind, and may belong to another user than the run."""
 
     async def killed():
         async with open_fan_out(ONCE, numbers(5), None, answering(), journal=InlineJournal(path)) as outcomes:
@@ -180,10 +180,22 @@ def test_a_log_without_an_index_is_read_from_a_read_only_directory(path, run, mo
     for file, content in run(killed):
         file.write_bytes(content)
     assert "run.db-wal" in names(path)
-    monkeypatch.setattr(store.os, "access", lambda where, mode: False)  # root may write everywhere
     before = names(path)
     assert 5 == Journal(path).summary().succeeded
     assert before == names(path)
+
+
+def test_a_file_of_another_user_is_refused_and_nothing_is_left_beside_it(journal, run, monkeypatch):
+    """F20: SQLite would leave a log behind that the owner of the journal can't write."""
+    before = names(journal)
+    monkeypatch.setattr(store.os, "access", lambda where, mode: mode != os.W_OK)  # root may write everywhere
+    with pytest.raises(JournalWriteFailed, match="Permission denied"):
+        run(fan_out, ONCE, numbers(5), None, answering(), journal=InlineJournal(journal))
+    assert before == names(journal)
+    monkeypatch.setattr(store.os, "access", lambda where, mode: False)
+    with pytest.raises(JournalError, match=r"could not be read: .*Permission denied") as caught:
+        Journal(journal).summary()
+    assert not isinstance(caught.value, JournalWriteFailed)
 
 
 def test_a_run_that_begins_during_a_read_is_noticed(journal, run):
@@ -210,16 +222,50 @@ def test_an_export_never_overwrites_the_journal(journal, name):
 
 def test_a_spreadsheet_evaluates_nothing(run, path, tmp_path):
     """A text that begins like a formula is preceded by an apostrophe, and a number is not."""
-    answers = ["=1+1", "+cmd", "-5", "@SUM(A1)", "\t=1", "plain"]
+    answers = ["=1+1", "+cmd", "-5", "@SUM(A1)", "\t=1", "plain", "\n=1", "＝1", "\nplain"]
 
     async def backend(request):
         return answers[int(request.messages[-1].content)]
 
-    run(fan_out, ONCE, [str(number) for number in range(6)], None, backend, journal=InlineJournal(path))
+    run(fan_out, ONCE, numbers(9), None, backend, journal=InlineJournal(path))
     export(path, tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(newline="") as file:
         texts = [row["text"] for row in csv.DictReader(file)]
-    assert ["'=1+1", "'+cmd", "-5", "'@SUM(A1)", "'\t=1", "plain"] == texts
+    assert ["'=1+1", "'+cmd", "-5", "'@SUM(A1)", "'\t=1", "plain", "'\n=1", "'＝1", "\nplain"] == texts
+
+
+def test_an_export_replaces_the_file_behind_a_link_and_nothing_else(journal, tmp_path):
+    """F20: the link stays one, and a file that only looks like an unfinished export is left alone."""
+    (tmp_path / "real.jsonl").write_text("old")
+    (tmp_path / "out.jsonl").symlink_to(tmp_path / "real.jsonl")
+    (tmp_path / "out.jsonl.part").write_text("mine")
+    count = export(journal, tmp_path / "out.jsonl")
+    assert (True, "mine") == ((tmp_path / "out.jsonl").is_symlink(), (tmp_path / "out.jsonl.part").read_text())
+    assert count == len((tmp_path / "real.jsonl").read_text().splitlines())
+
+
+def test_an_export_is_written_to_a_pipe(journal, tmp_path):
+    """F20: a pipe or a device, such as /dev/stdout, is not replaced by a file."""
+    program = "import sys; from sampling.fanout.journal import export; export(sys.argv[1], sys.argv[2], format='jsonl')"
+    exported = subprocess.run(  # noqa: S603 - our own program
+        [sys.executable, "-c", program, str(journal), "/dev/stdout"], capture_output=True, text=True, check=True
+    )
+    export(journal, tmp_path / "out.jsonl")
+    assert (tmp_path / "out.jsonl").read_text() == exported.stdout
+    export(journal, "/dev/null", format="csv")
+    assert Path("/dev/null").is_char_device()
+
+
+def test_an_export_has_as_long_a_name_as_the_system_allows(journal, tmp_path):
+    """F20: its temporary file has no longer one."""
+    assert export(journal, tmp_path / f"{'x' * 249}.jsonl")
+
+
+def test_a_reader_refuses_a_directory(tmp_path):
+    """F20: with words that say what to do."""
+    for read in (Journal(tmp_path).summary, Journal(tmp_path).to_html):
+        with pytest.raises(JournalError, match="is a directory: give the path of a file"):
+            read()
 
 
 class TestOlderVersion:
@@ -308,3 +354,22 @@ async def _resume(old, backend, **settings):
         options=Options(temperature=0.5),
         **settings,
     )
+
+
+def test_a_log_that_disappears_ends_the_run(path, run):
+    """F11: what is written to a deleted log is gone after a kill. The run ends, and everything in it is kept."""
+    seen = []
+
+    async def main():
+        journal = InlineJournal(path)
+        async with open_fan_out(ONCE, numbers(50), None, answering(), journal=journal, max_concurrency=1) as outcomes:
+            async for outcome in outcomes:
+                seen.append(outcome.index)
+                if outcome.index == 5:
+                    path.with_name("run.db-wal").unlink()
+
+    with pytest.raises(JournalWriteFailed, match=r"run\.db-wal was moved, deleted or replaced during the run"):
+        run(main)
+    assert len(seen) < 20
+    assert set(seen) <= stored(path).keys()
+    assert 50 == run(fan_out, ONCE, numbers(50), None, answering(), journal=InlineJournal(path)).counts()["succeeded"]
