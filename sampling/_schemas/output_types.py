@@ -97,6 +97,16 @@ class TypedReader(Generic[T]):
         """The name of the type, for messages."""
         return _name(self._shape)
 
+    @property
+    def shape(self) -> Any:
+        """The type."""
+        return self._shape
+
+    @property
+    def is_lenient(self) -> bool:
+        """Whether the JSON may be in prose."""
+        return self._lenient
+
     def strictly(self) -> "TypedReader[T]":
         """Return a reader that accepts only JSON, which may be in a code fence."""
         return TypedReader(self._shape, self._adapter, self.schema, self._root, lenient=False)

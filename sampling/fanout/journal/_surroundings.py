@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, cast
 __all__ = [
     "Changes",
     "attributes_changed_by",
+    "attributes_set_by",
     "changes_in",
     "is_library",
     "is_own_code",
@@ -147,6 +148,12 @@ def attributes_changed_by(kind: type[Any], names: Iterable[str]) -> set[str]:
                 changed |= set() if changes is None else {mangled(each, one) for each in changes.attributes}
                 waiting |= names_in(member.__code__) - seen
     return changed
+
+
+def attributes_set_by(function: FunctionType) -> frozenset[str]:
+    """Return the attributes that a function changes itself."""
+    changes = _changes_of(function.__code__)
+    return frozenset() if changes is None else changes.attributes
 
 
 def mangled(name: str, kind: type[Any]) -> str:
