@@ -46,6 +46,7 @@ from sampling.fanout.journal._surroundings import (
     attributes_changed_by,
     attributes_set_by,
     changes_in,
+    globals_changed_by,
     is_library,
     is_own_code,
     mangled,
@@ -65,7 +66,7 @@ from sampling.requirements import Requirement, as_requirements
 from sampling.strategy import BaseSamplingStrategy
 from sampling.tools import Tool
 
-__all__ = ["CODE", "FORMAT", "Describer", "name_of", "secret_digest"]
+__all__ = ["CHANGED", "CODE", "FORMAT", "Describer", "name_of", "secret_digest"]
 
 _PYTHON: Final = ".".join(map(str, sys.version_info[:2]))
 CODE: Final = "code of Python "
@@ -120,8 +121,8 @@ _BUILTIN_METHODS: Final = (MethodDescriptorType, WrapperDescriptorType, MethodWr
 """Methods such as `str.strip`."""
 
 _CONTAINERS: Final = (Mapping, list, tuple, AbstractSet)
-_CHANGED: Final = "changed by the function itself"
-"""The description of a variable in a closure that is no setting, such as a counter."""
+CHANGED: Final = "changed by the function itself"
+"""The description of a variable that is no setting, such as a counter."""
 
 _SETTINGS: Final = ("loop_budget", "concurrency_budget", "deterministic", "check_timeout_s", "max_context_chars")
 
@@ -366,11 +367,16 @@ class Describer:
             return self._not_seen(value)
         described: dict[str, Any] = {"class": name_of(kind)}
         # What a check changes itself is its state, which differs from call to call.
-        state = attributes_changed_by(kind, self._called) if self._as_of >= _CLASSES else ()
+        state = attributes_changed_by(kind, self._called) if self._as_of >= _CLASSES else set[str]()
         for name, attribute in sorted(attributes.items()):
-            if name not in state:
+            if name not in state and not self._is_computed(kind, name):
                 described[f".{name}"] = self._part(name, attribute)
         return {**described, **self._methods(kind)}
+
+    def _is_computed(self, kind: type[Any], name: str) -> bool:
+        """Return whether an attribute is the value of a cached property, which is there after its first use."""
+        is_cached = isinstance(getattr(kind, name, None), functools.cached_property)
+        return self._as_of >= _FIELDS and is_cached
 
     def _class(self, kind: type[Any]) -> dict[str, Any]:
         described: dict[str, Any] = {"name": name_of(kind)}
@@ -438,7 +444,7 @@ class Describer:
         if self._as_of < _CONSTANTS:
             return False
         if _is_constant(name, member) or self._as_of < _SURROUNDINGS or issubclass(kind, enum.Enum):
-            return _is_constant(name, member)
+            return _is_constant(name, member) and not self._is_state(kind, name)
         is_own = is_own_code(type(member).__module__)
         if self._as_of < _CLASSES:
             is_own = is_own and not hasattr(member, "__get__")
@@ -446,6 +452,10 @@ class Describer:
             # A cached property, or a method that is cached or has some of its arguments.
             return True
         return (isinstance(member, _CONTAINERS) or is_own) and name not in _changed_attributes(kind)
+
+    def _is_state(self, kind: type[Any], name: str) -> bool:
+        """Return whether a class changes an attribute of itself, such as a counter."""
+        return self._as_of >= _FIELDS and name in attributes_changed_by(kind, self._called)
 
     def _use_types(self, annotations: Iterable[Any]) -> None:
         """Note the classes of the program in the types of fields."""
@@ -500,16 +510,23 @@ class Describer:
         owner = getattr(function, "__self__", None)
         if owner is not None:
             described["self"] = self._part("self", owner)
-        constants = dict(_globals_of(plain, in_lower_case=self._as_of >= _CONSTANTS))
         if self._as_of >= _FIELDS:
-            # The path of the module may change, and its documentation.
-            constants = {name: value for name, value in constants.items() if not name.startswith("__")}
             described.update(self._attributes_of_function(plain))
-        if constants:
+        if constants := self._globals_of(plain):
             described["globals"] = self._part("globals", constants)
         if self._as_of >= _SURROUNDINGS:
             self._used = {**dict(surroundings_of(plain, _is_constant)), **self._used}
         return described
+
+    def _globals_of(self, function: FunctionType) -> dict[str, Any]:
+        """Return the constants that a function reads, and other functions of the same module."""
+        found = dict(_globals_of(function, in_lower_case=self._as_of >= _CONSTANTS))
+        if self._as_of < _FIELDS or is_library(function.__module__):
+            return found
+        # The path of the module may change, and its documentation.
+        constants = {name: value for name, value in found.items() if not name.startswith("__")}
+        changed = globals_changed_by(function) & function.__globals__.keys() & names_in(function.__code__)
+        return {**constants, **dict.fromkeys(sorted(changed), CHANGED)}
 
     def _attributes_of_function(self, function: FunctionType) -> dict[str, Any]:
         """Describe the attributes of a function that code reads, and that it does not change itself."""
@@ -522,7 +539,7 @@ class Describer:
         changed = variables_changed_by(function) if self._as_of >= _CLASSES else ()
         names = function.__code__.co_freevars
         cells = [
-            _CHANGED if name in changed else _content(cell)
+            CHANGED if name in changed else _content(cell)
             for name, cell in zip(names, function.__closure__ or (), strict=True)
         ]
         bound, keywords = [*cells, *(function.__defaults__ or ())], function.__kwdefaults__
@@ -577,6 +594,8 @@ class Describer:
         public -= {"accept_incomplete", "state_requirements"}
         if self._as_of >= _SURROUNDINGS:
             public |= _private_settings(strategy)
+        if self._as_of >= _FIELDS:
+            public -= attributes_changed_by(type(strategy), _decisions_of(strategy))
         own = {name: self._part(name, value) for name, value in vars(strategy).items() if name in public}
         settings = {name: self._part(name, getattr(strategy, name)) for name in (*_SETTINGS, *added)}
         return {"class": name_of(type(strategy)), **own, **settings, **self._methods(type(strategy))}
@@ -596,6 +615,12 @@ def _private_settings(strategy: BaseSamplingStrategy) -> set[str]:
     ours = {name for one in functions if isinstance(one, FunctionType) for name in names_in(one.__code__)}
     private = {name for name in vars(strategy) if name.startswith("_") and not name.startswith("__")}
     return private - ours - _changed_attributes(type(strategy))
+
+
+def _decisions_of(strategy: BaseSamplingStrategy) -> set[str]:
+    """Return the names of the methods that a call may call."""
+    ours = [kind for kind in type(strategy).__mro__ if is_library(kind.__module__) and kind is not object]
+    return {name for kind in ours for name, member in vars(kind).items() if isinstance(member, FunctionType)}
 
 
 def _changed_attributes(kind: type[Any]) -> set[str]:

@@ -14,7 +14,7 @@ from sampling._serialization.messages import canonical, digest, plain_content
 from sampling._text import quoted
 from sampling.backends.layers import ToolLoop
 from sampling.fanout.items import Item, as_item
-from sampling.fanout.journal._description import CODE, FORMAT, Describer, name_of, secret_digest
+from sampling.fanout.journal._description import CHANGED, CODE, FORMAT, Describer, name_of, secret_digest
 from sampling.messages import Context, Options
 from sampling.protocols import BackendLike
 from sampling.requirements import Requirement
@@ -257,10 +257,13 @@ def _is_unknown(where: str, then: Any, now: Any) -> bool:
 def _is_closer_look(then: Any, now: Any) -> bool:
     """Return whether an earlier format described an object by its class or its text alone, or showed a secret."""
     described = cast("dict[str, Any]", now) if isinstance(now, dict) else {}
-    return isinstance(then, str) and (
-        then in {described.get("class"), described.get("name")}
-        or described == secret_digest(then)
-        or ("annotated" in described and "Annotated[" in then)
+    return now == CHANGED or (
+        isinstance(then, str)
+        and (
+            then in {described.get("class"), described.get("name")}
+            or described == secret_digest(then)
+            or ("annotated" in described and "Annotated[" in then)
+        )
     )
 
 
