@@ -97,6 +97,16 @@ class TypedReader(Generic[T]):
         """The name of the type, for messages."""
         return _name(self._shape)
 
+    @property
+    def shape(self) -> Any:
+        """The type."""
+        return self._shape
+
+    @property
+    def is_lenient(self) -> bool:
+        """Whether the JSON may be in prose."""
+        return self._lenient
+
     def strictly(self) -> "TypedReader[T]":
         """Return a reader that accepts only JSON, which may be in a code fence."""
         return TypedReader(self._shape, self._adapter, self.schema, self._root, lenient=False)
@@ -431,7 +441,19 @@ def _count_step(value: Any) -> Any:
 
 
 def _name(shape: object) -> str:
-    return shape.__name__ if isinstance(shape, type) and get_origin(shape) is None else str(shape)
+    plain = _without_annotations(shape) if "Annotated" in str(shape) else shape
+    return plain.__name__ if isinstance(plain, type) and get_origin(plain) is None else str(plain)
+
+
+def _without_annotations(shape: object) -> object:
+    """Return a type without what `Annotated` adds, which may be functions, whose texts have addresses."""
+
+    def annotated() -> None: ...
+
+    annotated.__annotations__ = {"shape": shape}
+    with suppress(NameError, TypeError):
+        return get_type_hints(annotated)["shape"]
+    return shape
 
 
 # Support for attrs classes and dataclasses.

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, Protocol, TypeV
 
 import attrs
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from typing_extensions import TypedDict
 
@@ -320,6 +320,13 @@ def test_a_requirement_for_those_who_want_the_text():
     failed = requirement.read_verdict(requirement.check('{"day": "2031-05-01"}'))
     assert (False, "/number is missing") == (failed.passed, failed.reason)
     assert "is the JSON of a AttrsFlight" == requirement.description
+
+
+def test_a_requirement_names_a_type_without_its_validators():
+    """F11: the text of a function has an address, so it would differ in every process, and confuse a model."""
+    positive = Annotated[int, AfterValidator(abs)]
+    assert "is the JSON of a list[int]" == checks.model(list[positive]).description
+    assert "is the JSON of a int" == checks.model(positive).description
 
 
 # Types beyond classes with fields, and answers with more than JSON.

@@ -34,16 +34,19 @@ from types import (
     UnionType,
     WrapperDescriptorType,
 )
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, cast
 
 import attrs
 
 from sampling._redaction import looks_like_a_key
+from sampling._schemas.output_types import TypedReader
 from sampling._serialization.messages import canonical
 from sampling.backends.layers._identity import identity_of
 from sampling.fanout.journal._surroundings import (
     attributes_changed_by,
+    attributes_set_by,
     changes_in,
+    globals_changed_by,
     is_library,
     is_own_code,
     mangled,
@@ -51,28 +54,39 @@ from sampling.fanout.journal._surroundings import (
     surroundings_of,
     variables_changed_by,
 )
-from sampling.requirements import Requirement
+from sampling.fanout.journal._types import (
+    annotations_in,
+    classes_in,
+    field_settings,
+    has_fields,
+    type_hints,
+    type_name,
+)
+from sampling.requirements import Requirement, as_requirements
 from sampling.strategy import BaseSamplingStrategy
 from sampling.tools import Tool
 
-__all__ = ["CODE", "FORMAT", "Describer", "name_of", "secret_digest"]
+__all__ = ["CHANGED", "CODE", "FORMAT", "Describer", "name_of", "secret_digest"]
 
 _PYTHON: Final = ".".join(map(str, sys.version_info[:2]))
 CODE: Final = "code of Python "
 """The key of a code digest. Bytecode differs between Python versions, so it is compared within one version only."""
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 """
 The number of this kind of description.
 
 2 leaves out constants of classes, and those of modules in lower case. 3 leaves out the surroundings of functions,
 validators of pydantic models, containers of classes and private settings, and shows secrets. 4 leaves out the classes
-of enum members and of containers, cached methods and inner classes, and has what a check changes itself.
+of enum members and of containers, cached methods and inner classes, and has what a check changes itself. 5 leaves out
+what decides the values of fields, methods that are overridden, attributes of functions, the types of keys and the
+requirements of nested strategies, and has the addresses of functions in types, and the paths of files.
 """
 
 _CONSTANTS: Final = 3
 _SURROUNDINGS: Final = 4
 _CLASSES: Final = 5
+_FIELDS: Final = 6
 _DEEPEST: Final = 24
 _MAX_INT_BITS: Final = 4_000
 """Python refuses to write integers of more than 4,300 digits in decimal."""
@@ -96,8 +110,8 @@ _UNCHANGEABLE: Final = (str, int, float, bytes, re.Pattern)
 """Types of values that stay as they are."""
 
 _INERT: Final = (
-    *("_thread", "threading", "logging", "structlog", "contextvars", "weakref", "_weakref", "anyio", "trio"),
-    *("itertools", "rich", "tqdm", "loguru"),
+    *("_thread", "threading", "logging", "structlog", "contextvars", "_contextvars", "weakref", "_weakref"),
+    *("anyio", "trio", "asyncio", "_asyncio", "concurrent", "itertools", "rich", "tqdm", "loguru"),
 )
 """Packages whose objects can't change an answer."""
 
@@ -107,8 +121,8 @@ _BUILTIN_METHODS: Final = (MethodDescriptorType, WrapperDescriptorType, MethodWr
 """Methods such as `str.strip`."""
 
 _CONTAINERS: Final = (Mapping, list, tuple, AbstractSet)
-_CHANGED: Final = "changed by the function itself"
-"""The description of a variable in a closure that is no setting, such as a counter."""
+CHANGED: Final = "changed by the function itself"
+"""The description of a variable that is no setting, such as a counter."""
 
 _SETTINGS: Final = ("loop_budget", "concurrency_budget", "deterministic", "check_timeout_s", "max_context_chars")
 
@@ -193,7 +207,9 @@ class Describer:
         if isinstance(value, Mapping):
             # The environment differs between machines, and may hold keys.
             items = cast("Iterable[tuple[Any, Any]]", value.items())
-            return self._not_seen(value) if value is os.environ else self._mapping(list(items))
+            factory = getattr(cast("object", value), "default_factory", None) if self._as_of >= _FIELDS else None
+            missing = {} if factory is None else {"(missing)": self._part("missing", factory)}
+            return self._not_seen(value) if value is os.environ else {**self._mapping(list(items)), **missing}
         if isinstance(value, AbstractSet):
             members = [self.describe(item) for item in cast("Iterable[Any]", value)]
             return {"class": _class_name(value), "members": sorted(members, key=canonical)}
@@ -204,12 +220,32 @@ class Describer:
     def _textual(self, value: Any) -> Any:
         if isinstance(value, bytes | bytearray):
             return {"class": name_of(type(value)), "sha256": hashlib.sha256(value).hexdigest()[:16]}
-        if isinstance(value, _TEXTUAL) or type(value).__module__ == "typing":
+        if isinstance(value, _TEXTUAL):
             return {"class": _class_name(value), "value": repr(cast("object", value))}
+        if type(value).__module__ == "typing" or self._is_extension(value):
+            return self._of_typing(value)
         if isinstance(value, GenericAlias | UnionType) and self._as_of >= _CLASSES:
             self._use_types([value])
-            return {"class": name_of(type(value)), "value": repr(value)}
+            return {"class": name_of(type(value)), "value": self._type(value)}
         return self._object(value)
+
+    def _is_extension(self, value: Any) -> bool:
+        return self._as_of >= _FIELDS and type(value).__module__ == "typing_extensions"
+
+    def _of_typing(self, value: Any) -> dict[str, Any]:
+        if self._as_of >= _FIELDS:
+            self._use_types([value])
+            if isinstance(value, type):
+                # A protocol or a typed dict: a class with a metaclass of `typing`.
+                return {"class": _class_name(value), "value": repr(value), **self._object(value)}
+        return {"class": _class_name(value), "value": self._type(value)}
+
+    def _type(self, kind: Any) -> Any:
+        """Describe a type, with what `Annotated` adds to it."""
+        added = annotations_in(kind) if self._as_of >= _FIELDS else []
+        if not added:
+            return _type_name(kind)
+        return {"annotated": type_name(kind, name_of), "with": self._part("with", added)}
 
     def _use_class_of(self, value: Any) -> None:
         """Note the class of a value that is described by its content, and its attributes."""
@@ -222,12 +258,20 @@ class Describer:
         if attributes and not isinstance(value, enum.Enum):
             self._used.setdefault(f"{'.'.join(self._path)} attributes", attributes)
 
-    def _mapping(self, pairs: list[tuple[Any, Any]]) -> Any:
-        described = {str(key): self._part(str(key), item) for key, item in pairs}
-        if len(described) == len(pairs):
-            return described
+    def _mapping(self, pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+        texts = [self._key(key) for key, _ in pairs]
+        if len(set(texts)) == len(texts):
+            described = {text: self._part(text, item) for text, (_, item) in zip(texts, pairs, strict=True)}
+            others = [key for key, _ in pairs if not isinstance(key, str)] if self._as_of >= _FIELDS else []
+            # The text of a key does not show its type.
+            keys = {"(keys)": sorted(map(self.describe, others), key=canonical)} if others else {}
+            return {**described, **keys}
         # Several keys have the same text, such as 1 and "1".
         return {"pairs": [[self.describe(key), self._part(str(key), item)] for key, item in pairs]}
+
+    def _key(self, key: Any) -> str:
+        """Return a text of a key that is the same in every process."""
+        return str(key) if self._as_of < _FIELDS or _has_stable_text(key) else canonical(self.describe(key))
 
     def _part(self, place: str, value: Any) -> Any:
         with self.at(place):
@@ -258,9 +302,12 @@ class Describer:
             schema = self._part("schema", value.schema)
             return {"name": value.name, "description": value.description, "schema": schema, **function}
         if isinstance(value, BaseSamplingStrategy):
-            return self.strategy(value)
+            return self._nested_strategy(value)
         if isinstance(value, PurePath):
-            return {"class": "pathlib.Path", "path": str(value), "sha256": _file_digest(value)}
+            content = _file_digest(value)
+            # A file may be moved.
+            path = {} if content is not None and self._as_of >= _FIELDS else {"path": str(value)}
+            return {"class": "pathlib.Path", **path, "sha256": content}
         if isinstance(value, ModuleType):
             return {"class": "module", "name": value.__name__}
         pattern, flags = getattr(value, "pattern", None), getattr(value, "flags", None)
@@ -271,13 +318,10 @@ class Describer:
     def _special_by_methods(self, value: Any) -> Any:  # noqa: PLR0911 - one for each kind
         """Describe an object of a library by the methods of its kind."""
         if isinstance(value, type):
-            schema = _pydantic_schema(value)
-            if schema is None or self._as_of < _SURROUNDINGS:
-                return None if schema is None else self.describe(schema)
-            fields: Mapping[str, Any] = getattr(value, "model_fields", {})
-            self._use_types(field.annotation for field in fields.values())
-            return {**self.describe(schema), **self._methods(value)}
+            return self._model(value)
         name = name_of(type(value))
+        if _is_reader(value) and self._as_of >= _FIELDS:
+            return self._reader(value)
         if isinstance(given := getattr(value, "fingerprint", None), str) or callable(given):
             return {"class": name, "fingerprint": str(given() if callable(given) else given)}
         if (array := _array(value)) is not None:
@@ -286,11 +330,32 @@ class Describer:
             return {"class": name, "model": identity_of(value)}
         if callable(getattr(value, "iter_errors", None)) and hasattr(value, "schema"):
             return {"class": name, "schema": self._part("schema", value.schema)}
-        if callable(getattr(value, "validate_python", None)) and callable(
-            schema := getattr(value, "json_schema", None)
-        ):
-            return {"class": name, "schema": self.describe(schema())}
-        return None
+        return self._adapter(value)
+
+    def _model(self, kind: type[Any]) -> Any:
+        """Describe a pydantic model. Return None for any other class."""
+        schema = _pydantic_schema(kind)
+        if schema is None or self._as_of < _SURROUNDINGS:
+            return None if schema is None else self.describe(schema)
+        fields: Mapping[str, Any] = getattr(kind, "model_fields", {})
+        hints = {name: field.annotation for name, field in fields.items()}
+        self._use_types(hints.values())
+        return {**self.describe(schema), **self._fields(kind, hints), **self._methods(kind)}
+
+    def _reader(self, reader: TypedReader[Any]) -> dict[str, Any]:
+        """Describe a parser of ours, without its validator, which is made from the type."""
+        reads, schema = self._part("reads", reader.shape), self._part("schema", reader.schema)
+        lenient = {} if reader.is_lenient else {"lenient": False}
+        return {"class": name_of(TypedReader), "reads": reads, "schema": schema, **lenient}
+
+    def _adapter(self, value: Any) -> Any:
+        """Describe an adapter of pydantic. Return None for any other object."""
+        schema: Any = getattr(value, "json_schema", None)
+        if not callable(getattr(value, "validate_python", None)) or not callable(schema):
+            return None
+        kind: Any = getattr(value, "_type", None) if self._as_of >= _FIELDS else None
+        read = {} if kind is None else {"type": self._part("type", kind)}
+        return {"class": name_of(type(value)), "schema": self.describe(schema()), **read}
 
     # Objects.
 
@@ -302,11 +367,16 @@ class Describer:
             return self._not_seen(value)
         described: dict[str, Any] = {"class": name_of(kind)}
         # What a check changes itself is its state, which differs from call to call.
-        state = attributes_changed_by(kind, self._called) if self._as_of >= _CLASSES else ()
+        state = attributes_changed_by(kind, self._called) if self._as_of >= _CLASSES else set[str]()
         for name, attribute in sorted(attributes.items()):
-            if name not in state:
+            if name not in state and not self._is_computed(kind, name):
                 described[f".{name}"] = self._part(name, attribute)
         return {**described, **self._methods(kind)}
+
+    def _is_computed(self, kind: type[Any], name: str) -> bool:
+        """Return whether an attribute is the value of a cached property, which is there after its first use."""
+        is_cached = isinstance(getattr(kind, name, None), functools.cached_property)
+        return self._as_of >= _FIELDS and is_cached
 
     def _class(self, kind: type[Any]) -> dict[str, Any]:
         described: dict[str, Any] = {"name": name_of(kind)}
@@ -315,14 +385,26 @@ class Describer:
         if dataclasses.is_dataclass(kind):
             fields = dataclasses.fields(kind)
         if fields:
-            described["fields"] = [[field.name, _type_name(field.type)] for field in fields]
+            described["fields"] = [[field.name, self._type(field.type)] for field in fields]
             self._use_types(field.type for field in fields)
         if issubclass(kind, enum.Enum):
             described["members"] = [[member.name, self.describe(member.value)] for member in kind]
         if self._as_of >= _CLASSES:
             self._use_class(metaclass)
             described.update(_fields_of_tuple(kind))
+        if has_fields(kind) and not is_library(kind.__module__):
+            described.update(self._fields(kind, type_hints(kind)))
         return {**described, **self._methods(kind)}
+
+    def _fields(self, kind: type[Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+        """Describe what decides the values of fields, apart from plain types."""
+        if self._as_of < _FIELDS:
+            return {}
+        self._use_types(hints.values())
+        settings: dict[str, dict[str, Any]] = field_settings(kind)
+        annotated = {name: {"type": hint} for name, hint in hints.items() if annotations_in(hint)}
+        named = {name: {**annotated.get(name, {}), **settings.get(name, {})} for name in {**settings, **annotated}}
+        return {"settings": self._part("settings", named)} if named else {}
 
     def _methods(self, kind: type[Any]) -> dict[str, Any]:
         """Describe the code of a class, as far as it is the user's."""
@@ -344,13 +426,25 @@ class Describer:
             for name, member in sorted(members.items())
             if not name.startswith("__") and self._is_constant_of(kind, name, member)
         }
+        methods |= {name: self._part(name, member) for name, member in self._overridden(kind)}
         return {**({"methods": methods} if methods else {}), **({"constants": constants} if constants else {})}
+
+    def _overridden(self, kind: type[Any]) -> Iterator[tuple[str, FunctionType]]:
+        """Yield the methods that a class overrides, and may call with `super()`."""
+        own = [one for one in kind.__mro__ if not is_library(one.__module__)] if self._as_of >= _FIELDS else []
+        seen: set[str] = set()
+        for one in own:
+            for name, given in vars(one).items():
+                member = self._plain_method(given)
+                if name in seen and isinstance(member, FunctionType) and not _is_generated(member):
+                    yield f"{name_of(one)}.{name}", member
+            seen |= vars(one).keys()
 
     def _is_constant_of(self, kind: type[Any], name: str, member: Any) -> bool:
         if self._as_of < _CONSTANTS:
             return False
         if _is_constant(name, member) or self._as_of < _SURROUNDINGS or issubclass(kind, enum.Enum):
-            return _is_constant(name, member)
+            return _is_constant(name, member) and not self._is_state(kind, name)
         is_own = is_own_code(type(member).__module__)
         if self._as_of < _CLASSES:
             is_own = is_own and not hasattr(member, "__get__")
@@ -359,13 +453,16 @@ class Describer:
             return True
         return (isinstance(member, _CONTAINERS) or is_own) and name not in _changed_attributes(kind)
 
+    def _is_state(self, kind: type[Any], name: str) -> bool:
+        """Return whether a class changes an attribute of itself, such as a counter."""
+        return self._as_of >= _FIELDS and name in attributes_changed_by(kind, self._called)
+
     def _use_types(self, annotations: Iterable[Any]) -> None:
         """Note the classes of the program in the types of fields."""
         if self._as_of >= _SURROUNDINGS:
             for kind in annotations:
-                if isinstance(kind, type):
-                    self._use_class(kind)
-                self._use_types(get_args(kind))
+                for one in classes_in(kind):
+                    self._use_class(one)
 
     def _use_class(self, kind: type[Any]) -> None:
         """Note a class of the program."""
@@ -413,18 +510,36 @@ class Describer:
         owner = getattr(function, "__self__", None)
         if owner is not None:
             described["self"] = self._part("self", owner)
-        if constants := dict(_globals_of(plain, in_lower_case=self._as_of >= _CONSTANTS)):
+        if self._as_of >= _FIELDS:
+            described.update(self._attributes_of_function(plain))
+        if constants := self._globals_of(plain):
             described["globals"] = self._part("globals", constants)
         if self._as_of >= _SURROUNDINGS:
             self._used = {**dict(surroundings_of(plain, _is_constant)), **self._used}
         return described
+
+    def _globals_of(self, function: FunctionType) -> dict[str, Any]:
+        """Return the constants that a function reads, and other functions of the same module."""
+        found = dict(_globals_of(function, in_lower_case=self._as_of >= _CONSTANTS))
+        if self._as_of < _FIELDS or is_library(function.__module__):
+            return found
+        # The path of the module may change, and its documentation.
+        constants = {name: value for name, value in found.items() if not name.startswith("__")}
+        changed = globals_changed_by(function) & function.__globals__.keys() & names_in(function.__code__)
+        return {**constants, **dict.fromkeys(sorted(changed), CHANGED)}
+
+    def _attributes_of_function(self, function: FunctionType) -> dict[str, Any]:
+        """Describe the attributes of a function that code reads, and that it does not change itself."""
+        names = (self._called & vars(function).keys()) - attributes_set_by(function)
+        attributes = {name: vars(function)[name] for name in sorted(names) if not name.startswith("__")}
+        return {"attributes": self._part("attributes", attributes)} if attributes else {}
 
     def _arguments_of(self, function: FunctionType) -> dict[str, Any]:
         """Describe what a function closes over, and its defaults."""
         changed = variables_changed_by(function) if self._as_of >= _CLASSES else ()
         names = function.__code__.co_freevars
         cells = [
-            _CHANGED if name in changed else _content(cell)
+            CHANGED if name in changed else _content(cell)
             for name, cell in zip(names, function.__closure__ or (), strict=True)
         ]
         bound, keywords = [*cells, *(function.__defaults__ or ())], function.__kwdefaults__
@@ -464,6 +579,12 @@ class Describer:
             described["timeout_s"] = repr(requirement.timeout_s)
         return described
 
+    def _nested_strategy(self, strategy: BaseSamplingStrategy) -> dict[str, Any]:
+        """Describe a strategy inside another, with its own requirements."""
+        own = as_requirements("requirements", strategy.requirements) if self._as_of >= _FIELDS else ()
+        requirements = {"requirements": self._part("requirements", own)} if own else {}
+        return {**self.strategy(strategy), **requirements}
+
     def strategy(self, strategy: BaseSamplingStrategy) -> dict[str, Any]:
         """Describe a strategy by its settings, and the code of a class that is not ours."""
         # Named only where they are on, so that journals from before they were settings can be resumed.
@@ -473,6 +594,8 @@ class Describer:
         public -= {"accept_incomplete", "state_requirements"}
         if self._as_of >= _SURROUNDINGS:
             public |= _private_settings(strategy)
+        if self._as_of >= _FIELDS:
+            public -= attributes_changed_by(type(strategy), _decisions_of(strategy))
         own = {name: self._part(name, value) for name, value in vars(strategy).items() if name in public}
         settings = {name: self._part(name, getattr(strategy, name)) for name in (*_SETTINGS, *added)}
         return {"class": name_of(type(strategy)), **own, **settings, **self._methods(type(strategy))}
@@ -492,6 +615,12 @@ def _private_settings(strategy: BaseSamplingStrategy) -> set[str]:
     ours = {name for one in functions if isinstance(one, FunctionType) for name in names_in(one.__code__)}
     private = {name for name in vars(strategy) if name.startswith("_") and not name.startswith("__")}
     return private - ours - _changed_attributes(type(strategy))
+
+
+def _decisions_of(strategy: BaseSamplingStrategy) -> set[str]:
+    """Return the names of the methods that a call may call."""
+    ours = [kind for kind in type(strategy).__mro__ if is_library(kind.__module__) and kind is not object]
+    return {name for kind in ours for name, member in vars(kind).items() if isinstance(member, FunctionType)}
 
 
 def _changed_attributes(kind: type[Any]) -> set[str]:
@@ -561,6 +690,12 @@ def _is_constant(name: str, value: object) -> bool:
     return isinstance(value, _UNCHANGEABLE)
 
 
+def _has_stable_text(key: Any) -> bool:
+    if isinstance(key, tuple):
+        return all(map(_has_stable_text, cast("Iterable[Any]", key)))
+    return key is None or isinstance(key, str | int | float | bytes | enum.Enum | type)
+
+
 def _is_generated(method: Any) -> bool:
     """Return whether attrs or dataclasses wrote a method, or Python did. It follows from the fields."""
     function = getattr(method, "__func__", method)
@@ -607,6 +742,10 @@ def _file_digest(path: PurePath) -> str | None:
 def _is_cache(function: Any) -> bool:
     """Return whether a function is one of `functools.cache` or `lru_cache`."""
     return type(function).__module__ == "functools" and hasattr(function, "__wrapped__")
+
+
+def _is_reader(value: Any) -> bool:
+    return isinstance(value, TypedReader)
 
 
 def _is_getter(function: Any) -> bool:

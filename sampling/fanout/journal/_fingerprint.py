@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, cast
 
 from sampling._serialization.messages import canonical, digest, plain_content
 from sampling._text import quoted
+from sampling.backends.layers import ToolLoop
 from sampling.fanout.items import Item, as_item
-from sampling.fanout.journal._description import CODE, FORMAT, Describer, name_of, secret_digest
+from sampling.fanout.journal._description import CHANGED, CODE, FORMAT, Describer, name_of, secret_digest
 from sampling.messages import Context, Options
 from sampling.protocols import BackendLike
 from sampling.requirements import Requirement
@@ -29,8 +30,12 @@ __all__ = [
     "unseen_in",
 ]
 
-_ONCE_DESCRIBED = ("__repr__", "__replace__")
-"""Methods that Python generates for a dataclass, which earlier formats described, too."""
+_ONCE_DESCRIBED = ("__repr__", "__replace__", "__file__", "__name__", "__doc__", "path")
+"""
+What earlier formats described, too.
+
+These are methods that Python generates for a dataclass, variables of a module that Python sets, and paths of files.
+"""
 
 _WITHOUT_NUMBER = 3
 """The last format whose digests of items do not depend on its number."""
@@ -62,6 +67,8 @@ def fingerprint_of(
             described_requirements.append(describer.requirement(requirement))
     with describer.at("options"):
         described_options = _options(options or Options(), describer)
+    with describer.at("tools"):
+        tools = [describer.describe(one) for one in _tools_of(backend)]
     return {
         # Earlier formats saw less, and those without a number are of the first.
         "format": FORMAT,
@@ -72,6 +79,7 @@ def fingerprint_of(
         else [[one.role, f"sha256:{digest(plain_content(one.content))[:16]}"] for one in context],
         "options": described_options,
         "model": _model_of(backend),
+        "tools": tools,
         "items": total,
         "uses": describer.used(),
         "unseen": sorted(set(describer.unseen)),
@@ -95,6 +103,16 @@ def _model_of(backend: Any) -> str | None:
     return next((name for name in named if isinstance(name, str)), None)
 
 
+def _tools_of(backend: Any) -> Iterator[Any]:
+    """Yield the tools that layers of a backend offer and run, and how often."""
+    inner: object = getattr(backend, "inner", None)
+    if isinstance(backend, ToolLoop):
+        yield {"tools": backend.tools, "max_rounds": backend.max_rounds}
+    if isinstance(inner, tuple):
+        for one in cast("tuple[object, ...]", inner):
+            yield from _tools_of(one)
+
+
 # Items.
 
 
@@ -109,7 +127,7 @@ def item_digest(given: object, index: int) -> int:
 def earlier_item_digests(given: object, index: int) -> tuple[int, ...]:
     """Return the digests that earlier versions recorded, which saw less of a parser, or only its name."""
     item = as_item(given, index, "")
-    earlier = (4, _WITHOUT_NUMBER, 2)
+    earlier = (5, 4, _WITHOUT_NUMBER, 2)
     return (*(_digest_with(item, as_of) for as_of in earlier), _digest_of(_legacy_text(item)))
 
 
@@ -222,8 +240,13 @@ def _differences(where: str, then: Any, now: Any, *, blind: bool) -> Iterator[st
         pairs = zip_longest(cast("Iterable[Any]", then), cast("Iterable[Any]", now))
         for place, (was, is_now) in enumerate(pairs):
             yield from _differences(f"{where}[{place}]", was, is_now, blind=blind)
-    elif then != now and not _is_unknown(where, then, now) and not (blind and _is_closer_look(then, now)):
+    elif _differ(then, now) and not _is_unknown(where, then, now) and not (blind and _is_closer_look(then, now)):
         yield f"{where}: was {_shown(cast('object', then))}, is {_shown(cast('object', now))}"
+
+
+def _differ(then: Any, now: Any) -> bool:
+    """Return whether two values differ, or their types: True is not 1."""
+    return type(then) is not type(now) or then != now
 
 
 def _is_unknown(where: str, then: Any, now: Any) -> bool:
@@ -232,10 +255,15 @@ def _is_unknown(where: str, then: Any, now: Any) -> bool:
 
 
 def _is_closer_look(then: Any, now: Any) -> bool:
-    """Return whether an earlier format described an object by its class alone, or showed a secret."""
+    """Return whether an earlier format described an object by its class or its text alone, or showed a secret."""
     described = cast("dict[str, Any]", now) if isinstance(now, dict) else {}
-    return isinstance(then, str) and (
-        then in {described.get("class"), described.get("name")} or described == secret_digest(then)
+    return now == CHANGED or (
+        isinstance(then, str)
+        and (
+            then in {described.get("class"), described.get("name")}
+            or described == secret_digest(then)
+            or ("annotated" in described and "Annotated[" in then)
+        )
     )
 
 

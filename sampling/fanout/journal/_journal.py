@@ -34,7 +34,7 @@ from sampling.fanout.journal._notes import BATCH, JournalNotes, NoteStore
 from sampling.fanout.journal._page import read_findings, render_findings
 from sampling.fanout.journal._pauses import Pause
 from sampling.fanout.journal._records import Recorder
-from sampling.fanout.journal._schema import intent_checksum, outcome_checksum
+from sampling.fanout.journal._schema import IS_INTERRUPTED, intent_checksum, outcome_checksum
 from sampling.fanout.journal._store import (
     ALL_OUTCOMES,
     IntentRow,
@@ -141,12 +141,14 @@ class Journal:
             sums = ", ".join(f"coalesce(sum({name}), 0)" for name in amounts)
             used = database.execute(f"SELECT {sums} FROM {ALL_OUTCOMES}").fetchone()  # noqa: S608 - ours
             (interrupted,) = database.execute(
-                "SELECT count(DISTINCT item) FROM intents WHERE item NOT IN (SELECT item FROM outcomes)"
+                f"SELECT count(DISTINCT item) FROM intents WHERE {IS_INTERRUPTED}"  # noqa: S608 - ours
             ).fetchone()
-            # An item that was asked again on purpose has an earlier outcome.
+            # An item that was asked again on purpose has an earlier outcome. One that is gone has no index.
             twice = database.execute(
-                "SELECT item FROM intents GROUP BY item"
+                "SELECT coalesce(outcomes.position, intents.item) AS place FROM intents"
+                " LEFT JOIN outcomes ON outcomes.item = intents.item GROUP BY intents.item"
                 " HAVING count(*) > 1 + (SELECT count(*) FROM replaced WHERE replaced.item = intents.item)"
+                " AND place >= 0 ORDER BY place"
             ).fetchall()
             last = database.execute("SELECT life, status FROM lives ORDER BY life DESC").fetchone()
         return JournalSummary(

@@ -11,6 +11,7 @@ from typing import Final
 
 __all__ = [
     "APPLICATION_ID",
+    "IS_INTERRUPTED",
     "IS_UNFINISHED",
     "VERSION",
     "checksum",
@@ -141,6 +142,13 @@ IS_UNFINISHED: Final = (
     "NOT EXISTS (SELECT 1 FROM outcomes WHERE outcomes.item = intents.item AND outcomes.life >= intents.life)"
 )
 """The condition for intents without an outcome. An earlier outcome of an item that is sampled again does not count."""
+
+
+IS_INTERRUPTED: Final = (
+    "item NOT IN (SELECT item FROM outcomes)"
+    " AND life > (SELECT coalesce(max(life), 0) FROM lives WHERE status = 'completed')"
+)
+"""The condition for intents of items that still wait for an outcome. A run that completed left none among its items."""
 
 
 def create_or_migrate(database: sqlite3.Connection, version: int, *, up_to: int = VERSION) -> None:

@@ -15,7 +15,9 @@ from typing import Any, Final, NamedTuple, cast
 __all__ = [
     "Changes",
     "attributes_changed_by",
+    "attributes_set_by",
     "changes_in",
+    "globals_changed_by",
     "is_library",
     "is_own_code",
     "mangled",
@@ -29,6 +31,9 @@ _CHANGING: Final = (
     *("popitem", "popleft", "remove", "reverse", "setdefault", "sort", "update"),
 )
 """Methods that change a container."""
+
+_WRITING: Final = ("mkdir", "touch", "unlink", "write_bytes", "write_text")
+"""Methods of a path that change its file."""
 
 _CONSTRUCTORS: Final = ("__init__", "__new__", "__post_init__", "__attrs_post_init__")
 
@@ -149,6 +154,12 @@ def attributes_changed_by(kind: type[Any], names: Iterable[str]) -> set[str]:
     return changed
 
 
+def attributes_set_by(function: FunctionType) -> frozenset[str]:
+    """Return the attributes that a function changes itself."""
+    changes = _changes_of(function.__code__)
+    return frozenset() if changes is None else changes.attributes
+
+
 def mangled(name: str, kind: type[Any]) -> str:
     """Return the name under which Python keeps an attribute of a class."""
     is_private = name.startswith("__") and not name.endswith("__")
@@ -165,10 +176,29 @@ def variables_changed_by(function: FunctionType) -> frozenset[str]:
     return changed & frozenset(code.co_freevars)
 
 
-def _assigned_in(code: CodeType) -> frozenset[str]:
-    """Return the variables of closures that a code assigns."""
-    nested = [_assigned_in(one) for one in code.co_consts if isinstance(one, CodeType)]
-    found = {str(one.argval) for one in dis.get_instructions(code) if one.opname == "STORE_DEREF"}
+def globals_changed_by(function: FunctionType) -> frozenset[str]:
+    """Return the variables of its module that a function changes, itself or through other functions of the module."""
+    changed: set[str] = set()
+    seen: set[CodeType] = set()
+    waiting = [function]
+    while waiting:
+        one = waiting.pop()
+        code = one.__code__
+        if code in seen or one.__module__ != function.__module__:
+            continue
+        seen.add(code)
+        changes = _changes_of(code)
+        names = _assigned_in(code, "STORE_GLOBAL") | (frozenset[str]() if changes is None else changes.names)
+        changed |= names - {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+        used = [one.__globals__.get(name) for name in names_in(code)]
+        waiting += [value for value in used if isinstance(value, FunctionType)]
+    return frozenset(changed)
+
+
+def _assigned_in(code: CodeType, operation: str = "STORE_DEREF") -> frozenset[str]:
+    """Return the variables of closures that a code assigns, or others with the operation for those."""
+    nested = [_assigned_in(one, operation) for one in code.co_consts if isinstance(one, CodeType)]
+    found = {str(one.argval) for one in dis.get_instructions(code) if one.opname == operation}
     return frozenset(found).union(*nested)
 
 
@@ -197,8 +227,29 @@ def _targets(function: ast.AST) -> Iterator[ast.expr]:
             yield from map(ast.Name, node.names)
         elif isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
             yield node
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING:
-            yield node.func.value
+        elif isinstance(node, ast.Call):
+            yield from _changed_by_call(node)
+
+
+def _changed_by_call(call: ast.Call) -> Iterator[ast.expr]:
+    """Yield the container that a call changes, or the path of the file that it writes."""
+    function = call.func
+    if isinstance(function, ast.Attribute):
+        opens = function.attr == "open" and any(map(_is_for_writing, _values_of(call)))
+        if opens or function.attr in _CHANGING or function.attr in _WRITING:
+            yield function.value
+    elif isinstance(function, ast.Name) and function.id == "open" and any(map(_is_for_writing, _values_of(call))):
+        yield from call.args[:1]
+
+
+def _values_of(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+
+
+def _is_for_writing(mode: ast.expr) -> bool:
+    """Return whether the mode of an opened file lets it change."""
+    value = mode.value if isinstance(mode, ast.Constant) else None
+    return isinstance(value, str) and set(value) <= set("rwaxbt+") and bool(set(value) & set("wax+"))
 
 
 def _path(expression: ast.expr) -> tuple[str, list[str]]:

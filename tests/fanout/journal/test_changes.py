@@ -95,22 +95,48 @@ def test_every_order_of_items_ends_with_each_asked_once(run, path):
     assert ["question d"] == asked_so_far
 
 
-def test_interrupted_items_with_the_same_question_are_each_known(run, path):
-    """F11: each of them may be billed twice, and none is left over in the file."""
-    same = [("same", "question")] * 3
+def interrupt(run, path, items):
+    """Leave a run while all of its items are in flight."""
 
     async def leave():
         async def never(request):
             await anyio.sleep_forever()
 
         with anyio.move_on_after(5):
-            await fan_out(ONCE, same, None, never, journal=InlineJournal(path))
+            await fan_out(ONCE, items, None, never, journal=InlineJournal(path, on_change="continue"))
 
     run(leave)
+
+
+def test_interrupted_items_with_the_same_question_are_each_known(run, path):
+    """F11: each of them may be billed twice, and none is left over in the file."""
+    same = [("same", "question")] * 3
+    interrupt(run, path, same)
     _, result = go_on(run, path, same)
     summary = Journal(path).summary()
     assert (0, 1, 2) == result.maybe_billed_twice == summary.maybe_billed_twice
     assert (3, 0) == (summary.succeeded, summary.interrupted)
+
+
+def test_an_interrupted_item_that_is_gone_is_not_waited_for(run, path):
+    """F17: a run that completed has no open items, whatever was removed or changed before."""
+    interrupt(run, path, keyed("a", "b", "c"))
+    assert 3 == Journal(path).summary().interrupted
+    go_on(run, path, [("a", "another question"), *keyed("c")])
+    summary = Journal(path).summary()
+    assert ("completed", 2, 0) == (summary.status, summary.succeeded, summary.interrupted)
+    assert "have no outcome yet" not in Journal(path).to_html()
+    interrupt(run, path, keyed("d"))
+    assert 1 == Journal(path).summary().interrupted
+
+
+def test_items_that_may_be_billed_twice_are_named_by_their_index(run, path):
+    """F17: the index that they have now, as on the result."""
+    interrupt(run, path, keyed("a", "b"))
+    _, result = go_on(run, path, keyed("new", "b", "a"))
+    assert (1, 2) == result.maybe_billed_twice == Journal(path).summary().maybe_billed_twice
+    go_on(run, path, keyed("b", "new"))
+    assert (0,) == Journal(path).summary().maybe_billed_twice
 
 
 def test_items_with_the_same_key_are_matched_in_their_order(run, path):

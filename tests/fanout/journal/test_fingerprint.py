@@ -1,25 +1,34 @@
 """F16: the fingerprint sees everything that decides an answer."""
 
+import contextvars
 import dataclasses
 import functools
 import re
 import threading
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Annotated, Protocol
 
 import attrs
 import pydantic
 import pytest
+from typing_extensions import TypedDict
 
 from sampling import (
     Action,
+    BestOfNStrategy,
     EscalationStrategy,
+    Limited,
     MajorityVotingStrategy,
     MultiTurnStrategy,
     Options,
     RejectionSamplingStrategy,
     Requirement,
+    ToolLoop,
     checks,
     fan_out,
+    tool,
 )
 from sampling.errors import JournalMismatch
 from sampling.fanout.journal._fingerprint import differences, earlier_item_digests, fingerprint_of, item_digest
@@ -141,7 +150,143 @@ def tiers(depth, model="small"):
     return EscalationStrategy([Tier(backend, RejectionSamplingStrategy(loop_budget=depth)), Tier(backend, ONCE)])
 
 
+def plus(number):
+    return lambda value: value + number
+
+
+def factory(number):
+    return lambda: [number]
+
+
+def model_with(annotation=int, default=..., **private):
+    return pydantic.create_model("Answer", x=(annotation, default), **private)
+
+
+def dataclass_with(field):
+    @dataclasses.dataclass
+    class Answer:
+        x: list = field
+
+    return Answer
+
+
+def typed_dict(annotation):
+    return TypedDict("Answer", {"x": annotation})
+
+
+def written_as_text(number):
+    class Inner(pydantic.BaseModel):
+        x: Annotated[int, pydantic.AfterValidator(plus(number))] = 1
+
+    kind = dataclasses.make_dataclass("Answer", [("inner", "Inner")])
+    kind.__module__ = __name__
+    globals()["Inner"] = Inner
+    return kind
+
+
+def overriding(number):
+    class Base:
+        def check(self, text):
+            return len(text) > number
+
+    class Mine(Base):
+        def check(self, text):
+            return super().check(text)
+
+    return Mine().check
+
+
+def with_attribute(number):
+    def check(text):
+        return len(text) > check.limit
+
+    check.limit = number
+    return check
+
+
+def structural(number):
+    class Shape(Protocol):
+        def area(self):
+            return number
+
+    return Shape
+
+
+def with_tools(number):
+    @tool
+    def look_up(word: str) -> str:
+        """Look a word up."""
+        return word * number
+
+    return Limited(ToolLoop(answering(), [look_up]), max_in_flight=4)
+
+
+def annotated(number):
+    return Annotated[int, pydantic.AfterValidator(plus(number))]
+
+
+def escalating(*requirements, strategy=RejectionSamplingStrategy):
+    return EscalationStrategy([Tier(None, strategy(requirements=requirements))])
+
+
+VALUES = {
+    "what is added to a type": (lambda: annotated(1), lambda: annotated(2)),
+    "what is added to a part of a type": (lambda: list[annotated(1)], lambda: list[annotated(2)]),
+    "a validator of a pydantic field": (lambda: model_with(annotated(1)), lambda: model_with(annotated(2))),
+    "a validator in a pydantic field": (lambda: model_with(list[annotated(1)]), lambda: model_with(list[annotated(2)])),
+    "a strict pydantic field": (
+        lambda: model_with(Annotated[int, pydantic.Field(strict=True)]),
+        lambda: model_with(Annotated[int, pydantic.Field(strict=False)]),
+    ),
+    "a factory of a pydantic field": (
+        lambda: model_with(list, pydantic.Field(default_factory=factory(1))),
+        lambda: model_with(list, pydantic.Field(default_factory=factory(2))),
+    ),
+    "a private attribute of a pydantic model": (
+        lambda: model_with(_seen=(int, pydantic.PrivateAttr(1))),
+        lambda: model_with(_seen=(int, pydantic.PrivateAttr(2))),
+    ),
+    "a factory of a dataclass": (
+        lambda: dataclass_with(dataclasses.field(default_factory=factory(1))),
+        lambda: dataclass_with(dataclasses.field(default_factory=factory(2))),
+    ),
+    "a dataclass whose types are texts": (lambda: written_as_text(1), lambda: written_as_text(2)),
+    "a default of an attrs class": (
+        lambda: attrs.make_class("Answer", {"x": attrs.field(default=1)}, slots=True),
+        lambda: attrs.make_class("Answer", {"x": attrs.field(default=2)}, slots=True),
+    ),
+    "a factory of an attrs class": (
+        lambda: attrs.make_class("Answer", {"x": attrs.field(factory=factory(1))}),
+        lambda: attrs.make_class("Answer", {"x": attrs.field(factory=factory(2))}),
+    ),
+    "a field of a typed dict": (lambda: typed_dict(annotated(1)), lambda: typed_dict(annotated(2))),
+    "a protocol": (lambda: structural(1), lambda: structural(2)),
+    "an adapter": (lambda: pydantic.TypeAdapter(annotated(1)), lambda: pydantic.TypeAdapter(annotated(2))),
+    "the type of a key": (lambda: {1: "a"}, lambda: {"1": "a"}),
+    "a factory of a dict": (lambda: defaultdict(factory(1)), lambda: defaultdict(factory(2))),
+    "a bool that is a number": (lambda: [True], lambda: [1]),
+}
+"""Pairs of values that a check may close over."""
+
 CHANGES = {
+    **{
+        name: (lambda one=one: with_check(closing_over(one())), lambda two=two: with_check(closing_over(two())))
+        for name, (one, two) in VALUES.items()
+    },
+    "a method that is overridden": (lambda: with_check(overriding(1)), lambda: with_check(overriding(2))),
+    "an attribute of a function": (lambda: with_check(with_attribute(1)), lambda: with_check(with_attribute(2))),
+    "a requirement of a tier": (
+        lambda: fingerprint(escalating(Requirement("r", closing_over(1)))),
+        lambda: fingerprint(escalating(Requirement("r", closing_over(2)))),
+    ),
+    "the score of a tier": (
+        lambda: fingerprint(escalating(strategy=functools.partial(BestOfNStrategy, score=closing_over(1)))),
+        lambda: fingerprint(escalating(strategy=functools.partial(BestOfNStrategy, score=closing_over(2)))),
+    ),
+    "the tools of the backend": (
+        lambda: fingerprint(backend=with_tools(1)),
+        lambda: fingerprint(backend=with_tools(2)),
+    ),
     "a tier's strategy": (lambda: fingerprint(tiers(1)), lambda: fingerprint(tiers(2))),
     "a tier's model": (lambda: fingerprint(tiers(1)), lambda: fingerprint(tiers(1, "large"))),
     "a bound object": (lambda: with_check(Words(("a",)).check), lambda: with_check(Words(("b",)).check)),
@@ -288,6 +433,38 @@ def test_the_content_of_a_file_is_seen(tmp_path):
     assert differences(before, with_check(closing_over(Path(file))))
 
 
+def test_a_file_that_was_moved_is_the_same(tmp_path):
+    """F11: a program may be in another folder when its run is resumed. A path without a file is a setting."""
+    (tmp_path / "a").write_text("words")
+    before = with_check(closing_over(tmp_path / "a"))
+    assert [] == differences(before, with_check(closing_over((tmp_path / "a").rename(tmp_path / "b"))))
+    assert differences(with_check(closing_over(Path("no/file"))), with_check(closing_over(Path("no/other"))))
+
+
+def test_where_a_module_is_does_not_count(monkeypatch):
+    """F11: a program may be in another folder when its run is resumed."""
+
+    def check(text):
+        return bool(__file__)
+
+    before = with_check(check)
+    monkeypatch.setitem(check.__globals__, "__file__", "elsewhere.py")
+    assert [] == differences(before, with_check(check))
+
+
+def test_a_counter_of_a_function_is_no_setting():
+    """F11: an attribute that a function changes itself differs from call to call."""
+
+    def check(text):
+        check.calls += 1
+        return True
+
+    check.calls = 0
+    before = with_check(check)
+    check("")
+    assert [] == differences(before, with_check(check))
+
+
 def test_the_model_is_seen_and_its_address_is_not(run, tmp_path):
     """F16: another model is another run, another server of the same model is not."""
     path = tmp_path / "run.db"
@@ -324,7 +501,9 @@ def test_what_cannot_be_seen_is_named_and_asked_about(run, tmp_path):
 
 def test_locks_and_loggers_change_no_answer():
     """F16: what can't decide an answer is not asked about."""
-    assert [] == with_check(closing_over([threading.Lock(), threading.Event()]))["unseen"]
+    pool = ThreadPoolExecutor(1)
+    inert = [threading.Lock(), threading.Event(), contextvars.ContextVar("user"), pool]
+    assert [] == with_check(closing_over(inert))["unseen"]
 
 
 @pytest.mark.parametrize(
@@ -383,7 +562,23 @@ def test_a_constant_of_a_parser_is_a_part_of_the_question():
     """F17: and what earlier versions recorded, which did not see it, is the same question."""
     one, two = counting(1), counting(2)
     assert item_digest(Action("q", one), 0) != item_digest(Action("q", two), 0)
-    assert earlier_item_digests(Action("q", one), 0)[2:] == earlier_item_digests(Action("q", two), 0)[2:]
+    assert earlier_item_digests(Action("q", one), 0)[-2:] == earlier_item_digests(Action("q", two), 0)[-2:]
+
+
+class Tree(pydantic.BaseModel):
+    """A type that contains itself."""
+
+    children: "list[Tree]" = []
+
+
+@pytest.mark.parametrize("kind", [Tree, list[Tree], Tree | None])
+def test_a_recursive_type_is_seen(run, tmp_path, kind):
+    """F11: an item that is read as a tree can be resumed."""
+    for asked in (1, 0):
+        backend = ScriptedBackend(['{"children": []}'] if kind is not list[Tree] else ["[]"])
+        items = [Action("q", kind)]
+        run(fan_out, ONCE, items, None, backend, journal=InlineJournal(tmp_path / "run.db"))
+        assert asked == len(backend.requests)
 
 
 class Shorter:

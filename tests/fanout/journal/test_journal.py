@@ -409,11 +409,24 @@ class TestIdentity:
         assert [before[0][:5]] == rows(path, "SELECT item, life, key, digest, status FROM replaced")
 
     def test_the_same_function_in_another_process_is_the_same(self, tmp_path):
-        """F11: lambdas, closures, partials and sets: no address and no hash seed gets into the fingerprint."""
+        """F11: no address and no hash seed gets into the fingerprint, whatever a check or a type consists of."""
         script = tmp_path / "script.py"
         script.write_text(
-            "import functools, sys, anyio\n"
+            "import dataclasses, functools, sys, anyio\n"
+            "from typing import Annotated\n"
+            "from pydantic import AfterValidator, BaseModel\n"
             "from sampling import *\n"
+            "def short(value):\n"
+            "    return value\n"
+            "class OneOf(frozenset):\n"
+            "    pass\n"
+            "Short = Annotated[str, AfterValidator(short), OneOf(['a', 'b', 'c'])]\n"
+            "class Answer(BaseModel):\n"
+            "    text: Short\n"
+            "@dataclasses.dataclass\n"
+            "class Plain:\n"
+            "    texts: list[Short]\n"
+            "table = {short: 1, frozenset('abc'): 2, (1, frozenset('abc')): 3, object(): 4, lambda: 0: 5}\n"
             "def make(n):\n"
             "    return lambda text: len(text) > n and text not in {'a', 'b', 'c'}\n"
             "def two(text, least):\n"
@@ -422,8 +435,10 @@ class TestIdentity:
             "    print('asked', file=sys.stderr)\n"
             "    return 'hello'\n"
             "reqs = [make(1), Requirement('p', functools.partial(two, least=2)), Requirement('m', 'x'.__ne__)]\n"
+            "reqs += [Requirement('t', lambda text: bool(table and Short and Answer and Plain))]\n"
+            "items = ['q', Action('q', str), Action('r', list[Short]), Action('s', Answer), Action('t', Plain)]\n"
             "call = functools.partial(fan_out, journal=sys.argv[1])\n"
-            "print(anyio.run(call, RejectionSamplingStrategy(), ['q'], None, backend, reqs))\n"
+            "print(anyio.run(call, RejectionSamplingStrategy(), items, None, backend, reqs))\n"
         )
         asked_times = []
         for seed in ("1", "2"):
@@ -436,9 +451,9 @@ class TestIdentity:
                 timeout=60,
                 check=False,
             )
-            assert (0, "completed: 1 items (1 succeeded)\n") == (done.returncode, done.stdout), done.stderr
+            assert (0, "completed: 5 items (2 succeeded, 3 failed)\n") == (done.returncode, done.stdout), done.stderr
             asked_times.append(done.stderr.count("asked"))
-        assert [1, 0] == asked_times
+        assert [5, 0] == asked_times
 
 
 class TestFile:

@@ -194,6 +194,38 @@ STATES = {
         "        calls += 1\n        seen.add(text)\n        return len(text) < sizes[-1]\n    return check, sizes\n"
         "check, limits = make()"
     ),
+    "containers in capitals": (
+        "CACHE, SEEN, LIMITS = {}, set(), [9]\n"
+        "class Owner:\n    def set_limit(self, limit): LIMITS.append(limit)\n"
+        "owner = Owner()\ndef remember(text): SEEN.add(text)\n"
+        "def check(text):\n    CACHE[text] = text not in SEEN\n    remember(text)\n    return len(text) < LIMITS[-1]"
+    ),
+    "variables that are declared global": (
+        "import re\ncalls, pattern, limit = 0, None, 9\n"
+        "def short():\n    global pattern\n    pattern = pattern or re.compile('.')\n    return pattern\n"
+        "class Owner:\n    def set_limit(self, new):\n        global limit\n        limit = new\nowner = Owner()\n"
+        "def check(text):\n    global calls\n    calls += 1\n    return bool(short()) and len(text) < limit"
+    ),
+    "an attribute of the class": (
+        "class Check:\n    total, limit = 0, 9\n"
+        "    def __call__(self, text):\n        Check.total += 1\n        return len(text) < self.limit\n"
+        "    def set_limit(self, limit): self.limit = limit\n"
+        "owner = check = Check()"
+    ),
+    "a cached property": (
+        "import functools\nclass Check:\n    def __init__(self): self.limit = 9\n"
+        "    @functools.cached_property\n    def least(self): return 0\n"
+        "    def __call__(self, text): return self.least < len(text) < self.limit\n"
+        "    def set_limit(self, limit): self.limit = limit\n"
+        "owner = check = Check()"
+    ),
+    "files that it writes": (
+        "import pathlib, tempfile\nFOLDER = tempfile.mkdtemp()\n"
+        "LOG, other, LIMITS = (pathlib.Path(FOLDER, name) for name in 'abc')\nLIMITS.write_text('9')\n"
+        "class Owner:\n    def set_limit(self, limit):\n        with open(str(LIMITS), 'w') as file: file.write('5')\n"
+        "owner = Owner()\ndef check(text):\n    with LOG.open('a') as file: file.write(text)\n"
+        "    with open(other, mode='w') as file: file.write(text)\n    return len(text) < int(LIMITS.read_text())"
+    ),
 }
 
 
@@ -208,6 +240,22 @@ def test_what_a_check_changes_itself_is_no_setting(load, state):
     assert [] == differences(then, of_check(module))
     module.owner.set_limit(5)
     assert differences(then, of_check(module))
+
+
+def test_what_a_strategy_changes_itself_is_no_setting(load):
+    """F11: a decision may count its calls. What only other code sets is still compared."""
+    module = load(
+        "from sampling import RejectionSamplingStrategy\nclass Mine(RejectionSamplingStrategy):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.calls, self.limit = 0, 9\n"
+        "    def select(self, slices):\n        self.calls += 1\n        return slices[0]\n"
+        "    def set_limit(self, limit): self.limit = limit"
+    )
+    strategy = module.Mine()
+    then = fingerprint_of(strategy, [], None, None, None)
+    strategy.select(["slice"])
+    assert [] == differences(then, fingerprint_of(strategy, [], None, None, None))
+    strategy.set_limit(5)
+    assert differences(then, fingerprint_of(strategy, [], None, None, None))
 
 
 def test_the_cache_of_a_dispatching_function_is_no_setting(load):

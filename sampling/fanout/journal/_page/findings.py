@@ -16,6 +16,7 @@ from sampling.fanout.journal._notes import read_notes
 from sampling.fanout.journal._page.timeline import Durations, Timeline
 from sampling.fanout.journal._pauses import PAUSE, Pause
 from sampling.fanout.journal._records import describe_requirement, padded_validation
+from sampling.fanout.journal._schema import IS_INTERRUPTED
 from sampling.fanout.journal._store import ALL_OUTCOMES, OutcomeRow, all_outcomes, connect_to_read, run_of
 
 __all__ = ["Findings", "Group", "Process", "ShownItem", "read_findings"]
@@ -173,9 +174,7 @@ def _read_totals(database: Connection, journal: Path) -> Findings:
             (Pause.from_note(note) for note in read_notes(database, journal, "WHERE kind = ?", (PAUSE,))),
             key=lambda pause: pause[1].began_s,
         ),
-        interrupted=_number(
-            database, "SELECT count(DISTINCT item) FROM intents WHERE item NOT IN (SELECT item FROM outcomes)"
-        ),
+        interrupted=_number(database, f"SELECT count(DISTINCT item) FROM intents WHERE {IS_INTERRUPTED}"),  # noqa: S608 - ours
         billed_twice=_number(
             database,
             "SELECT count(*) FROM (SELECT item FROM intents GROUP BY item HAVING count(*) > 1 +"

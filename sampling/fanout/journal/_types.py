@@ -1,0 +1,116 @@
+"""Find what the types of fields consist of, and what decides the values of fields."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
+
+import attrs
+
+__all__ = ["annotations_in", "classes_in", "field_settings", "has_fields", "type_hints", "type_name"]
+
+
+def classes_in(kind: Any) -> Iterator[type[Any]]:
+    """Yield the classes in a type, such as `list[City]`."""
+    return (cast("type[Any]", node) for node in _nodes(kind) if isinstance(node, type))
+
+
+def annotations_in(kind: Any) -> list[Any]:
+    """Return what `Annotated` adds to the parts of a type, such as a validator."""
+    return [one for node in _nodes(kind) if get_origin(node) is Annotated for one in node.__metadata__]
+
+
+def type_name(kind: Any, named: Any) -> str:
+    """Return the text of a type, without what `Annotated` adds. `named` gives the names of classes."""
+    if get_origin(kind) is Annotated:
+        return type_name(kind.__origin__, named)
+    if isinstance(kind, list):
+        # The arguments of a `Callable`.
+        return f"[{', '.join(type_name(one, named) for one in cast('Iterable[Any]', kind))}]"
+    if isinstance(kind, type) and not get_args(kind):
+        return str(named(kind))
+    if get_origin(kind) is Literal or not get_args(kind):
+        return str(kind)
+    inner = ", ".join(type_name(one, named) for one in get_args(kind))
+    return f"{type_name(get_origin(kind), named)}[{inner}]"
+
+
+def _nodes(kind: Any, around: tuple[int, ...] = ()) -> Iterator[Any]:
+    """Yield a type and all types in it."""
+    yield kind
+    if id(kind) not in around:
+        for one in _parts(kind):
+            yield from _nodes(one, (*around, id(kind)))
+
+
+def _parts(kind: Any) -> Iterable[Any]:
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return (kind.__origin__,)
+    if isinstance(kind, list):
+        return cast("Iterable[Any]", kind)
+    if _is_alias(kind):
+        return (kind.__value__,)
+    aliased = (origin,) if _is_alias(origin) else ()
+    return () if origin is Literal else (*aliased, *get_args(kind))
+
+
+def _is_alias(kind: Any) -> bool:
+    """Return whether a type is one of a `type` statement."""
+    return type(kind).__name__ == "TypeAliasType" and not get_args(kind)
+
+
+# Fields.
+
+
+def has_fields(kind: type[Any]) -> bool:
+    """Return whether a class is a dataclass, an attrs class, a typed dict or a named tuple."""
+    bases = kind.__mro__
+    is_tuple = tuple in bases and hasattr(kind, "_fields")
+    is_dict = dict in bases and hasattr(kind, "__total__")
+    return dataclasses.is_dataclass(kind) or attrs.has(kind) or is_tuple or is_dict
+
+
+def type_hints(kind: type[Any]) -> Mapping[str, Any]:
+    """Return the types of the fields of a class, also where they are written as texts."""
+    try:
+        return get_type_hints(kind, include_extras=True)
+    except Exception:  # noqa: BLE001 - a text may be anything
+        # Such as the name of a class that is local to a function.
+        return {name: hint for one in reversed(kind.__mro__) for name, hint in _own_hints(one).items()}
+
+
+def _own_hints(kind: type[Any]) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", vars(kind).get("__annotations__", {}))
+
+
+def field_settings(kind: type[Any]) -> dict[str, dict[str, Any]]:
+    """Return what decides the values of fields, apart from their types: defaults, validators and converters."""
+    found: dict[str, dict[str, Any]] = {}
+    if (models := getattr(kind, "model_fields", None)) is not None:
+        found = {name: _of_model(field) for name, field in models.items()}
+        private: Mapping[str, Any] = getattr(kind, "__private_attributes__", {})
+        found |= {name: _given(field, "default", "default_factory") for name, field in private.items()}
+    elif dataclasses.is_dataclass(kind):
+        found = {one.name: _given(one, "default", "default_factory") for one in dataclasses.fields(kind)}
+    elif attrs.has(kind):
+        fields = cast("Iterable[Any]", attrs.fields(kind))
+        found = {one.name: _given(one, "default", "validator", "converter") for one in fields}
+    else:
+        # A named tuple.
+        found = {name: {"default": one} for name, one in getattr(kind, "_field_defaults", {}).items()}
+    return {name: settings for name, settings in found.items() if settings}
+
+
+def _of_model(field: Any) -> dict[str, Any]:
+    return {**_given(field, "default", "default_factory"), **({"metadata": field.metadata} if field.metadata else {})}
+
+
+def _given(field: Any, *names: str) -> dict[str, Any]:
+    """Return the settings of a field that it has."""
+    settings = {name: getattr(field, name, None) for name in names}
+    return {name: value for name, value in settings.items() if value is not None and not _is_missing(value)}
+
+
+def _is_missing(value: Any) -> bool:
+    kind = type(value).__name__
+    return value is dataclasses.MISSING or value is attrs.NOTHING or kind == "PydanticUndefinedType"
