@@ -144,6 +144,7 @@ class RunningAttempt(Generic[T]):
         """Send one request, and return its awaitable. `Scope.settle` must follow, however it ends."""
         # Not async: one coroutine less for each attempt.
         scope.requests += 1
+        scope.backend = backend
         answer: Awaitable[Generation | str]
         if observers() and not is_observed_inside(backend):
             answer = send(backend, request, generate)
@@ -161,11 +162,14 @@ class RunningAttempt(Generic[T]):
             # The requests of judges have a scope of their own.
             call.item.attempts += scope is self.scope
         if reservation is not None and call.budget is not None:
-            call.budget.settle(reservation, used)
+            if not scope.requests:
+                call.budget.release(reservation)
+            else:
+                call.budget.settle(reservation, used)
+                if used is None and call.item is not None:
+                    call.item.estimated_tokens += reservation.tokens
             if scope.further:
                 scope.settle_further()
-            if used is None and call.item is not None:
-                call.item.estimated_tokens += reservation.tokens
             self.scope.holding = call.holding
 
     async def _stream(self, request: Request) -> Generation | str:

@@ -23,7 +23,15 @@ from sampling.messages import Identity, Request
 from sampling.protocols import BackendLike
 from sampling.usage import NO_USAGE, Usage
 
-__all__ = ["Scope", "count_request", "current", "report_cache_hit", "report_usage", "reserve_request"]
+__all__ = [
+    "Scope",
+    "count_request",
+    "current",
+    "report_cache_hit",
+    "report_unsent",
+    "report_usage",
+    "reserve_request",
+]
 
 
 @attrs.define(eq=False)
@@ -49,6 +57,9 @@ class Scope:
 
     further: tuple[Reservation, ...] = ()
     """The reservation for further requests of the attempt, in addition to its own."""
+
+    backend: object = None
+    """The backend of the request in flight, with all of its layers."""
 
     outer: "Scope | None" = None
     """The scope that the requests of a layer's part are counted in."""
@@ -207,6 +218,28 @@ async def reserve_request(*, prompt_chars: int, max_tokens: int | None, used: Us
         await scope.reserve_request(prompt_chars=prompt_chars, max_tokens=max_tokens, used=used)
     # A call inside, such as that of a tool, may have been cancelled while it waited for its budget.
     await take_back()
+
+
+def report_unsent(layer: object) -> None:
+    """
+    Report that the request of the running attempt was not sent, because it was cancelled while this layer held it up.
+
+    Such a request costs nothing and is not counted. Outside of an attempt, or if the attempt has sent others, or may
+    have without the engine knowing, this does nothing.
+    """
+    scope = _root(_scope.get())
+    if scope is not None and scope.requests == 1 and _is_first_to_send(scope.backend, layer):
+        scope.requests = 0
+
+
+def _is_first_to_send(backend: object, layer: object) -> bool:
+    """Return whether a request to the backend reaches this layer through other layers only."""
+    while backend is not layer:
+        inner: tuple[object, ...] = getattr(backend, "inner", ())
+        if len(inner) != 1:
+            return False
+        (backend,) = inner
+    return True
 
 
 def _root(scope: Scope | None) -> Scope | None:

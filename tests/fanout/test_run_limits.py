@@ -169,6 +169,36 @@ def test_items_that_a_resume_had_no_room_for_are_not_billed_again(run, tmp_path)
     assert (0, 1, 2, 3) == call(60).maybe_billed_twice
 
 
+def test_requests_that_waited_for_their_turn_and_were_never_sent_cost_nothing(run):
+    """F19: losers that `max_requests` held up don't count, so a budget of 40 requests is one of 40 that are sent."""
+    backend = ScriptedBackend(lambda request: After(1 + request.subsample / 10, "yes"))
+    wide, budget = RejectionSamplingStrategy(concurrency_budget=4), Budget(requests=40)
+    result = run(fan_out, wide, numbers(100), None, backend, max_concurrency=2, max_requests=2, budget=budget)
+    assert ("budget", 40) == (result.stop_reason, len(backend.requests))
+    assert 0 == budget.reserved.requests
+    assert 40 >= sum(outcome.requests for outcome in result.outcomes)
+
+
+@pytest.mark.parametrize("deadline_s", [2.5, None])
+def test_items_that_waited_for_their_turn_were_not_billed(run, tmp_path, deadline_s):
+    """F19: of twenty items that a deadline or the caller cut off, only the two that were sent are in doubt."""
+    backend = ScriptedBackend(lambda _: After(1.0, "yes"))
+
+    def call(**settings):
+        settings = {"max_requests": 2, "max_concurrency": 20, "journal": InlineJournal(tmp_path / "run.db"), **settings}
+        return fan_out(ONCE, numbers(30), None, backend, **settings)
+
+    async def main():
+        with anyio.move_on_after(2.5 if deadline_s is None else 100):
+            await call(budget=Budget(deadline_s=deadline_s))
+        return await call()
+
+    result = run(main)
+    assert 30 == result.counts()["succeeded"]
+    assert 32 == len(backend.requests)
+    assert 2 == len(result.maybe_billed_twice)
+
+
 def test_an_item_that_the_budget_cut_off_is_no_failure(run, tmp_path):
     """F19: the budget ends the run, also with `on_failure="halt"`, and no item is blamed for it."""
 

@@ -34,7 +34,7 @@ from sampling.fanout._run._outage import Outage, has_answer, is_cached, is_judge
 from sampling.fanout._run._slots import Slots
 from sampling.fanout._run._spending import ItemAccount
 from sampling.fanout._source import END, Source
-from sampling.fanout.engines import SampleItem, Work
+from sampling.fanout.engines import LocalEngine, SampleItem, Work
 from sampling.fanout.items import (
     HOW_TO_GO_ON,
     FanOutResult,
@@ -573,7 +573,9 @@ class FanOut(Generic[T]):
             return None
         if outcome is None or self._cut_off_by(outcome) is not None:
             self._unrecorded = self._unrecorded.plus(spent)
-            if outcome is not None and not spent.requests:
+            # Other engines don't know the requests of an item that was cancelled.
+            is_known = outcome is not None or isinstance(self._arguments.engine, LocalEngine)
+            if is_known and not spent.requests:
                 self._session.withdraw(item)
             return None
         elapsed_s = account.elapsed_s if result is None else None
