@@ -22,7 +22,7 @@ from sampling._arguments import (
 )
 from sampling._engine.call import Call
 from sampling._engine.run import Run
-from sampling._engine.scope import current_item, new_sampling_id, parent_id, reservations_around
+from sampling._engine.scope import current_item, new_sampling_id, parent_id, reservations_around, with_limits_of
 from sampling._engine.stages import stages_of
 from sampling._event_loop import running_loop
 from sampling._plugins import installed_hooks
@@ -544,7 +544,7 @@ class BaseSamplingStrategy:
         call = self._call(
             stage.first.action,
             stage.first.context,
-            outer.backend if stage.backend is None else stage.backend,
+            outer.backend if stage.backend is None else with_limits_of(outer.item, stage.backend),
             outer.requirements,
             outer.options.overlaid(stage.options),
             outer.budget,

@@ -9,7 +9,7 @@ import attrs
 from sampling._arguments import wrong_type
 from sampling._completeness import incomplete
 from sampling._engine.call import Call
-from sampling._engine.scope import Scope, enter_part, iteration_id, leave_part
+from sampling._engine.scope import Scope, enter_part, iteration_id, leave_part, with_limits_of
 from sampling._engine.validation import Checking, CutShort, PartialText, check, first_error, parse
 from sampling._frozen import unchecked
 from sampling._observers.growing_text import GrowingText
@@ -17,7 +17,7 @@ from sampling._observers.requests import is_observed_inside, observers, send
 from sampling.budgets import Budget, Reservation
 from sampling.hooks import TextGrown
 from sampling.messages import Attempt, Context, Generation, Message, Options, Request
-from sampling.protocols import StreamingBackend, as_generation, can_stream, generate_of
+from sampling.protocols import BackendLike, StreamingBackend, as_generation, can_stream, generate_of
 from sampling.requirements import Validation, View
 from sampling.results import Outcome, Slice
 from sampling.usage import Usage
@@ -144,6 +144,7 @@ class RunningAttempt(Generic[T]):
         """Send one request, and return its awaitable. `Scope.settle` must follow, however it ends."""
         # Not async: one coroutine less for each attempt.
         scope.requests += 1
+        scope.backend = backend
         answer: Awaitable[Generation | str]
         if observers() and not is_observed_inside(backend):
             answer = send(backend, request, generate)
@@ -161,11 +162,14 @@ class RunningAttempt(Generic[T]):
             # The requests of judges have a scope of their own.
             call.item.attempts += scope is self.scope
         if reservation is not None and call.budget is not None:
-            call.budget.settle(reservation, used)
+            if not scope.requests:
+                call.budget.release(reservation)
+            else:
+                call.budget.settle(reservation, used)
+                if used is None and call.item is not None:
+                    call.item.estimated_tokens += reservation.tokens
             if scope.further:
                 scope.settle_further()
-            if used is None and call.item is not None:
-                call.item.estimated_tokens += reservation.tokens
             self.scope.holding = call.holding
 
     async def _stream(self, request: Request) -> Generation | str:
@@ -200,11 +204,11 @@ class RunningAttempt(Generic[T]):
         return TextGrown(**ids, piece=piece, text=text, action=self.plan.action)
 
     async def _ask_for_check(
-        self, messages: Sequence[Message], *, backend: object = None, options: Options | None = None
+        self, messages: Sequence[Message], *, backend: BackendLike | None = None, options: Options | None = None
     ) -> Generation:
         """Send a request for a check, with the ids of this attempt but its own reservation."""
         call, scope = self.call, self.scope
-        generate = call.ask if backend is None else generate_of(backend)
+        generate = call.ask if backend is None else generate_of(with_limits_of(call.item, backend))
         if options is None:
             # A backend of the check's own has a model of its own.
             options = Options(model=self.request.options.model if backend is None else None)

@@ -7,6 +7,7 @@ because each subsample has a context of its own.
 
 import os
 import time
+from collections.abc import Callable
 from contextvars import ContextVar, Token, copy_context
 from typing import Any, TypeAlias
 
@@ -19,9 +20,18 @@ from sampling._observers.requests import report_to_observers
 from sampling.budgets import Budget, Reservation
 from sampling.errors import NestedTooDeeply
 from sampling.messages import Identity, Request
+from sampling.protocols import BackendLike
 from sampling.usage import NO_USAGE, Usage
 
-__all__ = ["Scope", "count_request", "current", "report_cache_hit", "report_usage", "reserve_request"]
+__all__ = [
+    "Scope",
+    "count_request",
+    "current",
+    "report_cache_hit",
+    "report_unsent",
+    "report_usage",
+    "reserve_request",
+]
 
 
 @attrs.define(eq=False)
@@ -48,6 +58,9 @@ class Scope:
     further: tuple[Reservation, ...] = ()
     """The reservation for further requests of the attempt, in addition to its own."""
 
+    backend: object = None
+    """The backend of the request in flight, with all of its layers."""
+
     outer: "Scope | None" = None
     """The scope that the requests of a layer's part are counted in."""
 
@@ -72,6 +85,9 @@ class Scope:
 
     calls: int = 0
     """The number of calls made for an item. A strategy that works in stages makes several."""
+
+    limit_backend: "Callable[[BackendLike], BackendLike] | None" = None
+    """Wraps a backend in the limits of an item's run, for tiers and judges with backends of their own."""
 
     def count_request(self) -> None:
         """Count one more request, or raise `BudgetExceeded`."""
@@ -204,6 +220,28 @@ async def reserve_request(*, prompt_chars: int, max_tokens: int | None, used: Us
     await take_back()
 
 
+def report_unsent(layer: object) -> None:
+    """
+    Report that the request of the running attempt was not sent, because it was cancelled while this layer held it up.
+
+    Such a request costs nothing and is not counted. Outside of an attempt, or if the attempt has sent others, or may
+    have without the engine knowing, this does nothing.
+    """
+    scope = _root(_scope.get())
+    if scope is not None and scope.requests == 1 and _is_first_to_send(scope.backend, layer):
+        scope.requests = 0
+
+
+def _is_first_to_send(backend: object, layer: object) -> bool:
+    """Return whether a request to the backend reaches this layer through other layers only."""
+    while backend is not layer:
+        inner: tuple[object, ...] = getattr(backend, "inner", ())
+        if len(inner) != 1:
+            return False
+        (backend,) = inner
+    return True
+
+
 def _root(scope: Scope | None) -> Scope | None:
     """Return the attempt or judge that a layer's part belongs to."""
     while scope is not None and scope.outer is not None:
@@ -233,6 +271,8 @@ def enter_item(item_id: str, parent_id: str | None) -> Scope:
     """Start an item in a context of its own, which need not be restored."""
     scope = Scope(item_id, parent_id)
     scope.is_item = True
+    # The run may be inside of an attempt, which returns its reservation only after the run.
+    scope.holding = reservations_around()
     _scope.set(scope)
     _logged_item.set(item_id)
     return scope
@@ -242,6 +282,18 @@ def current_item() -> Scope | None:
     """Return the item that a call which starts here is made for, if it is not nested in another call."""
     scope = _scope.get()
     return scope if scope is not None and scope.is_item else None
+
+
+def limit_other_backends(limit_backend: Callable[[BackendLike], BackendLike]) -> None:
+    """Wrap the backends of tiers and judges in the limits of the run, for the item that this code runs in."""
+    item = current_item()
+    if item is not None:
+        item.limit_backend = limit_backend
+
+
+def with_limits_of(item: Scope | None, backend: BackendLike) -> BackendLike:
+    """Return a backend of a tier or a judge with the limits of the item's run."""
+    return backend if item is None or item.limit_backend is None else item.limit_backend(backend)
 
 
 def enter_call(scope: Scope) -> CallTokens:

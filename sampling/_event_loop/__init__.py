@@ -6,10 +6,10 @@ Look them up once per call: each lookup detects the event loop again.
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar, Token
 from threading import get_ident
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 from weakref import ref
 
 import anyio
@@ -24,12 +24,16 @@ __all__ = [
     "cancellations",
     "heed_past_cancellations",
     "ignore_past_cancellations",
+    "in_own_task",
     "limiter_of_this_loop",
     "raise_if_cancelled",
     "running_loop",
     "running_loop_name",
     "without_cancellations",
 ]
+
+
+T = TypeVar("T")
 
 
 class EventLoop(NamedTuple):
@@ -143,6 +147,33 @@ def _cancelled_natively() -> bool:
     past = _past.get()
     ignored = past[1] if past is not None and past[0]() is task else 0
     return bool(task.cancelling() > ignored)
+
+
+async def in_own_task(function: Callable[[], Awaitable[T]]) -> T:
+    """
+    Await a function in a task of its own, so that `Task.cancel` reaches it only as a cancel scope does.
+
+    Called on the task itself, `Task.cancel` would interrupt a shielded block, and would not wait for a thread.
+    Trio has no such cancellation, so the function is simply awaited there.
+    """
+    if running_loop_name() != "asyncio":
+        return await function()
+    values: list[T] = []
+    errors: list[BaseException] = []
+
+    async def run() -> None:
+        try:
+            values.append(await function())
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException as error:  # noqa: BLE001 - raised below, and not in a group
+            errors.append(error)
+
+    async with anyio.create_task_group() as tasks:  # noqa: ASYNC112 - the task is what this is for
+        tasks.start_soon(run)
+    if errors:
+        raise errors[0]
+    return values[0]
 
 
 class Wakeup:

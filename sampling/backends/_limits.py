@@ -20,7 +20,7 @@ from anyio.lowlevel import EventLoopToken, RunVar, cancel_shielded_checkpoint, c
 from sampling._arguments import check_int, check_number
 from sampling._event_loop import call_in_loop
 
-__all__ = ["AdaptiveLimit", "LoopBinding", "SharedClock", "SlotPool", "TokenBucket"]
+__all__ = ["AdaptiveLimit", "HeldSlot", "LoopBinding", "SharedClock", "SlotPool", "TokenBucket"]
 
 
 @attrs.define

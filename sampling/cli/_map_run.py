@@ -28,6 +28,7 @@ from sampling.cli._status import print_status
 from sampling.cli._stdout import ReaderLeft, only_results, write_result
 from sampling.errors import JournalError, JournalMismatch, JournalWriteFailed, SamplingError
 from sampling.fanout import FanOut, FanOutEngine, ItemOutcome, ItemStatus, OnError, OnFailure, open_fan_out
+from sampling.fanout.items import cut_off_by
 from sampling.fanout.journal import Journal, export
 from sampling.fanout.journal._export import live_row, rows
 from sampling.hooks import Hooks
@@ -288,7 +289,7 @@ async def _fan_out(
         state.run = run
         signal_handler.attach(run)
         async for outcome in run:
-            if job.budget is not None and _ended_by_budget(outcome):
+            if job.budget is not None and cut_off_by(outcome) == "budget":
                 # All further items would end the same way. The journal has no outcome of this one, so a resume asks it,
                 # and it is not counted as failed.
                 state.budget_is_spent = True
@@ -307,11 +308,6 @@ def _write(outcome: ItemOutcome[Any], write: OutcomeWriter, job: MapJob, state: 
         state.reader_left = True
         if state.run is not None:
             (state.run.cancel if job.journal is None else state.run.drain)()
-
-
-def _ended_by_budget(outcome: ItemOutcome[Any]) -> bool:
-    result = outcome.result
-    return result is not None and not result.success and result.stop_reason == "budget"
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import AsyncIterable, Collection, Iterable, Mapping
+from numbers import Real
 from operator import index
 from os import PathLike, fspath
 from typing import Any, Literal, SupportsIndex, TypeAlias, cast, get_args
@@ -234,10 +235,11 @@ def checked_concurrency(given: object) -> int:
 def _as_whole_number(given: object) -> int | None:
     if isinstance(given, SupportsIndex) and not isinstance(given, bool):
         return index(given)
-    if isinstance(given, str | float) and not isinstance(given, bool):
+    # Not float: NumPy's are not all subclasses of it.
+    if isinstance(given, str | Real) and not isinstance(given, bool):
         try:
             number = float(given)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
         return int(number) if math.isfinite(number) and number.is_integer() else None
     if given is None or isinstance(given, bool):

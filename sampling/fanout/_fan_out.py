@@ -73,8 +73,8 @@ async def fan_out(  # noqa: PLR0913 - each is an independent setting
 
         engine: The engine that runs the calls. None runs them in this process.
 
-        max_requests: The number of requests to `backend` in flight at once, over all items and subsamples.
-            It does not limit other backends of a strategy or a requirement.
+        max_requests: The number of requests in flight at once, over all items and subsamples. Those to the
+            backends of tiers and judges count as well.
 
         item_timeout_s: The time limit of one item. An item that reaches it is errored with a `Timeout`.
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 
+from sampling._engine.scope import limit_other_backends
 from sampling.backends.layers import Limited
 from sampling.budgets import Budget
 from sampling.fanout.items import Item
@@ -130,9 +131,23 @@ class FanOutEngine(Protocol):
         ...
 
 
-def limit_requests(backend: BackendLike, max_requests: int | None) -> BackendLike:
-    """Return a backend with at most this number of requests in flight. None is no limit."""
-    return backend if max_requests is None else Limited(backend, max_in_flight=max_requests)
+class RequestLimit:
+    """Limits the requests in flight of a run, over all of its backends together."""
+
+    def __init__(self, max_requests: int | None) -> None:
+        """Set the limit. None is no limit."""
+        self._max_requests = max_requests
+
+    def wrap(self, backend: BackendLike) -> BackendLike:
+        """Return the backend with this limit."""
+        if self._max_requests is None:
+            return backend
+        return Limited(backend, max_in_flight=self._max_requests, key=self)
+
+    def wrap_others(self) -> None:
+        """Limit the backends of tiers and judges as well, for the item that this code runs in."""
+        if self._max_requests is not None:
+            limit_other_backends(self.wrap)
 
 
 class LocalEngine:
@@ -145,7 +160,8 @@ class LocalEngine:
 
 class _Local:
     def __init__(self, work: Work) -> None:
-        self._work = attrs.evolve(work, backend=limit_requests(work.backend, work.max_requests))
+        self._limit = RequestLimit(work.max_requests)
+        self._work = attrs.evolve(work, backend=self._limit.wrap(work.backend))
 
     async def __aenter__(self) -> SampleItem:
         return self._sample
@@ -158,6 +174,7 @@ class _Local:
     def _sample(self, item: Item[Any]) -> Awaitable[SamplingResult[Any]]:
         # Not `async def`: returning the coroutine saves a frame for each of a million items.
         work = self._work
+        self._limit.wrap_others()
         return work.strategy.sample(
             item.action,
             work.context,

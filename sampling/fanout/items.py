@@ -7,6 +7,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, final
 import attrs
 
 from sampling._arguments import short_repr, wrong_type
+from sampling.errors import BudgetExceeded
 from sampling.hooks import Event
 from sampling.messages import Action
 from sampling.parts import Media, Part, Text, ToolResult
@@ -197,6 +198,20 @@ class ItemOutcome(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<ItemOutcome {self.index} {self.key!r}: {self.status}>"
+
+
+def cut_off_by(outcome: ItemOutcome[Any]) -> StopReason | None:
+    """
+    Return the limit of a budget that ended the item without a valid answer, or None.
+
+    A call without any answer raises `BudgetExceeded` if a further request of it, such as a retry, had no room.
+    """
+    result = outcome.result
+    if result is None:
+        return "budget" if isinstance(outcome.error, BudgetExceeded) else None
+    if result.success or result.stop_reason not in {"budget", "deadline"}:
+        return None
+    return "deadline" if result.stop_reason == "deadline" else "budget"
 
 
 @attrs.frozen(kw_only=True, repr=False)

@@ -5,6 +5,7 @@ import pytest
 
 from sampling import (
     Budget,
+    Generation,
     Message,
     MultiTurnStrategy,
     RejectionSamplingStrategy,
@@ -14,6 +15,7 @@ from sampling import (
     fan_out,
     open_fan_out,
 )
+from sampling.backends.layers import Cached
 from sampling.errors import ConnectFailed, JournalWriteFailed, RateLimited
 from tests.faults.journals import InlineJournal, answering, asked, numbers, stored
 
@@ -185,6 +187,29 @@ def test_an_item_that_is_always_refused_counts_after_the_grace(run):
     result = run(run_all, server, 300, on_error="continue", outage_grace_s=60)
     assert {"succeeded": 299, "failed": 0, "errored": 1} == result.counts()
     assert server.requests[-1][0] < 299
+
+
+class Cacheable(Server):
+    """A server whose answers can be cached, whatever its outages."""
+
+    fingerprint = "the same model"
+    __call__ = None
+
+    async def generate(self, request):
+        return Generation(await Server.__call__(self, request))
+
+
+def test_cached_answers_do_not_end_an_outage(run):
+    """F18: an answer from a cache shows nothing about the server, so no item that was not cached is lost."""
+    server = Cacheable((100, 130))
+
+    async def main():
+        cached = Cached(server.open())
+        await fan_out(ONCE, numbers(40)[::2], None, cached)
+        await anyio.sleep(100 - (anyio.current_time() - server.began_at))
+        return await fan_out(ONCE, numbers(40), None, cached, max_concurrency=4)
+
+    assert {"succeeded": 40, "failed": 0, "errored": 0} == run(main).counts()
 
 
 def test_a_rate_limit_in_a_repair_turn_is_no_failure(run):

@@ -5,30 +5,58 @@ import itertools
 import anyio
 import pytest
 
-from sampling import Budget, Generation, RejectionSamplingStrategy, Requirement, Timeout, Usage, fan_out, open_fan_out
+from sampling import (
+    Budget,
+    EscalationStrategy,
+    Generation,
+    RejectionSamplingStrategy,
+    Requirement,
+    Tier,
+    Timeout,
+    TransientError,
+    Usage,
+    fan_out,
+    open_fan_out,
+)
+from sampling.backends.layers import Retrying
+from sampling.checks import judge
 from sampling.testing import After, ScriptedBackend
 from tests.faults.journals import InlineJournal, answering, asked, numbers, stored
 
 ONCE = RejectionSamplingStrategy()
 
 
-def test_requests_in_flight_are_limited_over_all_items(run):
-    """F19: five items of breadth four have at most `max_requests` in flight, and all succeed."""
-    in_flight, most = 0, 0
+class Counting:
+    """Answers after a second, and counts the requests in flight."""
 
-    async def backend(request):
-        nonlocal in_flight, most
-        in_flight += 1
-        most = max(most, in_flight)
+    def __init__(self):
+        self.in_flight = self.most = 0
+
+    async def __call__(self, request):
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
         try:
             await anyio.sleep(1)
         finally:
-            in_flight -= 1
+            self.in_flight -= 1
         return "yes"
 
-    wide = RejectionSamplingStrategy(concurrency_budget=4)
+
+def test_requests_in_flight_are_limited_over_all_items(run):
+    """F19: five items of breadth four have at most `max_requests` in flight, and all succeed."""
+    backend, wide = Counting(), RejectionSamplingStrategy(concurrency_budget=4)
     assert 20 == run(fan_out, wide, numbers(20), None, backend, max_concurrency=5, max_requests=3).counts()["succeeded"]
-    assert 3 == most
+    assert 3 == backend.most
+
+
+def test_requests_to_the_backends_of_tiers_and_judges_are_limited_too(run):
+    """F19: `max_requests` is about all requests of the run, whichever backend gets them."""
+    backend = Counting()
+    strategy = EscalationStrategy([Tier(backend), Tier(backend), Tier()])
+    reqs = [judge("is polite", backend=backend), Requirement("never", lambda _: False)]
+    result = run(fan_out, strategy, numbers(12), None, backend, reqs, max_concurrency=6, max_requests=3)
+    assert 12 == result.counts()["failed"]
+    assert 3 == backend.most
 
 
 def test_an_item_that_hangs_is_errored_and_holds_up_nothing(run):
@@ -139,6 +167,82 @@ def test_items_that_a_resume_had_no_room_for_are_not_billed_again(run, tmp_path)
     assert () == call(6).maybe_billed_twice
     assert () == call(6).maybe_billed_twice
     assert (0, 1, 2, 3) == call(60).maybe_billed_twice
+
+
+def test_requests_that_waited_for_their_turn_and_were_never_sent_cost_nothing(run):
+    """F19: losers that `max_requests` held up don't count, so a budget of 40 requests is one of 40 that are sent."""
+    backend = ScriptedBackend(lambda request: After(1 + request.subsample / 10, "yes"))
+    wide, budget = RejectionSamplingStrategy(concurrency_budget=4), Budget(requests=40)
+    result = run(fan_out, wide, numbers(100), None, backend, max_concurrency=2, max_requests=2, budget=budget)
+    assert ("budget", 40) == (result.stop_reason, len(backend.requests))
+    assert 0 == budget.reserved.requests
+    assert 40 >= sum(outcome.requests for outcome in result.outcomes)
+
+
+@pytest.mark.parametrize("deadline_s", [2.5, None])
+def test_items_that_waited_for_their_turn_were_not_billed(run, tmp_path, deadline_s):
+    """F19: of twenty items that a deadline or the caller cut off, only the two that were sent are in doubt."""
+    backend = ScriptedBackend(lambda _: After(1.0, "yes"))
+
+    def call(**settings):
+        settings = {"max_requests": 2, "max_concurrency": 20, "journal": InlineJournal(tmp_path / "run.db"), **settings}
+        return fan_out(ONCE, numbers(30), None, backend, **settings)
+
+    async def main():
+        with anyio.move_on_after(2.5 if deadline_s is None else 100):
+            await call(budget=Budget(deadline_s=deadline_s))
+        return await call()
+
+    result = run(main)
+    assert 30 == result.counts()["succeeded"]
+    assert 32 == len(backend.requests)
+    assert 2 == len(result.maybe_billed_twice)
+
+
+def test_an_item_that_the_budget_cut_off_is_no_failure(run, tmp_path):
+    """F19: the budget ends the run, also with `on_failure="halt"`, and no item is blamed for it."""
+
+    def call(requests):
+        journal, budget = InlineJournal(tmp_path / "run.db"), Budget(requests=requests)
+        return run(fan_out, ONCE, numbers(9), None, answering(), journal=journal, budget=budget, on_failure="halt")
+
+    result = call(4)
+    assert ("halted", "budget", None) == (result.status, result.stop_reason, result.halted_by)
+    assert ("completed", 9) == (call(9).status, len(stored(tmp_path / "run.db")))
+
+
+@pytest.mark.parametrize("on_error", ["raise", "halt", "continue"])
+def test_a_budget_that_is_spent_by_a_retry_ends_the_run(run, tmp_path, on_error):
+    """F19: an item without an answer stays open, whatever `on_error` says, and a larger budget answers it."""
+    failures = iter([False, False, True, True])
+
+    async def backend(request):
+        if next(failures, False):
+            raise TransientError("503")
+        return "yes"
+
+    def call(requests):
+        settings = {"journal": InlineJournal(tmp_path / "run.db"), "budget": Budget(requests=requests)}
+        retrying = Retrying(backend, seed=1)
+        return run(fan_out, ONCE, numbers(5), None, retrying, max_concurrency=1, on_error=on_error, **settings)
+
+    result = call(4)
+    assert ("halted", "budget", None) == (result.status, result.stop_reason, result.halted_by)
+    assert [0, 1] == list(stored(tmp_path / "run.db"))
+    assert {"succeeded": 5, "failed": 0, "errored": 0} == call(40).counts()
+
+
+def test_a_run_inside_an_attempt_does_not_wait_for_its_budget(run):
+    """Semantics 9: the reservation of the attempt around a run is returned only after the run."""
+    budget, inner = Budget(requests=1), []
+
+    async def backend(request):
+        inner.append(await fan_out(ONCE, numbers(3), None, answering(), budget=budget))
+        return "yes"
+
+    result = run(fan_out, ONCE, ["all of them"], None, backend, budget=budget)
+    assert ("completed", 1) == (result.status, result.counts()["succeeded"])
+    assert ["budget"] == [one.stop_reason for one in inner]
 
 
 @pytest.mark.parametrize(

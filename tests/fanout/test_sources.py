@@ -41,12 +41,11 @@ def test_arrays_and_their_numbers_are_items(run, path):
     assert 2 == run(fan_out, ONCE, texts, None, backend).counts()["succeeded"]
 
 
-def test_a_number_of_numpy_is_a_concurrency(run):
+@pytest.mark.parametrize("kind", ["int64", "uint8", "float64", "float32"])
+def test_a_number_of_numpy_is_a_concurrency(run, kind):
     """F1: a whole number of any type is honoured."""
-    numpy = pytest.importorskip("numpy")
-    assert (
-        2 == run(fan_out, ONCE, ["one", "two"], None, answering(), max_concurrency=numpy.int64(2)).counts()["succeeded"]
-    )
+    number = getattr(pytest.importorskip("numpy"), kind)(2)
+    assert 2 == run(fan_out, ONCE, ["one", "two"], None, answering(), max_concurrency=number).counts()["succeeded"]
 
 
 def test_a_table_is_refused_with_the_column_to_pass(run):

@@ -1,10 +1,16 @@
 """A concurrent fan-out gives the sequential result in every seeded schedule."""
 
+import asyncio  # noqa: TID251 - only its tasks can be cancelled natively
+import itertools
+import threading
+from functools import partial
+
 import anyio
 import pytest
 
-from sampling import BaseSamplingStrategy, Requirement, TransientError, fan_out, open_fan_out
-from sampling.testing import cancel_at_every_step, explore
+from sampling import BaseSamplingStrategy, Journal, Requirement, TransientError, fan_out, open_fan_out
+from sampling.testing import After, ScriptedBackend, cancel_at_every_step, explore, run_virtual
+from tests.faults.journals import InlineJournal, answering, numbers
 
 SEEDS = {"concurrent_equals_sequential": 2_000, "a_stream_equals_the_prefix": 500}
 YES = Requirement("says yes", lambda text: text == "yes")
@@ -176,3 +182,51 @@ def test_a_native_cancellation_at_any_step(times):
 
     outcomes = cancel_at_every_step(scenario, check=check, native=True, times=times)
     assert "cancelled" in {outcome.kind for outcome in outcomes}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_native_cancellation_leaves_no_lock_on_the_journal(tmp_path, times):
+    """Row 36: `Task.cancel` at any step closes the journal, and the next run samples the rest."""
+    paths = (tmp_path / f"{number}.db" for number in itertools.count())
+    strategy, seen = BaseSamplingStrategy(), {}
+
+    async def scenario(world):
+        journal = seen["journal"] = InlineJournal(next(paths))
+        backend = ScriptedBackend(lambda _: After(1.0, "yes"))
+        return await fan_out(strategy, numbers(3), None, backend, journal=journal, max_concurrency=2)
+
+    def check(world, outcome):
+        assert not outcome.left_running
+        resume = partial(fan_out, strategy, numbers(3), None, answering(), journal=seen["journal"])
+        assert 3 == run_virtual(resume).counts()["succeeded"]
+
+    outcomes = cancel_at_every_step(scenario, check=check, native=True, times=times)
+    assert "cancelled" in {outcome.kind for outcome in outcomes}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_native_cancellation_waits_for_the_thread_of_the_journal(tmp_path, anyio_backend):
+    """Row 36: two threads that use one connection of SQLite may crash the process."""
+    entered, released = threading.Event(), threading.Event()
+
+    class Slow(Journal):
+        async def in_thread(self, work, limiter):
+            def slow():
+                entered.set()
+                released.wait(30)
+                return work()
+
+            return await super().in_thread(slow, limiter)
+
+    path, strategy = tmp_path / "run.db", BaseSamplingStrategy()
+    task = asyncio.ensure_future(fan_out(strategy, numbers(3), None, answering(), journal=Slow(path)))
+    await asyncio.to_thread(entered.wait, 30)
+    for _ in range(5):
+        task.cancel()
+        await asyncio.sleep(0)
+    assert not task.done()
+    released.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert 3 == (await fan_out(strategy, numbers(3), None, answering(), journal=path)).counts()["succeeded"]

@@ -10,9 +10,10 @@ import attrs
 from anyio.lowlevel import checkpoint
 
 from sampling._arguments import check_bool, check_int, check_number, short_repr
+from sampling._engine.scope import report_unsent
 from sampling._event_loop.lending import lendable
 from sampling._text import estimate_tokens
-from sampling.backends._limits import AdaptiveLimit, SharedClock, SlotPool, TokenBucket
+from sampling.backends._limits import AdaptiveLimit, HeldSlot, SharedClock, SlotPool, TokenBucket
 from sampling.backends.layers._layer import Layer, Receive, call_backend, forget_text, is_restartable
 from sampling.errors import RateLimited, ServerError, Timeout
 from sampling.messages import Generation, Request
@@ -95,21 +96,30 @@ class Limited(Layer):
         return self._limiter.statistics
 
     async def _answer(self, request: Request, receive: Receive | None) -> Generation:
+        limiter, sent = self._limiter, False
+        try:
+            async with limiter.slots.hold() as slot:
+                estimate = await limiter.wait_for_rate(request)
+                sent = True
+                return await self._send(request, receive, slot, estimate)
+        finally:
+            if not sent:
+                report_unsent(self)
+
+    async def _send(self, request: Request, receive: Receive | None, slot: HeldSlot, estimate: int) -> Generation:
         limiter = self._limiter
-        async with limiter.slots.hold() as slot:
-            estimate = await limiter.wait_for_rate(request)
-            tracked = limiter.begin(receive)
-            try:
-                with lendable(slot):
-                    generation = await call_backend(self.inner[0], request, limiter.receiver(tracked, self.inner[0]))
-            except BaseException as error:
-                if _signals_overload(error):
-                    limiter.refused(estimate, getattr(error, "retry_after_s", None))
-                else:
-                    limiter.abandoned()
-                raise
-            limiter.answered(tracked, generation, estimate)
-            return generation
+        tracked = limiter.begin(receive)
+        try:
+            with lendable(slot):
+                generation = await call_backend(self.inner[0], request, limiter.receiver(tracked, self.inner[0]))
+        except BaseException as error:
+            if _signals_overload(error):
+                limiter.refused(estimate, getattr(error, "retry_after_s", None))
+            else:
+                limiter.abandoned()
+            raise
+        limiter.answered(tracked, generation, estimate)
+        return generation
 
     def _settings(self) -> dict[str, object]:
         given = self._limiter.settings.given()

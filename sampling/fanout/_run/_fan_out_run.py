@@ -30,18 +30,26 @@ from sampling.fanout._announcer import Announcer
 from sampling.fanout._arguments import FanOutArguments
 from sampling.fanout._delivery import OutcomeBuffer
 from sampling.fanout._run._ending import Ending, RunStatus
-from sampling.fanout._run._outage import Outage, has_answer, is_judged, transient_error
+from sampling.fanout._run._outage import Outage, has_answer, is_cached, is_judged, transient_error
 from sampling.fanout._run._slots import Slots
-from sampling.fanout._run._spending import ItemAccount, stopped_by_budget
+from sampling.fanout._run._spending import ItemAccount
 from sampling.fanout._source import END, Source
-from sampling.fanout.engines import SampleItem, Work
-from sampling.fanout.items import HOW_TO_GO_ON, FanOutResult, Item, ItemOutcome, ItemStatus, StopReason, as_item
+from sampling.fanout.engines import LocalEngine, SampleItem, Work
+from sampling.fanout.items import (
+    HOW_TO_GO_ON,
+    FanOutResult,
+    Item,
+    ItemOutcome,
+    ItemStatus,
+    StopReason,
+    as_item,
+    cut_off_by,
+)
 from sampling.fanout.journal._fingerprint import item_digest
 from sampling.fanout.journal._journal import PendingOutcome, Session
 from sampling.fanout.journal._pauses import Pause
 from sampling.fanout.journal._store import Spent
 from sampling.fanout.journal._writer import Batch
-from sampling.results import SamplingResult
 from sampling.usage import NO_USAGE, Usage
 
 __all__ = ["FanOut"]
@@ -488,7 +496,7 @@ class FanOut(Generic[T]):
                 return _timed_out(item, account, timeout_s)
             if transient_error(outcome) is None:
                 if has_answer(outcome):
-                    outage.answered(started_at, judged=is_judged(outcome))
+                    outage.answered(started_at, judged=is_judged(outcome), cached=is_cached(outcome))
                 return outcome
             failed_at = anyio.current_time()
             if not await outage.wait(outcome, first_failed_at):
@@ -539,18 +547,25 @@ class FanOut(Generic[T]):
         Return False if its error is raised instead of handed out.
         """
         ending = self._ending
+        # Such an item is never recorded, and reading the results of recorded ones would be most of a resume.
+        limit = None if recorded else self._cut_off_by(outcome)
+        if limit is not None:
+            # Not the item's own failure, whatever `on_failure` and `on_error` say.
+            self._end_by_budget(limit)
+            return True
         is_outcome = ending.is_outcome(outcome)
         if ending.ends_run(outcome):
             self._end_at(outcome.index, None if is_outcome else outcome.error)
-        elif not recorded and outcome.result is not None and stopped_by_budget(outcome.result):
-            # Such an item is never recorded, and reading the results of recorded ones would be most of a resume.
-            self._end_by_budget(outcome.result)
         return is_outcome
 
-    def _end_by_budget(self, result: SamplingResult[Any]) -> None:
+    def _cut_off_by(self, outcome: ItemOutcome[T]) -> StopReason | None:
+        """Return the limit of the run's budget that cut an item off. A resume samples such an item again."""
+        return None if self._arguments.budget is None else cut_off_by(outcome)
+
+    def _end_by_budget(self, limit: StopReason) -> None:
         """Start no more items: the budget has no room for them. Those in flight finish."""
         if self._ending.stop_reason is None:
-            self._ending.stop_reason = "deadline" if result.stop_reason == "deadline" else "budget"
+            self._ending.stop_reason = limit
             log.warning("fan_out_stopped", run_id=self.run_id, reason=self._ending.stop_reason, hint=HOW_TO_GO_ON)
         self._stop_admitting()
 
@@ -568,9 +583,11 @@ class FanOut(Generic[T]):
             self._usage += spent.usage
         if self._session is None:
             return None
-        if outcome is None or (result is not None and stopped_by_budget(result)):
+        if outcome is None or self._cut_off_by(outcome) is not None:
             self._unrecorded = self._unrecorded.plus(spent)
-            if outcome is not None and not spent.requests:
+            # Other engines don't know the requests of an item that was cancelled.
+            is_known = outcome is not None or isinstance(self._arguments.engine, LocalEngine)
+            if is_known and not spent.requests:
                 self._session.withdraw(item)
             return None
         elapsed_s = account.elapsed_s if result is None else None

@@ -12,12 +12,11 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from sampling._log import Logger
 from sampling._text import quoted
 from sampling.errors import BackendError, ConnectFailed, RateLimited, WorkerLost
-from sampling.fanout._run._spending import stopped_by_budget
-from sampling.fanout.items import ItemOutcome
+from sampling.fanout.items import ItemOutcome, cut_off_by
 from sampling.fanout.journal._pauses import Pause, PauseEnd
 from sampling.results import Slice
 
-__all__ = ["Outage", "has_answer", "is_judged", "transient_error"]
+__all__ = ["Outage", "has_answer", "is_cached", "is_judged", "transient_error"]
 
 log = Logger()
 
@@ -101,9 +100,15 @@ class Outage:
         """True if the only held item was tried often enough, so that another one should be tried."""
         return len(self._held) == 1 and self._probes.get(self._held[0], 0) >= _PROBES_OF_ONE_ITEM
 
-    def answered(self, started_at: float, *, judged: bool = True) -> None:
-        """Record an answer to a call that started at this time, and whether the judges, if any, answered as well."""
+    def answered(self, started_at: float, *, judged: bool = True, cached: bool = False) -> None:
+        """
+        Record an answer to a call that started at this time.
+
+        `judged` is whether the judges, if any, answered as well. An answer that was `cached` shows nothing about now.
+        """
         self.answer_seen = True
+        if cached:
+            return
         self._grace_spent = False
         self._newest_answered = max(self._newest_answered, started_at)
         if judged:
@@ -206,6 +211,11 @@ def has_answer(outcome: ItemOutcome[Any]) -> bool:
     return outcome.result is not None and any(_transient_error_of(one) is None for one in outcome.result.slices)
 
 
+def is_cached(outcome: ItemOutcome[Any]) -> bool:
+    """Return whether all answers of the item came from a cache, and none from the backend."""
+    return outcome.result is not None and all(attempt.from_cache for attempt in outcome.result.slices)
+
+
 def is_judged(outcome: ItemOutcome[Any]) -> bool:
     """Return whether all judges, or one at least, gave a verdict on an answer of the item."""
     if outcome.status == "succeeded" or outcome.result is None:
@@ -219,7 +229,7 @@ def transient_error(outcome: ItemOutcome[Any]) -> BaseException | None:
     result = outcome.result
     if outcome.status == "errored":
         return outcome.error if _is_transient(outcome.error) else None
-    if outcome.status == "succeeded" or result is None or stopped_by_budget(result):
+    if outcome.status == "succeeded" or result is None or cut_off_by(outcome) is not None:
         return None
     last = {attempt.subsample: attempt for attempt in sorted(result.attempts, key=lambda attempt: attempt.attempt)}
     return next(filter(None, map(_transient_error_of, last.values())), None)

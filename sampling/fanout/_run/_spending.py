@@ -9,7 +9,7 @@ from sampling.fanout.journal._store import Spent
 from sampling.results import SamplingResult
 from sampling.usage import Usage
 
-__all__ = ["ItemAccount", "stopped_by_budget"]
+__all__ = ["ItemAccount"]
 
 
 class ItemAccount:
@@ -51,12 +51,3 @@ def _reported_usage(scope: Scope) -> Usage:
     The request that failed is in it as far as the backend reported its usage.
     """
     return scope.spent if scope.reported is None else scope.spent + scope.reported
-
-
-def stopped_by_budget(result: SamplingResult[Any]) -> bool:
-    """
-    Return whether the budget ended the call.
-
-    Such an item is not recorded, so a resume samples it again.
-    """
-    return not result.success and result.stop_reason in {"budget", "deadline"}

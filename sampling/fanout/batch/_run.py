@@ -25,7 +25,7 @@ from sampling.fanout.batch._ledger import Batch, Ledger
 from sampling.fanout.batch._results import GONE, Results, error_of_problem
 from sampling.fanout.batch._settings import BatchProgress, Settings
 from sampling.fanout.batch._tickets import ItemRequests, ParkedRequest
-from sampling.fanout.engines import SampleItem, Work, limit_requests
+from sampling.fanout.engines import RequestLimit, SampleItem, Work
 from sampling.fanout.items import Item
 from sampling.results import SamplingResult
 from sampling.usage import NO_USAGE, Price
@@ -48,7 +48,7 @@ class BatchRun:
     """One run: the lanes that create batches, and the polling of batches in progress."""
 
     def __init__(self, work: Work, settings: Settings) -> None:
-        self._work = attrs.evolve(work, backend=limit_requests(work.backend, work.max_requests))
+        self._work = attrs.evolve(work, backend=RequestLimit(work.max_requests).wrap(work.backend))
         self._settings = settings
         self._ledger = Ledger(work.notes)
         self._clients: dict[object, BatchClient] = {}

@@ -16,6 +16,7 @@ import anyio.to_thread
 import attrs
 
 from sampling._arguments import short_repr, wrong_type
+from sampling._event_loop import in_own_task
 from sampling._log import Logger
 from sampling._serialization.values import MAX_NUMBER, storable_numbers
 from sampling.budgets import Budget
@@ -266,7 +267,7 @@ class Session:
 
         self.notes = JournalNotes(
             NoteStore(self._store),
-            self._in_thread,
+            self._in_thread_of_own_task,
             lambda index: self._slots.get(index, index),
             self.sampled_again,
             self._check_unreachable,
@@ -276,21 +277,29 @@ class Session:
 
     async def open(self, items: object, budget: Budget | None) -> None:
         """Lock and check the journal. What the run spent earlier is charged to the budget."""
-        store = self._store
         try:
-            self.state = await self._in_thread(store.open, self._fingerprint, self._journal.on_change)
-            self._recorder.recorded = self.state.requirements
-            self._known_total = await self._in_thread(store.items_of_last_run)
-            if self._journal.on_change == "continue":
-                recorded = await self._in_thread(store.recorded_items)
-                self._items = RecordedItems(recorded, self.state.interrupted)
-            elif isinstance(items, Sequence) and self.state.recorded <= self.state.last_item:
-                # There are gaps, so items would be sampled before all recorded ones are compared. Compare them now.
-                self._check_all(cast("Any", items), await self._in_thread(store.digests))
+            await in_own_task(partial(self._open, items, budget))
         except BaseException:
+            # It may be open all the same: a cancellation can come after the last step of its task.
             with anyio.CancelScope(shield=True):
-                await self._in_thread(store.close)
+                await in_own_task(self._close_store)  # noqa: ASYNC102 - shielded, and SQLite has a timeout
             raise
+
+    async def _close_store(self) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._in_thread(self._store.close)
+
+    async def _open(self, items: object, budget: Budget | None) -> None:
+        store = self._store
+        self.state = await self._in_thread(store.open, self._fingerprint, self._journal.on_change)
+        self._recorder.recorded = self.state.requirements
+        self._known_total = await self._in_thread(store.items_of_last_run)
+        if self._journal.on_change == "continue":
+            recorded = await self._in_thread(store.recorded_items)
+            self._items = RecordedItems(recorded, self.state.interrupted)
+        elif isinstance(items, Sequence) and self.state.recorded <= self.state.last_item:
+            # There are gaps, so items would be sampled before all recorded ones are compared. Compare them now.
+            self._check_all(cast("Any", items), await self._in_thread(store.digests))
         if self._known_total is None and self._items is None:
             self._new_from = self.state.last_item + 1
         if budget is not None:
@@ -361,23 +370,29 @@ class Session:
 
         A cancellation does not interrupt this.
         """
+        # Only the type: the message may contain prompts or keys.
+        name = None if error is None else type(error).__name__
+        with anyio.CancelScope(shield=True):
+            await in_own_task(partial(self._close, status, items, name, unrecorded, budget))
+
+    async def _close(
+        self, status: JournalStatus, items: int | None, error: str | None, unrecorded: Spent, budget: Budget | None
+    ) -> None:
         store = self._store
         with anyio.CancelScope(shield=True):
             try:
-                # Only the type: the message may contain prompts or keys.
-                name = None if error is None else type(error).__name__
                 if self._writer.failure is not None:
                     # So that a reader knows why it ended. What could not be written is raised anyway.
                     with suppress(JournalError):
-                        await self._in_thread(store.record_end, status, None, name, unrecorded)
+                        await self._in_thread(store.record_end, status, None, error, unrecorded)
                 else:
                     await self._record_moves(exhausted=items is not None)
-                    await self._in_thread(store.record_end, status, items, name, unrecorded)
+                    await self._in_thread(store.record_end, status, items, error, unrecorded)
                     if budget is not None:
                         total = self.state.spent.plus(self._recorded_now).plus(unrecorded)
                         _charged.setdefault(budget, {})[self.state.run_id] = total
             finally:
-                await self._in_thread(store.close)  # noqa: ASYNC102 - shielded, and SQLite has a timeout
+                await self._close_store()  # noqa: ASYNC102 - shielded, and SQLite has a timeout
 
     async def _record_moves(self, *, exhausted: bool) -> None:
         moves = [] if self._items is None else list(self._items.moves(exhausted=exhausted))
@@ -386,6 +401,10 @@ class Session:
 
     async def _in_thread(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         return await self._journal.in_thread(partial(function, *args), self._limiter)
+
+    async def _in_thread_of_own_task(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Run blocking work in a thread. Even `Task.cancel` waits for it."""
+        return await in_own_task(partial(self._in_thread, function, *args))
 
     @property
     def failure(self) -> BaseException | None:

@@ -18,7 +18,7 @@ from anyio.lowlevel import checkpoint_if_cancelled, current_token
 
 from sampling._engine.scope import enter_item
 from sampling.budgets import Budget
-from sampling.fanout.engines import limit_requests
+from sampling.fanout.engines import RequestLimit
 from sampling.fanout.ray._wire import Shared, WorkerJob, WorkerReply, check_versions, pack_reply, unpack, with_traceback
 from sampling.protocols import BackendLike, generate_of
 
@@ -38,6 +38,7 @@ class Worker:
         self._owns_process = owns_process
         self._shared: Shared | None = None
         self._backend: BackendLike | None = None
+        self._limit = RequestLimit(None)
         self._names: dict[str, Any] = {}
         self._open = anyio.Event()
         self._closing = anyio.Event()
@@ -59,9 +60,8 @@ class Worker:
             async with AsyncExitStack() as stack:
                 self._shared = cast("Shared", unpack(packed))
                 self._names = self._shared.names()
-                self._backend = limit_requests(
-                    await self._opened_backend(self._shared, stack), self._shared.max_requests
-                )
+                self._limit = RequestLimit(self._shared.max_requests)
+                self._backend = self._limit.wrap(await self._opened_backend(self._shared, stack))
                 self._open.set()
                 await self._closing.wait()
         except Exception as error:  # noqa: BLE001 - the driver raises it when it calls `ready`
@@ -100,6 +100,7 @@ class Worker:
             return pack_reply(WorkerReply(error=with_traceback(error)), {})
         budget = Budget() if job.allowance is None else job.allowance.budget()
         scope = enter_item(job.item.item_id, None)
+        self._limit.wrap_others()
         reply = WorkerReply()
         with anyio.CancelScope() as self._cancel_scopes[call]:
             if call in self._stopped_early:
