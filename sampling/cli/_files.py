@@ -21,6 +21,7 @@ __all__ = [
     "read_input",
     "reason_of",
     "replacing",
+    "written_path",
 ]
 
 Force = Annotated[bool, typer.Option("--force", help="Replace output files that exist.")]
@@ -106,6 +107,12 @@ def is_special(path: Path) -> bool:
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
+def written_path(path: Path) -> Path:
+    """Return the target of a link, which is the file to replace, or the path itself of a device or a pipe."""
+    # The link /dev/stdout to a pipe has a target that can't be opened by its name.
+    return path if is_special(path) else path.resolve()
+
+
 @contextmanager
 def replacing(path: Path) -> Generator[Path]:
     """
@@ -114,7 +121,7 @@ def replacing(path: Path) -> Generator[Path]:
     Readers of `path` never see half of a file, and an exception leaves the old one as it was. A symbolic link stays
     one, and its target is replaced.
     """
-    target = path.resolve()
+    target = written_path(path)
     special = is_special(target)
     # In the same directory, because a move between file systems is not atomic.
     directory = Path(tempfile.gettempdir()) if special else target.parent
