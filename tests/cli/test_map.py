@@ -344,6 +344,15 @@ def test_a_dry_run_shows_the_most_that_it_can_take_and_asks_nothing(prompts, cap
     assert ["prompts.jsonl"] == [path.name for path in tmp_path.iterdir()]
 
 
+def test_a_dry_run_needs_no_model(prompts, capsys, monkeypatch):
+    """Row 79: it asks none, so the command of the documentation works without --backend and without SmolLM2."""
+    monkeypatch.setattr("sampling.cli._specs.smollm2_is_installed", lambda: False)
+    assert 0 == run(["map", str(prompts(1)), "--max-tokens", "400", "--price", "0.25/2", "--dry-run"])
+    assert "Nothing was sent." in capsys.readouterr().out
+    assert 2 == run(["map", str(prompts(1)), "--batch", "--dry-run"])
+    assert "--batch needs --backend openai:MODEL or anthropic:MODEL" in capsys.readouterr().err
+
+
 def test_a_dry_run_without_a_limit_says_that_there_is_none(prompts, capsys):
     """An answer may be as long as the model likes, so no number would be true."""
     assert 0 == run(["map", str(prompts(1)), "--backend", "openai:any", "--price", "1/2", "--dry-run"])
