@@ -334,11 +334,14 @@ def _export_answers(job: MapJob, state: _RunState) -> str | None:
         return f"{state.error} {_how_to_go_on(job, state.error)}"
     if job.out is None or job.journal is None or state.run is None:
         return None
+    counts = Counter[ItemStatus]()
     try:
-        write_rows(job.out, _rows_of(job.journal.path, state.run.halted_by))
+        write_rows(job.out, _counted(_rows_of(job.journal.path, state.run.halted_by), counts))
     except (OSError, JournalError) as error:
         problem = reason_of(error) if isinstance(error, OSError) else str(error)
         return f"{job.out} could not be written: {problem}. {_how_to_go_on(job, state.error)}"
+    # A run that an error ended does not deliver what finished behind that prompt, but the journal has it.
+    state.counts = counts
     return None
 
 
@@ -367,6 +370,13 @@ def _how_to_go_on(job: MapJob, error: Exception | None) -> str:
 def _rows_of(journal: Path, halted_by: int | None) -> Iterable[dict[str, Any]]:
     # Later prompts may have finished before the one that halted the run. They are kept in the journal only.
     return (row for row in rows(journal) if halted_by is None or row["index"] <= halted_by)
+
+
+def _counted(rows: Iterable[dict[str, Any]], counts: Counter[ItemStatus]) -> Iterator[dict[str, Any]]:
+    """Yield the rows, and count them by status."""
+    for row in rows:
+        counts[row["status"]] += 1
+        yield row
 
 
 def _print_summary(job: MapJob, state: _RunState) -> None:
