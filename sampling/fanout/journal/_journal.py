@@ -34,7 +34,7 @@ from sampling.fanout.journal._notes import BATCH, JournalNotes, NoteStore
 from sampling.fanout.journal._page import read_findings, render_findings
 from sampling.fanout.journal._pauses import Pause
 from sampling.fanout.journal._records import Recorder
-from sampling.fanout.journal._schema import intent_checksum, outcome_checksum
+from sampling.fanout.journal._schema import SAMPLED_AGAIN, intent_checksum, outcome_checksum
 from sampling.fanout.journal._store import (
     ALL_OUTCOMES,
     IntentRow,
@@ -143,11 +143,7 @@ class Journal:
             (interrupted,) = database.execute(
                 "SELECT count(DISTINCT item) FROM intents WHERE item NOT IN (SELECT item FROM outcomes)"
             ).fetchone()
-            # An item that was asked again on purpose has an earlier outcome.
-            twice = database.execute(
-                "SELECT item FROM intents GROUP BY item"
-                " HAVING count(*) > 1 + (SELECT count(*) FROM replaced WHERE replaced.item = intents.item)"
-            ).fetchall()
+            twice = database.execute(SAMPLED_AGAIN).fetchall()
             last = database.execute("SELECT life, status FROM lives ORDER BY life DESC").fetchone()
         return JournalSummary(
             run_id=run_id,

@@ -12,6 +12,7 @@ from typing import Final
 __all__ = [
     "APPLICATION_ID",
     "IS_UNFINISHED",
+    "SAMPLED_AGAIN",
     "VERSION",
     "checksum",
     "create_or_migrate",
@@ -141,6 +142,17 @@ IS_UNFINISHED: Final = (
     "NOT EXISTS (SELECT 1 FROM outcomes WHERE outcomes.item = intents.item AND outcomes.life >= intents.life)"
 )
 """The condition for intents without an outcome. An earlier outcome of an item that is sampled again does not count."""
+
+SAMPLED_AGAIN: Final = (
+    "SELECT item FROM intents GROUP BY item HAVING count(*) > 1"
+    " + (SELECT count(*) FROM replaced WHERE replaced.item = intents.item)"
+    " + (SELECT count(*) FROM outcomes WHERE outcomes.item = intents.item AND outcomes.life < max(intents.life))"
+)
+"""
+The query for items that more than one process sampled, without those that were asked again on purpose.
+
+Such an item has an earlier outcome: one that was replaced, or the one that is kept until there is a new one.
+"""
 
 
 def create_or_migrate(database: sqlite3.Connection, version: int, *, up_to: int = VERSION) -> None:
