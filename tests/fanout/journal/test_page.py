@@ -352,6 +352,18 @@ def test_two_outcomes_with_the_same_index_are_no_damage(run, tmp_path):
     assert "Slowest items" in _text(Journal(path).to_html())
 
 
+def test_items_that_are_gone_are_not_open(run, tmp_path):
+    """F17: after a change, the number of items is that of the last process that read all of them."""
+    path = tmp_path / "run.db"
+    run_all(run, path, questions("good", "good", "good"))
+    items = questions("good", "good")
+    journal = InlineJournal(path, on_change="continue")
+    run(lambda: fan_out(TWICE, items, None, answer, [SAYS_YES], journal=journal))
+    page = Journal(path).to_html()
+    assert "<h1>2 of 2 items have a valid answer</h1>" in page
+    assert "errors 0 0.0% of 2 tokens" in _text(page)
+
+
 def test_a_page_is_an_export(run, tmp_path):
     """F20: `export` writes the page, returns the number of outcomes, and refuses the journal itself."""
     path = tmp_path / "run.db"

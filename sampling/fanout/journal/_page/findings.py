@@ -144,7 +144,8 @@ class Findings:
         """The number of items, if it is known."""
         known = [process.items for process in self.processes if process.items is not None]
         given = self.fingerprint.get("items")
-        return max(known) if known else given if isinstance(given, int) else None
+        # The latest, because a run that continues after a change may have fewer items.
+        return known[-1] if known else given if isinstance(given, int) else None
 
     @property
     def status(self) -> str:
