@@ -394,9 +394,8 @@ def _print_summary(job: MapJob, state: _RunState) -> None:
     print_status(f"{run.status}: {done:,} of {len(job.prompts):,} prompts{shown}{tokens}{cost}")
     _print_reasons(state.reasons)
     if run.maybe_billed_twice:
-        print_status(
-            f"{len(run.maybe_billed_twice):,} prompts were asked again, because an earlier run or a worker died"
-        )
+        asked = "1 prompt was" if len(run.maybe_billed_twice) == 1 else f"{len(run.maybe_billed_twice):,} prompts were"
+        print_status(f"{asked} asked again, because an earlier run or a worker ended without the answer")
     if state.reader_left:
         print_status("stdout was closed by its reader, so the run was stopped")
     if state.error is not None and not isinstance(state.error, AnswersNotWritten):

@@ -209,6 +209,28 @@ def test_a_pause_without_an_end_has_no_length(run, tmp_path):
     assert re.search(r"waited for it once, \S+ m?s in all\. ", _text(page))
 
 
+def test_a_pause_ends_with_its_process(run, tmp_path):
+    """F18: a run that is stopped in a pause has waited until then."""
+    path = tmp_path / "run.db"
+
+    async def backend(request):
+        if "slow" in request.messages[0].text:
+            raise ConnectFailed("refused")
+        return await answer(request)
+
+    async def stop_in_a_pause():
+        items, journal = questions("good", "slow"), InlineJournal(path)
+        async with open_fan_out(TWICE, items, None, backend, journal=journal, max_concurrency=1) as outcomes:
+            async for _ in outcomes:
+                await anyio.sleep(10)
+                outcomes.drain()
+
+    run(stop_in_a_pause)
+    text = _text(Journal(path).to_html())
+    assert re.search(r"waited for it once, \S+ m?s in all\. ", text)
+    assert re.search(r"pause of process 1 \S+ \S+ ConnectFailed, until the process ended", text)
+
+
 def test_a_pause_is_within_the_chart(run, tmp_path):
     """F18: the time axis reaches a pause that began after the last outcome."""
     path = tmp_path / "run.db"

@@ -207,15 +207,13 @@ def _read_totals(database: Connection, journal: Path) -> Findings:
     others = ", ".join(f"coalesce(sum(other_{name}), 0)" for name in used)
     unrecorded = database.execute(f"SELECT {others} FROM lives").fetchone()  # noqa: S608 - ours
     tokens_in, tokens_out, cost, attempts, requests = (a + b for a, b in zip(found, unrecorded, strict=True))
+    processes = list(_processes(database))
     return Findings(
         run_id=run_id,
         created_s=created_s,
         fingerprint=bounded_json.loads(fingerprint),
-        processes=list(_processes(database)),
-        pauses=sorted(
-            (Pause.from_note(note) for note in read_notes(database, journal, "WHERE kind = ?", (PAUSE,))),
-            key=lambda pause: pause[1].began_s,
-        ),
+        processes=processes,
+        pauses=list(_pauses(database, journal, processes)),
         interrupted=_number(
             database, "SELECT count(DISTINCT item) FROM intents WHERE item NOT IN (SELECT item FROM outcomes)"
         ),
@@ -262,6 +260,16 @@ def _add_former_spending(database: Connection, journal: Path, findings: Findings
         "SELECT coalesce(ended_s, started_s), other_input_tokens + other_output_tokens, other_cost FROM lives"
     ):
         findings.spend(ended_s, tokens, cost)
+
+
+def _pauses(database: Connection, journal: Path, processes: Sequence[Process]) -> Iterator[tuple[int, Pause]]:
+    """Yield the pauses with the numbers of their processes, by their beginning."""
+    ends = {process.number: process.ended_s for process in processes}
+    found = [Pause.from_note(note) for note in read_notes(database, journal, "WHERE kind = ?", (PAUSE,))]
+    for number, pause in sorted(found, key=lambda entry: entry[1].began_s):
+        # A process that is stopped in a pause records only its own end.
+        ended_s = ends.get(number) if pause.ended_s is None else pause.ended_s
+        yield number, attrs.evolve(pause, ended_s=ended_s)
 
 
 class _Reading:

@@ -227,7 +227,8 @@ _PAUSE_ENDS: Final[Mapping[str | None, str]] = {
 
 def _pause_row(number: int, pause: Pause) -> list[str]:
     lasted = "—" if pause.ended_s is None else long_time(max(pause.ended_s - pause.began_s, 0.0))
-    why = f"{_cut(pause.error_type, _MAX_NAME_CHARS)}, {_PAUSE_ENDS.get(pause.ending, 'end unknown')}"
+    unknown = "end unknown" if pause.ended_s is None else "until the process ended"
+    why = f"{_cut(pause.error_type, _MAX_NAME_CHARS)}, {_PAUSE_ENDS.get(pause.ending, unknown)}"
     return [clock_time(pause.began_s), f"pause of process {number}", lasted, "", why]
 
 

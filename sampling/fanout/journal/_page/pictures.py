@@ -95,10 +95,9 @@ def _pauses(findings: Findings, height: float) -> list[Bars]:
 
 
 def _end_of(findings: Findings, number: int) -> float:
-    """Return the time when a process ended, as far as it is known."""
+    """Return the latest time at which a process without a recorded end can have ended."""
     following = [process.started_s for process in findings.processes if process.number == number + 1]
-    ends = [process.ended_s for process in findings.processes if process.number == number]
-    return next((end for end in (*ends, *following) if end is not None), findings.created_s + findings.span_s)
+    return next(iter(following), findings.created_s + findings.span_s)
 
 
 def _resumes(findings: Findings) -> list[Rule]:
