@@ -9,13 +9,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import anyio
+import attrs
 import pytest
 from anyio.lowlevel import checkpoint
 
 from sampling import FatalError, Generation, MultiTurnStrategy, Requirement, Usage, fan_out, open_fan_out
 from sampling.errors import ConnectFailed, JournalDamaged, ServerError
 from sampling.fanout.journal import Journal, export
-from sampling.fanout.journal._page import read_findings
+from sampling.fanout.journal._page import read_findings, render_findings
 from sampling.fanout.journal._page.amounts import clock_time, long_time, short_time
 from sampling.fanout.journal._page.timeline import Durations, Timeline
 from sampling.fanout.journal._pauses import Pause
@@ -238,6 +239,20 @@ def test_a_pause_is_within_the_chart(run, tmp_path):
     findings = read_findings(path)
     findings.pauses.append((1, Pause(1, findings.created_s + 3_600, "ConnectFailed", 1)))
     assert 3_600 == findings.span_s
+
+
+def test_marks_that_are_left_out_are_counted(run, tmp_path):
+    """F18: a chart with lines and bars at its beginning only must not look as if all went well after that."""
+    path = tmp_path / "run.db"
+    page = run_all(run, path, questions("good"))
+    findings = read_findings(path)
+    first, moment_s = findings.processes[0], findings.created_s
+    findings.processes += [attrs.evolve(first, number=number) for number in range(2, 73)]
+    findings.pauses += [(1, Pause(n, moment_s, "ConnectFailed", 1, moment_s, "answered")) for n in range(1_234)]
+    text = _text(render_findings(findings))
+    assert "Bars are the first 50 of 1,234 pauses, in which the run waited for the backend." in text
+    assert "Vertical lines mark where the first 50 of 71 later processes resumed." in text
+    assert "the first 50" not in page
 
 
 def test_the_spending_of_earlier_outcomes_is_on_the_page(run, tmp_path):

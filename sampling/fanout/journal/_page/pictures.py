@@ -58,12 +58,19 @@ def _progress(findings: Findings) -> Picture:
 def _caption(findings: Findings) -> str:
     parts = ["An item counts when its call ends."]
     if findings.pauses:
-        parts.append("Bars are pauses, in which the run waited for the backend.")
+        bars = _drawn(len(findings.pauses), "pauses")
+        parts.append(f"Bars are {bars}, in which the run waited for the backend.")
     if len(findings.processes) > 1:
-        parts.append("Vertical lines mark where a later process resumed.")
+        lines = _drawn(len(findings.processes) - 1, "later processes")
+        parts.append(f"Vertical lines mark where {lines} resumed.")
     if findings.unplaced:
         parts.append(f"{findings.unplaced:,} outcomes have no time, and are not drawn.")
     return " ".join(parts)
+
+
+def _drawn(count: int, what: str) -> str:
+    """Return the name of marks, of which only the first are drawn."""
+    return what if count <= _MAX_PAUSES else f"the first {_MAX_PAUSES} of {count:,} {what}"
 
 
 def _time_axis(findings: Findings) -> ChartAxis:
