@@ -345,27 +345,25 @@ class Session:
         status: JournalStatus,
         *,
         items: int | None,
-        error: BaseException | None,
+        reason: str | None,
         unrecorded: Spent,
         budget: Budget | None,
     ) -> None:
         """
-        Record the end of the run, and close the file.
+        Record the end of the run and the reason for it, and close the file.
 
         A cancellation does not interrupt this.
         """
         store = self._store
         with anyio.CancelScope(shield=True):
             try:
-                # Only the type: the message may contain prompts or keys.
-                name = None if error is None else type(error).__name__
                 if self._writer.failure is not None:
                     # So that a reader knows why it ended. What could not be written is raised anyway.
                     with suppress(JournalError):
-                        await self._in_thread(store.record_end, status, None, name, unrecorded)
+                        await self._in_thread(store.record_end, status, None, reason, unrecorded)
                 else:
                     await self._record_moves(exhausted=items is not None)
-                    await self._in_thread(store.record_end, status, items, name, unrecorded)
+                    await self._in_thread(store.record_end, status, items, reason, unrecorded)
                     if budget is not None:
                         total = self.state.spent.plus(self._recorded_now).plus(unrecorded)
                         _charged.setdefault(budget, {})[self.state.run_id] = total

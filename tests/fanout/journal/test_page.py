@@ -13,7 +13,7 @@ import attrs
 import pytest
 from anyio.lowlevel import checkpoint
 
-from sampling import FatalError, Generation, MultiTurnStrategy, Requirement, Usage, fan_out, open_fan_out
+from sampling import Budget, FatalError, Generation, MultiTurnStrategy, Requirement, Usage, fan_out, open_fan_out
 from sampling.errors import ConnectFailed, JournalDamaged, ServerError
 from sampling.fanout.journal import Journal, export
 from sampling.fanout.journal._page import read_findings, render_findings
@@ -330,6 +330,17 @@ def test_headings_skip_no_level(pages):
     for name, page in pages.items():
         levels = [int(level) for level in re.findall(r"<h(\d)", page)]
         assert all(after <= before + 1 for before, after in pairwise(levels)), name
+
+
+def test_a_page_says_why_a_run_was_halted(run, tmp_path):
+    """F19: by a budget, or by an item."""
+    path = tmp_path / "budget.db"
+    page = run_all(run, path, questions("good", "good", "good"), budget=Budget(requests=1), max_concurrency=1)
+    assert "The run was halted (budget): " in page
+    page = run_all(run, path, questions("good", "good", "good"))
+    assert re.search(r"process 1 \S+ \S+ 1 halted: budget .* process 2 .* completed", _text(page))
+    page = run_all(run, tmp_path / "item.db", questions("good", "wrong", "good"), on_failure="halt", max_concurrency=1)
+    assert "The run was halted (item 1): " in page
 
 
 def test_no_curve_strikes_through_the_name_of_a_process(run, tmp_path):
