@@ -8,12 +8,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 
-__all__ = ["is_special", "replacing"]
+__all__ = ["is_special", "replacing", "written_path"]
 
 
 def is_special(path: Path) -> bool:
     """Return whether the path is a device or a pipe, which is written to and not replaced."""
     return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def written_path(path: Path) -> Path:
+    """Return the target of a link, which is the file to replace, or the path itself of a device or a pipe."""
+    # The link /dev/stdout to a pipe has a target that can't be opened by its name.
+    return path if is_special(path) else path.resolve()
 
 
 @contextmanager
@@ -24,9 +30,8 @@ def replacing(path: Path) -> Generator[Path]:
     Readers of `path` never see half of a file, and an exception leaves the old one as it was. A symbolic link stays
     one, and its target is replaced.
     """
-    special = is_special(path)
-    # What /dev/stdout leads to may be a pipe, which has no path of its own.
-    target = path if special else path.resolve()
+    target = written_path(path)
+    special = is_special(target)
     # In the same directory, because a move between file systems is not atomic.
     directory = Path(tempfile.gettempdir()) if special else target.parent
     # Without the name of the target, which may be as long as the system allows.

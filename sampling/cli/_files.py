@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sampling._arguments import short_repr
-from sampling._files import is_special, replacing
+from sampling._files import is_special, replacing, written_path
 
 __all__ = [
     "Force",
@@ -19,6 +19,7 @@ __all__ = [
     "read_input",
     "reason_of",
     "replacing",
+    "written_path",
 ]
 
 Force = Annotated[bool, typer.Option("--force", help="Replace output files that exist.")]

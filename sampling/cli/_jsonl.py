@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-from sampling.cli._files import is_special, reason_of, replacing
+from sampling.cli._files import is_special, reason_of, replacing, written_path
 from sampling.cli._stdout import ReaderLeft, write_result
 
 __all__ = ["AnswersNotWritten", "RowWriter", "growing_file", "print_row", "write_rows"]
@@ -35,7 +35,7 @@ def growing_file(path: Path) -> Generator[RowWriter]:
     Rows go to PATH.part, which is moved to `path` when the block ends. If the disk is full, the rows until then stay
     there. A device or a pipe is written to directly.
     """
-    target = path.resolve()
+    target = written_path(path)
     part = target if is_special(target) else target.with_name(f"{target.name}.part")
     try:
         with part.open("wb", buffering=0) as file:
@@ -70,7 +70,7 @@ class _GrowingRows:
         except OSError as error:
             self.failed = True
             saved = ""
-            if self._part != self._path.resolve():
+            if not is_special(self._part):
                 # Remove an incomplete row, so that the file can be read.
                 self._file.truncate(self._size)
                 saved = f" The first {self._rows:,} answers are in {self._part}."

@@ -330,11 +330,14 @@ def _export_answers(job: MapJob, state: _RunState) -> str | None:
         return f"{state.error} {_how_to_go_on(job, state.error)}"
     if job.out is None or job.journal is None or state.run is None:
         return None
+    counts = Counter[ItemStatus]()
     try:
-        write_rows(job.out, _rows_of(job.journal.path, state.run.halted_by))
+        write_rows(job.out, _counted(_rows_of(job.journal.path, state.run.halted_by), counts))
     except (OSError, JournalError) as error:
         problem = reason_of(error) if isinstance(error, OSError) else str(error)
         return f"{job.out} could not be written: {problem}. {_how_to_go_on(job, state.error)}"
+    # A run that an error ended does not deliver what finished behind that prompt, but the journal has it.
+    state.counts = counts
     return None
 
 
@@ -365,6 +368,13 @@ def _rows_of(journal: Path, halted_by: int | None) -> Iterable[dict[str, Any]]:
     return (row for row in rows(journal) if halted_by is None or row["index"] <= halted_by)
 
 
+def _counted(rows: Iterable[dict[str, Any]], counts: Counter[ItemStatus]) -> Iterator[dict[str, Any]]:
+    """Yield the rows, and count them by status."""
+    for row in rows:
+        counts[row["status"]] += 1
+        yield row
+
+
 def _print_summary(job: MapJob, state: _RunState) -> None:
     run = state.run
     if run is None:
@@ -380,9 +390,8 @@ def _print_summary(job: MapJob, state: _RunState) -> None:
     print_status(f"{run.status}: {done:,} of {len(job.prompts):,} prompts{shown}{tokens}{cost}")
     _print_reasons(state.reasons)
     if run.maybe_billed_twice:
-        print_status(
-            f"{len(run.maybe_billed_twice):,} prompts were asked again, because an earlier run or a worker died"
-        )
+        asked = "1 prompt was" if len(run.maybe_billed_twice) == 1 else f"{len(run.maybe_billed_twice):,} prompts were"
+        print_status(f"{asked} asked again, because an earlier run or a worker ended without the answer")
     if state.reader_left:
         print_status("stdout was closed by its reader, so the run was stopped")
     if state.error is not None and not isinstance(state.error, AnswersNotWritten):

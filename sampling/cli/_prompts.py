@@ -240,12 +240,20 @@ def _kind(value: object) -> str:
 
 
 def _open(path: Path) -> IO[bytes]:
-    if str(path) != "-":
-        try:
-            return path.open("rb")
-        except OSError as error:
-            raise ValueError(f"can't read {path}: {error.strerror}") from None
-    # Stdin is read twice, so it is copied to a file. It may be too long for memory.
+    if str(path) == "-":
+        return _spooled(cast("io.BufferedReader", sys.stdin.buffer))
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise ValueError(f"can't read {path}: {error.strerror}") from None
+    if file.seekable():
+        return file
+    with file:
+        return _spooled(file)
+
+
+def _spooled(pipe: IO[bytes]) -> IO[bytes]:
+    """Copy a pipe, such as stdin or `<(command)`, to a file. It is read twice, and may be too long for memory."""
     spool: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the prompts
-    shutil.copyfileobj(cast("io.BufferedReader", sys.stdin.buffer), spool)
+    shutil.copyfileobj(pipe, spool)
     return spool

@@ -12,6 +12,7 @@ import attrs
 import typer
 
 from sampling._arguments import check_number, short_repr
+from sampling.backends.llama._model_files import SMOLLM2
 from sampling.backends.llama.models.arithmetic import Question
 from sampling.budgets import Budget
 from sampling.cli import _flags as flags
@@ -182,7 +183,8 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
             priced = flags.parse_price(price)
             _check_dependencies(budget_cost, price)
             _check_cluster(ray_address, actors, max_requests)
-            spec = choose_backend(backend, require or ())
+            # A dry run asks no model, so none has to be named or installed.
+            spec = SMOLLM2 if dry_run and backend is None else choose_backend(backend, require or ())
             if batch:
                 limited = budget_tokens is not None or budget_cost is not None
                 _check_batch(spec, actors, needs_max_tokens=limited and max_tokens is None)

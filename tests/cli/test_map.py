@@ -228,6 +228,26 @@ def test_an_error_ends_the_run_and_what_was_answered_is_kept(server, prompts, tm
     assert {1, 2} == set(Counter(asked(request) for request in server.requests).values())
 
 
+def test_the_summary_of_a_run_that_failed_counts_what_is_written(server, prompts, tmp_path):
+    """F7: answers to prompts after the one that raised are not delivered, but the file has them."""
+    busy = Reply(status=429, headers={"retry-after": "0.01"}, error={"error": {"message": "slow down"}})
+    refusal = Reply(status=401, error={"error": {"message": "no"}})
+
+    def reply(request) -> Reply:
+        if asked(request) == "say 0":
+            return refusal if any(asked(other) == "say 3" for other in server.requests) else busy
+        return Reply(["…"], endless=True, interval_s=0.1) if asked(request) == "say 3" else echo(request)
+
+    server.reply = reply
+    out = tmp_path / "answers.jsonl"
+
+    done = finished(command(server, prompts(4), "--out", out, "-k", "2", "--retries", "1000"))
+
+    assert 1 == done.returncode
+    assert ["k1", "k2"] == keys_of(out)
+    assert "failed: 2 of 4 prompts (2 succeeded)" in done.stderr
+
+
 # Interruptions.
 
 
@@ -342,6 +362,15 @@ def test_a_dry_run_shows_the_most_that_it_can_take_and_asks_nothing(prompts, cap
     assert "6,000" == told["output tokens"]
     assert "0.0241" == told["cost"]
     assert ["prompts.jsonl"] == [path.name for path in tmp_path.iterdir()]
+
+
+def test_a_dry_run_needs_no_model(prompts, capsys, monkeypatch):
+    """Row 79: it asks none, so the command of the documentation works without --backend and without SmolLM2."""
+    monkeypatch.setattr("sampling.cli._specs.smollm2_is_installed", lambda: False)
+    assert 0 == run(["map", str(prompts(1)), "--max-tokens", "400", "--price", "0.25/2", "--dry-run"])
+    assert "Nothing was sent." in capsys.readouterr().out
+    assert 2 == run(["map", str(prompts(1)), "--batch", "--dry-run"])
+    assert "--batch needs --backend openai:MODEL or anthropic:MODEL" in capsys.readouterr().err
 
 
 def test_a_dry_run_without_a_limit_says_that_there_is_none(prompts, capsys):

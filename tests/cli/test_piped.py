@@ -92,6 +92,28 @@ def test_rows_are_all_that_map_prints(server, prompts, tmp_path):
     assert len(server.requests) == sum(row["requests"] for row in rows)
 
 
+@pytest.mark.parametrize("journal", [False, True])
+def test_the_pipe_behind_dev_stdout_is_an_output(journal, server, prompts, tmp_path):
+    """R16: the link leads to a pipe, which has no name to write a file beside."""
+    more = ["--journal", tmp_path / "run.journal"] if journal else []
+    result = finished("map", prompts, *backend(server), "--out", "/dev/stdout", *more)
+    assert 0 == result.returncode, result.stderr
+    assert ["succeeded"] * 4 == [json.loads(line)["status"] for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("name", ["prompts.txt", "prompts.csv"])
+def test_prompts_are_read_from_a_named_pipe(name, server, tmp_path):
+    """A pipe, such as that of `<(command)`, can be read only once, and prompts are checked before they are sent."""
+    pipe = tmp_path / name
+    os.mkfifo(pipe)
+    text = "prompt\nfirst\nsecond\n" if name.endswith(".csv") else '"first"\n"second"\n'
+    with started("map", pipe, *backend(server)) as process:
+        pipe.write_text(text)
+        out, err = process.communicate(timeout=120)
+    assert 0 == process.returncode, err
+    assert 2 == len(out.splitlines())
+
+
 @pytest.mark.parametrize("name", ["load", "capacity"])
 def test_a_report_is_all_that_a_load_test_prints(name, server, tmp_path):
     """Output of the workload does not go to stdout."""

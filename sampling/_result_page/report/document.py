@@ -67,14 +67,14 @@ def tiles(given: Iterable[tuple[str, str, str]]) -> Markup:
     )
 
 
-def figures(pictures: Sequence[Picture], place: str, *, shown: bool = False) -> Markup:
-    """Return pictures side by side. `shown` expands their tables."""
+def figures(pictures: Sequence[Picture], place: str, *, shown: bool = False, level: int = 2) -> Markup:
+    """Return pictures side by side. `shown` expands their tables, and `level` is that of their headings."""
     numbers = count(1)
-    drawn = [_figure(picture, f"{place}-{next(numbers)}", shown=shown) for picture in pictures]
+    drawn = [_figure(picture, f"{place}-{next(numbers)}", shown=shown, level=level) for picture in pictures]
     return element("div", *drawn, class_="pictures") if drawn else raw("")
 
 
-def _figure(picture: Picture, number: str, *, shown: bool) -> Markup:
+def _figure(picture: Picture, number: str, *, shown: bool, level: int) -> Markup:
     """
     Draw a picture in all sizes.
 
@@ -87,7 +87,7 @@ def _figure(picture: Picture, number: str, *, shown: bool) -> Markup:
         numbers = element("details", element("summary", "The numbers"), numbers)
     return element(
         "figure",
-        element("h3", picture.chart.title),
+        element(f"h{level}", picture.chart.title),
         *drawings,
         element("figcaption", picture.caption),
         numbers if picture.rows else raw(""),

@@ -21,7 +21,7 @@ main{max-width:1160px;margin:0 auto;padding:40px 20px 64px}
 .kind{margin:0;color:var(--muted);font-size:14px}
 h1{margin:4px 0 8px;font-size:clamp(28px,5vw,42px);line-height:1.15;font-weight:650;letter-spacing:-.015em}
 h2{margin:48px 0 4px;font-size:22px;font-weight:600;letter-spacing:-.01em}
-h3{margin:0;font-size:16px;font-weight:600}
+h3,figure h2{margin:0;font-size:16px;font-weight:600;letter-spacing:normal}
 .lead{margin:0;max-width:46em;color:var(--muted)}
 .notes{margin:20px 0 0;padding:12px 16px;border-left:3px solid var(--limit);background:var(--card);list-style:none}
 .notes li+li{margin-top:4px}
@@ -29,7 +29,7 @@ h3{margin:0;font-size:16px;font-weight:600}
 background:var(--card);border:1px solid var(--hair);border-radius:8px;overflow:hidden}
 .tiles div{padding:12px 14px;box-shadow:1px 1px 0 0 var(--hair)}
 .tiles dt{color:var(--muted);font-size:13px}
-.tiles dd{margin:0;font-size:22px;font-weight:600;font-variant-numeric:tabular-nums}
+.tiles dd{margin:0;font-size:22px;font-weight:600;font-variant-numeric:tabular-nums;overflow-wrap:normal}
 .tiles small{display:block;color:var(--muted);font-size:12px;font-weight:400}
 .pictures{display:grid;grid-template-columns:minmax(0,1fr);gap:20px;margin-top:20px}
 figure{margin:0;padding:16px;background:var(--card);border:1px solid var(--hair);border-radius:8px;min-width:0}

@@ -62,6 +62,14 @@ class Ending:
         terminal = self._terminal
         return terminal.index if terminal is not None and terminal.error is None else None
 
+    @property
+    def reason(self) -> str | None:
+        """The type of the error that ended the run, the item that halted it, or the limit of the budget."""
+        if self.raised is not None:
+            # Only the type: the message may contain prompts or keys.
+            return type(self.raised).__name__
+        return self.stop_reason if self.halted_by is None else f"item {self.halted_by}"
+
     def is_outcome(self, outcome: ItemOutcome[Any]) -> bool:
         """Return False if the item's error is raised instead."""
         return outcome.status != "errored" or self._on_error != "raise"

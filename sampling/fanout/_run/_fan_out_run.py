@@ -242,7 +242,7 @@ class FanOut(Generic[T]):
             await session.close(
                 self._final_status(),
                 items=self._source.count if self._source.exhausted else None,
-                error=ending.raised,
+                reason=ending.reason,
                 unrecorded=self._unrecorded,
                 budget=self._arguments.budget,
             )

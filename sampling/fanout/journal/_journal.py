@@ -35,7 +35,7 @@ from sampling.fanout.journal._notes import BATCH, JournalNotes, NoteStore
 from sampling.fanout.journal._page import read_findings, render_findings
 from sampling.fanout.journal._pauses import Pause
 from sampling.fanout.journal._records import Recorder
-from sampling.fanout.journal._schema import IS_INTERRUPTED, intent_checksum, outcome_checksum
+from sampling.fanout.journal._schema import IS_INTERRUPTED, SAMPLED_AGAIN, intent_checksum, outcome_checksum
 from sampling.fanout.journal._store import (
     ALL_OUTCOMES,
     IntentRow,
@@ -144,13 +144,7 @@ class Journal:
             (interrupted,) = database.execute(
                 f"SELECT count(DISTINCT item) FROM intents WHERE {IS_INTERRUPTED}"  # noqa: S608 - ours
             ).fetchone()
-            # An item that was asked again on purpose has an earlier outcome. One that is gone has no index.
-            twice = database.execute(
-                "SELECT coalesce(outcomes.position, intents.item) AS place FROM intents"
-                " LEFT JOIN outcomes ON outcomes.item = intents.item GROUP BY intents.item"
-                " HAVING count(*) > 1 + (SELECT count(*) FROM replaced WHERE replaced.item = intents.item)"
-                " AND place >= 0 ORDER BY place"
-            ).fetchall()
+            twice = database.execute(SAMPLED_AGAIN).fetchall()
             last = database.execute("SELECT life, status FROM lives ORDER BY life DESC").fetchone()
         return JournalSummary(
             run_id=run_id,
@@ -208,7 +202,7 @@ class Session:
     It opens the file, replays outcomes, writes new ones, and closes the file.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what decides the answers of a run
         self,
         journal: Journal,
         *,
@@ -361,22 +355,20 @@ class Session:
         status: JournalStatus,
         *,
         items: int | None,
-        error: BaseException | None,
+        reason: str | None,
         unrecorded: Spent,
         budget: Budget | None,
     ) -> None:
         """
-        Record the end of the run, and close the file.
+        Record the end of the run and the reason for it, and close the file.
 
         A cancellation does not interrupt this.
         """
-        # Only the type: the message may contain prompts or keys.
-        name = None if error is None else type(error).__name__
         with anyio.CancelScope(shield=True):
-            await in_own_task(partial(self._close, status, items, name, unrecorded, budget))
+            await in_own_task(partial(self._close, status, items, reason, unrecorded, budget))
 
     async def _close(
-        self, status: JournalStatus, items: int | None, error: str | None, unrecorded: Spent, budget: Budget | None
+        self, status: JournalStatus, items: int | None, reason: str | None, unrecorded: Spent, budget: Budget | None
     ) -> None:
         store = self._store
         with anyio.CancelScope(shield=True):
@@ -384,10 +376,10 @@ class Session:
                 if self._writer.failure is not None:
                     # So that a reader knows why it ended. What could not be written is raised anyway.
                     with suppress(JournalError):
-                        await self._in_thread(store.record_end, status, None, error, unrecorded)
+                        await self._in_thread(store.record_end, status, None, reason, unrecorded)
                 else:
                     await self._record_moves(exhausted=items is not None)
-                    await self._in_thread(store.record_end, status, items, error, unrecorded)
+                    await self._in_thread(store.record_end, status, items, reason, unrecorded)
                     if budget is not None:
                         total = self.state.spent.plus(self._recorded_now).plus(unrecorded)
                         _charged.setdefault(budget, {})[self.state.run_id] = total

@@ -13,6 +13,7 @@ __all__ = [
     "APPLICATION_ID",
     "IS_INTERRUPTED",
     "IS_UNFINISHED",
+    "SAMPLED_AGAIN",
     "VERSION",
     "checksum",
     "create_or_migrate",
@@ -142,6 +143,20 @@ IS_UNFINISHED: Final = (
     "NOT EXISTS (SELECT 1 FROM outcomes WHERE outcomes.item = intents.item AND outcomes.life >= intents.life)"
 )
 """The condition for intents without an outcome. An earlier outcome of an item that is sampled again does not count."""
+
+SAMPLED_AGAIN: Final = (
+    "SELECT coalesce(position, intents.item) AS place FROM intents LEFT JOIN outcomes ON outcomes.item = intents.item"
+    " GROUP BY intents.item HAVING count(*) > 1"
+    " + (SELECT count(*) FROM replaced WHERE replaced.item = intents.item)"
+    " + (SELECT count(*) FROM outcomes WHERE outcomes.item = intents.item AND outcomes.life < max(intents.life))"
+    " AND place >= 0 ORDER BY place"
+)
+"""
+The query for indexes of items that more than one process sampled, without those that were asked again on purpose.
+
+Such an item has an earlier outcome: one that was replaced, or the one that is kept until there is a new one. Items
+that are no longer among those of the run have no index.
+"""
 
 
 IS_INTERRUPTED: Final = (

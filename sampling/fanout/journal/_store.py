@@ -56,6 +56,7 @@ __all__ = [
     "Store",
     "all_outcomes",
     "connect_to_read",
+    "former_outcomes",
     "is_file_of",
     "run_of",
 ]
@@ -678,6 +679,17 @@ def all_outcomes(database: sqlite3.Connection, path: Path, chunk: int = 1_000) -
         check_rows([row[:-1] for row in rows], path)
         for *row, index in rows:
             yield OutcomeRow._make(row)._replace(item=index)
+
+
+def former_outcomes(database: sqlite3.Connection, path: Path, chunk: int = 1_000) -> Iterator[OutcomeRow]:
+    """Yield the outcomes that `all_outcomes` leaves out, which were paid for: replaced ones, and of former items."""
+    cursor = database.execute(
+        f"SELECT {_OUTCOME_COLUMNS} FROM replaced UNION ALL"  # noqa: S608 - ours
+        f" SELECT {_OUTCOME_COLUMNS} FROM outcomes WHERE coalesce(position, item) < 0"
+    )
+    while rows := cursor.fetchmany(chunk):
+        check_rows(rows, path)
+        yield from map(OutcomeRow._make, rows)
 
 
 def _sync(path: Path) -> None:

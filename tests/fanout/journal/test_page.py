@@ -3,18 +3,23 @@
 import re
 import shutil
 import sqlite3
+import time
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import anyio
+import attrs
 import pytest
 from anyio.lowlevel import checkpoint
 
-from sampling import FatalError, Generation, MultiTurnStrategy, Requirement, Usage, fan_out, open_fan_out
+from sampling import Budget, FatalError, Generation, MultiTurnStrategy, Requirement, Usage, fan_out, open_fan_out
 from sampling.errors import ConnectFailed, JournalDamaged, ServerError
 from sampling.fanout.journal import Journal, export
+from sampling.fanout.journal._page import read_findings, render_findings
 from sampling.fanout.journal._page.amounts import clock_time, long_time, short_time
 from sampling.fanout.journal._page.timeline import Durations, Timeline
+from sampling.fanout.journal._pauses import Pause
 from tests.faults.journals import InlineJournal
 from tests.load.browser import CHROMIUM, NOT_INSTALLED, Browser, chromium
 
@@ -189,6 +194,155 @@ def test_a_page_says_what_interrupted_a_run(run, tmp_path):
     assert re.search(r"process 1 .* stopped .* process 2 .* completed", text)
 
 
+def test_a_pause_without_an_end_has_no_length(run, tmp_path):
+    """F18: a page that is made during a pause, or after a kill in one, says since when the run waits."""
+    path = tmp_path / "run.db"
+    seen = []
+
+    async def backend(request):
+        if "slow" not in request.messages[-1].text or len(seen) > 4:
+            return await answer(request)
+        seen.append(Journal(path).to_html())
+        raise ConnectFailed("refused")
+
+    page = run_all(run, path, questions("good", "slow"), backend, max_concurrency=1)
+    assert re.search(r"waited for it once\. 1 pause, since \S+ \S+ UTC, has no recorded end\.", _text(seen[-1]))
+    assert re.search(r"waited for it once, \S+ m?s in all\. ", _text(page))
+
+
+def test_a_pause_ends_with_its_process(run, tmp_path):
+    """F18: a run that is stopped in a pause has waited until then."""
+    path = tmp_path / "run.db"
+
+    async def backend(request):
+        if "slow" in request.messages[0].text:
+            raise ConnectFailed("refused")
+        return await answer(request)
+
+    async def stop_in_a_pause():
+        items, journal = questions("good", "slow"), InlineJournal(path)
+        async with open_fan_out(TWICE, items, None, backend, journal=journal, max_concurrency=1) as outcomes:
+            async for _ in outcomes:
+                await anyio.sleep(10)
+                outcomes.drain()
+
+    run(stop_in_a_pause)
+    text = _text(Journal(path).to_html())
+    assert re.search(r"waited for it once, \S+ m?s in all\. ", text)
+    assert re.search(r"pause of process 1 \S+ \S+ ConnectFailed, until the process ended", text)
+
+
+def test_a_pause_is_within_the_chart(run, tmp_path):
+    """F18: the time axis reaches a pause that began after the last outcome."""
+    path = tmp_path / "run.db"
+    run_all(run, path, questions("good"))
+    findings = read_findings(path)
+    findings.pauses.append((1, Pause(1, findings.created_s + 3_600, "ConnectFailed", 1)))
+    assert 3_600 == findings.span_s
+
+
+def test_marks_that_are_left_out_are_counted(run, tmp_path):
+    """F18: a chart with lines and bars at its beginning only must not look as if all went well after that."""
+    path = tmp_path / "run.db"
+    page = run_all(run, path, questions("good"))
+    findings = read_findings(path)
+    first, moment_s = findings.processes[0], findings.created_s
+    findings.processes += [attrs.evolve(first, number=number) for number in range(2, 73)]
+    findings.pauses += [(1, Pause(n, moment_s, "ConnectFailed", 1, moment_s, "answered")) for n in range(1_234)]
+    text = _text(render_findings(findings))
+    assert "Bars are the first 50 of 1,234 pauses, in which the run waited for the backend." in text
+    assert "Vertical lines mark where the first 50 of 71 later processes resumed." in text
+    assert "the first 50" not in page
+
+
+def test_the_spending_of_earlier_outcomes_is_on_the_page(run, tmp_path):
+    """F18: outcomes that were replaced count as spending, and as work of the process that recorded them."""
+    path = tmp_path / "run.db"
+    run_all(run, path, questions("wrong", "wrong", "good"))
+
+    async def better(request):
+        return await answer(request) if request.attempt == 0 else Generation("yes", Usage(10, 5, 0.25))
+
+    text = _text(run_all(run, path, questions("wrong", "wrong", "good"), better, retry={"failed"}))
+    assert "cost 2.25 0.75 per valid answer requests 9 one for each attempt" in text
+    assert re.search(r"Cost over time .* 2\.25 Time per item", text), "the curve ends elsewhere"
+    assert re.search(r"process 1 \S+ \S+ 3 completed .* process 2 \S+ \S+ 2 completed", text)
+    assert "2 earlier outcomes were replaced" in text
+
+
+def test_attempts_that_were_cut_off_are_no_retries(run, tmp_path):
+    """F11: the requests of items without an outcome are those of their attempts, and their cost is on the curve."""
+    path = tmp_path / "run.db"
+
+    async def stop_early():
+        items = questions("good", "wrong")
+        async with open_fan_out(TWICE, items, None, answer, [SAYS_YES], journal=InlineJournal(path)) as outcomes:
+            async for _ in outcomes:
+                await anyio.sleep(0.5)
+                break
+
+    run(stop_early)
+    assert "cost 0.5 0.5 per valid answer requests 3 one for each attempt" in _text(Journal(path).to_html())
+    assert 0.5 == sum(interval.cost for interval in read_findings(path).timeline.intervals.values())
+
+
+def test_items_that_are_asked_again_on_purpose_are_not_billed_twice(run, tmp_path):
+    """F18: not while they are in flight, either. After a kill they are."""
+    path = tmp_path / "run.db"
+    run_all(run, path, questions("wrong"))
+    seen = []
+
+    async def backend(request):
+        seen.append((Journal(path).summary().maybe_billed_twice, Journal(path).to_html()))
+        if len(seen) < 3:
+            raise KeyboardInterrupt
+        return await answer(request)
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run_all(run, path, questions("wrong"), backend, retry={"failed"})
+    run_all(run, path, questions("wrong"), backend, retry={"failed"})
+    assert [(), (0,), (0,)] == [items for items, _ in seen[:3]]
+    assert "billed twice" not in seen[0][1]
+    assert "1 item was in flight when a process ended, and may have been billed twice." in seen[1][1]
+
+
+def test_a_clock_that_was_set_back_is_named(run, tmp_path, monkeypatch):
+    """Row 31: the times of such a run can't be compared, and its processes are listed in their order."""
+    path = tmp_path / "run.db"
+    assert "clock" not in run_all(run, path, questions("wrong"))
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() - 3_600)
+    text = _text(run_all(run, path, questions("wrong"), retry={"failed"}))
+    assert "The clock was set back, or processes had different clocks, so times on this page may be wrong." in text
+    assert re.search(r"process 1 .* process 2 ", text)
+
+
+def test_a_failure_that_was_repaired_has_an_example(run, tmp_path):
+    """Its attempts are linked, though no item is without an answer."""
+    page = run_all(run, tmp_path / "run.db", questions("good", "mended", "mended"))
+    failures = re.search(r"Failed requirements.*?</table>", page, re.DOTALL)[0]
+    assert ["#item-1", "#item-2"] == re.findall(r'href="(.*?)"', failures)
+
+
+def test_headings_skip_no_level(pages):
+    """A screen reader lists them as an outline."""
+    for name, page in pages.items():
+        levels = [int(level) for level in re.findall(r"<h(\d)", page)]
+        assert all(after <= before + 1 for before, after in pairwise(levels)), name
+
+
+def test_a_page_says_why_a_run_was_halted(run, tmp_path):
+    """F19: by a budget, or by an item."""
+    path = tmp_path / "budget.db"
+    page = run_all(run, path, questions("good", "good", "good"), budget=Budget(requests=1), max_concurrency=1)
+    assert "The run was halted (budget): " in page
+    page = run_all(run, path, questions("good", "good", "good"))
+    assert re.search(r"process 1 \S+ \S+ 1 halted: budget .* process 2 .* completed", _text(page))
+    page = run_all(run, tmp_path / "item.db", questions("good", "wrong", "good"), on_failure="halt", max_concurrency=1)
+    assert "The run was halted (item 1): " in page
+
+
 def test_no_curve_strikes_through_the_name_of_a_process(run, tmp_path):
     """F11: the name of a process that resumed a run is drawn over the curves, with a border that covers them."""
     path = tmp_path / "run.db"
@@ -246,6 +400,18 @@ def test_two_outcomes_with_the_same_index_are_no_damage(run, tmp_path):
     assert "Slowest items" in _text(Journal(path).to_html())
 
 
+def test_items_that_are_gone_are_not_open(run, tmp_path):
+    """F17: after a change, the number of items is that of the last process that read all of them."""
+    path = tmp_path / "run.db"
+    run_all(run, path, questions("good", "good", "good"))
+    items = questions("good", "good")
+    journal = InlineJournal(path, on_change="continue")
+    run(lambda: fan_out(TWICE, items, None, answer, [SAYS_YES], journal=journal))
+    page = Journal(path).to_html()
+    assert "<h1>2 of 2 items have a valid answer</h1>" in page
+    assert "errors 0 0.0% of 2 tokens" in _text(page)
+
+
 def test_a_page_is_an_export(run, tmp_path):
     """F20: `export` writes the page, returns the number of outcomes, and refuses the journal itself."""
     path = tmp_path / "run.db"
@@ -288,6 +454,16 @@ def test_percentiles_are_within_nine_percent():
     assert durations.at(50) == pytest.approx(5, rel=0.09)
     assert durations.at(95) == pytest.approx(9.5, rel=0.09)
     assert Durations().at(50) is None
+
+
+def test_a_percentile_is_not_beyond_the_durations():
+    """Ten of the same length have this length as every percentile, however wide the classes are."""
+    durations = Durations()
+    for _ in range(10):
+        durations.add(0.205)
+    merged = Durations()
+    merged.merge(durations)
+    assert pytest.approx(0.205) == durations.at(50) == merged.at(95)
 
 
 @pytest.mark.parametrize(

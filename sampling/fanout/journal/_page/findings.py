@@ -3,6 +3,7 @@
 import math
 from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from sqlite3 import Connection
@@ -13,11 +14,18 @@ import attrs
 from sampling._json import bounded as bounded_json
 from sampling.errors import JournalDamaged
 from sampling.fanout.journal._notes import read_notes
-from sampling.fanout.journal._page.timeline import Durations, Timeline
+from sampling.fanout.journal._page.timeline import Durations, Interval, Timeline
 from sampling.fanout.journal._pauses import PAUSE, Pause
 from sampling.fanout.journal._records import describe_requirement, padded_validation
-from sampling.fanout.journal._schema import IS_INTERRUPTED
-from sampling.fanout.journal._store import ALL_OUTCOMES, OutcomeRow, all_outcomes, connect_to_read, run_of
+from sampling.fanout.journal._schema import IS_INTERRUPTED, SAMPLED_AGAIN
+from sampling.fanout.journal._store import (
+    ALL_OUTCOMES,
+    OutcomeRow,
+    all_outcomes,
+    connect_to_read,
+    former_outcomes,
+    run_of,
+)
 
 __all__ = ["Findings", "Group", "Process", "ShownItem", "read_findings"]
 
@@ -25,6 +33,9 @@ _MAX_SLOWEST: Final = 10
 _MAX_EXAMPLES: Final = 3
 _MAX_GROUPS: Final = 500
 """The maximum number of kinds of failures. A run has few, but a check may have a description per answer."""
+
+_CLOCK_TOLERANCE_S: Final = 1.0
+"""How far a clock may go back without a remark. It is corrected by less all the time."""
 
 _LATEST_S: Final = 32_503_680_000.0
 """The year 3000. A later time counts as damage."""
@@ -55,7 +66,16 @@ class Group:
     """The number of attempts that failed, also of items that have a valid answer."""
 
     example: str = ""
-    examples: list[ShownItem] = attrs.field(factory=list[ShownItem])
+    without_answer: list[ShownItem] = attrs.field(factory=list[ShownItem])
+    """Some of the items that have no valid answer."""
+
+    repaired: list[ShownItem] = attrs.field(factory=list[ShownItem])
+    """Some of the items in which an attempt failed, and was not the reason for the outcome."""
+
+    @property
+    def examples(self) -> list[ShownItem]:
+        """The items to look at."""
+        return self.without_answer or self.repaired
 
 
 @attrs.frozen(kw_only=True)
@@ -69,6 +89,7 @@ class Process:
     error: str | None
     items: int | None
     outcomes: int
+    """The number of outcomes that it recorded, with those that were replaced later."""
 
 
 @attrs.define(kw_only=True)
@@ -101,6 +122,18 @@ class Findings:
     by_error: dict[str, Group] = attrs.field(factory=dict[str, Group])
     slowest: list[tuple[float, int, ShownItem]] = attrs.field(factory=list[tuple[float, int, ShownItem]])
 
+    def interval_at(self, moment_s: float) -> Interval:
+        """Return the interval of a wall-clock time. One before the start counts as the start."""
+        return self.timeline.at(max(moment_s - self.created_s, 0.0))
+
+    def spend(self, moment_s: float | None, tokens: int, cost: float) -> None:
+        """Count what was spent at this wall-clock time, if it is known."""
+        if moment_s is not None and (tokens or cost):
+            self.last_s = max(self.last_s, moment_s)
+            interval = self.interval_at(moment_s)
+            interval.tokens += tokens
+            interval.cost += cost
+
     @property
     def ended(self) -> int:
         """The number of items that have an outcome."""
@@ -111,7 +144,8 @@ class Findings:
         """The number of items, if it is known."""
         known = [process.items for process in self.processes if process.items is not None]
         given = self.fingerprint.get("items")
-        return max(known) if known else given if isinstance(given, int) else None
+        # The latest, because a run that continues after a change may have fewer items.
+        return known[-1] if known else given if isinstance(given, int) else None
 
     @property
     def status(self) -> str:
@@ -122,7 +156,16 @@ class Findings:
     def span_s(self) -> float:
         """The time from the start to the last known event."""
         known = [process.ended_s or process.started_s for process in self.processes]
-        return max([self.last_s, *known, self.created_s]) - self.created_s
+        waited = [pause.ended_s or pause.began_s for _, pause in self.pauses]
+        return max([self.last_s, *known, *waited, self.created_s]) - self.created_s
+
+    @property
+    def clock_was_set_back(self) -> bool:
+        """Whether a process began or ended before something that happened earlier."""
+        times = [self.created_s]
+        for process in self.processes:
+            times += [process.started_s, *([] if process.ended_s is None else [process.ended_s])]
+        return any(later < earlier - _CLOCK_TOLERANCE_S for earlier, later in pairwise(times))
 
     @property
     def shown(self) -> list[ShownItem]:
@@ -150,6 +193,7 @@ def read_findings(journal: Path) -> Findings:
             findings = _read_totals(database, journal)
             for row in all_outcomes(database, journal):
                 _Reading(findings, row).read()
+            _add_former_spending(database, journal, findings)
         except (ValueError, KeyError, AttributeError, TypeError, IndexError, OverflowError) as problem:
             raise JournalDamaged(f"{journal} is damaged: {problem}") from problem
     return findings
@@ -160,26 +204,18 @@ def _read_totals(database: Connection, journal: Path) -> Findings:
     used = "input_tokens", "output_tokens", "cost", "attempts", "requests"
     sums = ", ".join(f"coalesce(sum({name}), 0)" for name in used)
     found = database.execute(f"SELECT {sums} FROM {ALL_OUTCOMES}").fetchone()  # noqa: S608 - ours
-    others = [f"coalesce(sum(other_{name}), 0)" for name in ("input_tokens", "output_tokens", "cost")]
-    unrecorded = database.execute(
-        f"SELECT {', '.join(others)}, 0, coalesce(sum(other_requests), 0) FROM lives"  # noqa: S608 - ours
-    ).fetchone()
+    others = ", ".join(f"coalesce(sum(other_{name}), 0)" for name in used)
+    unrecorded = database.execute(f"SELECT {others} FROM lives").fetchone()  # noqa: S608 - ours
     tokens_in, tokens_out, cost, attempts, requests = (a + b for a, b in zip(found, unrecorded, strict=True))
+    processes = list(_processes(database))
     return Findings(
         run_id=run_id,
         created_s=created_s,
         fingerprint=bounded_json.loads(fingerprint),
-        processes=list(_processes(database)),
-        pauses=sorted(
-            (Pause.from_note(note) for note in read_notes(database, journal, "WHERE kind = ?", (PAUSE,))),
-            key=lambda pause: pause[1].began_s,
-        ),
+        processes=processes,
+        pauses=list(_pauses(database, journal, processes)),
         interrupted=_number(database, f"SELECT count(DISTINCT item) FROM intents WHERE {IS_INTERRUPTED}"),  # noqa: S608 - ours
-        billed_twice=_number(
-            database,
-            "SELECT count(*) FROM (SELECT item FROM intents GROUP BY item HAVING count(*) > 1 +"
-            " (SELECT count(*) FROM replaced WHERE replaced.item = intents.item))",
-        ),
+        billed_twice=_number(database, f"SELECT count(*) FROM ({SAMPLED_AGAIN})"),  # noqa: S608 - ours
         replaced=_number(database, "SELECT count(*) FROM replaced"),
         input_tokens=tokens_in,
         output_tokens=tokens_out,
@@ -195,7 +231,7 @@ def _number(database: Connection, query: str) -> int:
 
 
 def _processes(database: Connection) -> Iterator[Process]:
-    by_process = dict(database.execute("SELECT life, count(*) FROM outcomes GROUP BY life").fetchall())
+    by_process = dict(database.execute(f"SELECT life, count(*) FROM {ALL_OUTCOMES} GROUP BY life").fetchall())  # noqa: S608 - ours
     columns = "life, started_s, ended_s, status, error, items"
     for number, started_s, ended_s, status, error, items in database.execute(
         f"SELECT {columns} FROM lives ORDER BY life"  # noqa: S608 - ours
@@ -209,6 +245,29 @@ def _processes(database: Connection) -> Iterator[Process]:
             items=items,
             outcomes=by_process.get(number, 0),
         )
+
+
+def _add_former_spending(database: Connection, journal: Path, findings: Findings) -> None:
+    """Add what was spent on outcomes that are no longer shown, and on items without an outcome."""
+    for row in former_outcomes(database, journal):
+        record = bounded_json.loads(row.record)
+        finished_s = _finish_of(record, _seconds(record.get("elapsed_s")))
+        findings.spend(finished_s, row.input_tokens + row.output_tokens, row.cost)
+    # A process records the rest of its spending when it ends.
+    for ended_s, tokens, cost in database.execute(
+        "SELECT coalesce(ended_s, started_s), other_input_tokens + other_output_tokens, other_cost FROM lives"
+    ):
+        findings.spend(ended_s, tokens, cost)
+
+
+def _pauses(database: Connection, journal: Path, processes: Sequence[Process]) -> Iterator[tuple[int, Pause]]:
+    """Yield the pauses with the numbers of their processes, by their beginning."""
+    ends = {process.number: process.ended_s for process in processes}
+    found = [Pause.from_note(note) for note in read_notes(database, journal, "WHERE kind = ?", (PAUSE,))]
+    for number, pause in sorted(found, key=lambda entry: entry[1].began_s):
+        # A process that is stopped in a pause records only its own end.
+        ended_s = ends.get(number) if pause.ended_s is None else pause.ended_s
+        yield number, attrs.evolve(pause, ended_s=ended_s)
 
 
 class _Reading:
@@ -242,10 +301,9 @@ class _Reading:
             findings.unplaced += 1
             return
         findings.last_s = max(findings.last_s, finished_s)
-        interval = findings.timeline.at(max(finished_s - findings.created_s, 0.0))
+        findings.spend(finished_s, row.input_tokens + row.output_tokens, row.cost)
+        interval = findings.interval_at(finished_s)
         setattr(interval, row.status, getattr(interval, row.status) + 1)
-        interval.tokens += row.input_tokens + row.output_tokens
-        interval.cost += row.cost
         if elapsed_s is not None:
             interval.durations.add(elapsed_s)
 
@@ -294,8 +352,10 @@ class _Reading:
         group = groups.setdefault(name, Group(name, example=example))
         group.attempts += 1
         group.items += ended
-        if ended and len(group.examples) < _MAX_EXAMPLES:
-            group.examples.append(self._shown)
+        examples = group.without_answer if ended else group.repaired
+        is_new = not examples or examples[-1].index != self._row.item
+        if is_new and len(examples) < _MAX_EXAMPLES:
+            examples.append(self._shown)
 
 
 def _finish_of(record: Mapping[str, Any], elapsed_s: float | None) -> float | None:

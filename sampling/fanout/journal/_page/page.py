@@ -76,15 +76,34 @@ def _notes(findings: Findings) -> Iterator[str]:
         were = "1 process was" if len(killed) == 1 else f"{len(killed):,} processes were"
         yield f"{were} killed, or could not record the end. Items in flight were asked again."
     if findings.pauses:
-        waited = sum((pause.ended_s or pause.began_s) - pause.began_s for _, pause in findings.pauses)
-        times = "once" if len(findings.pauses) == 1 else f"{len(findings.pauses):,} times"
-        yield f"The backend failed every call, and the run waited for it {times}, {long_time(max(waited, 0.0))} in all."
+        yield _waited([pause for _, pause in findings.pauses])
     if findings.billed_twice:
-        yield f"{findings.billed_twice:,} items were in flight when a process died, and may have been billed twice."
+        were = _counted_as(findings.billed_twice, "item was", "items were")
+        yield f"{were} in flight when a process ended, and may have been billed twice."
     if findings.interrupted:
-        yield f"{findings.interrupted:,} items were started and have no outcome yet."
+        were = _counted_as(findings.interrupted, "item was started and has", "items were started and have")
+        yield f"{were} no outcome yet."
     if findings.replaced:
-        yield f"{findings.replaced:,} earlier outcomes were replaced, because their items were asked again."
+        were = _counted_as(findings.replaced, "earlier outcome was", "earlier outcomes were")
+        yield f"{were} replaced, because items were asked again."
+    if findings.clock_was_set_back:
+        yield "The clock was set back, or processes had different clocks, so times on this page may be wrong."
+
+
+def _waited(pauses: Sequence[Pause]) -> str:
+    lengths = [max(pause.ended_s - pause.began_s, 0.0) for pause in pauses if pause.ended_s is not None]
+    times = "once" if len(pauses) == 1 else f"{len(pauses):,} times"
+    in_all = f", {long_time(sum(lengths))} in all" if lengths else ""
+    text = f"The backend failed every call, and the run waited for it {times}{in_all}."
+    endless = [pause for pause in pauses if pause.ended_s is None]
+    if not endless:
+        return text
+    since = _counted_as(len(endless), f"pause, since {clock_time(endless[-1].began_s)}, has", "pauses have")
+    return f"{text} {since} no recorded end."
+
+
+def _counted_as(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
 
 
 def _tiles(findings: Findings) -> Iterator[tuple[str, str, str]]:
@@ -178,8 +197,9 @@ def _slowest(findings: Findings) -> Iterator[Markup]:
 
 
 def _interruptions(findings: Findings) -> Iterator[Markup]:
-    entries = [(one.started_s, _process_row(one, findings)) for one in findings.processes]
-    entries += [(pause.began_s, _pause_row(number, pause)) for number, pause in findings.pauses]
+    # By process before time, because clocks differ and are set back.
+    entries = [((one.number, 0.0), _process_row(one, findings)) for one in findings.processes]
+    entries += [((number, pause.began_s), _pause_row(number, pause)) for number, pause in findings.pauses]
     if len(entries) <= 1:
         return
     rows = [row for _, row in sorted(entries, key=lambda entry: entry[0])]
@@ -207,7 +227,8 @@ _PAUSE_ENDS: Final[Mapping[str | None, str]] = {
 
 def _pause_row(number: int, pause: Pause) -> list[str]:
     lasted = "—" if pause.ended_s is None else long_time(max(pause.ended_s - pause.began_s, 0.0))
-    why = f"{_cut(pause.error_type, _MAX_NAME_CHARS)}, {_PAUSE_ENDS.get(pause.ending, 'end unknown')}"
+    unknown = "end unknown" if pause.ended_s is None else "until the process ended"
+    why = f"{_cut(pause.error_type, _MAX_NAME_CHARS)}, {_PAUSE_ENDS.get(pause.ending, unknown)}"
     return [clock_time(pause.began_s), f"pause of process {number}", lasted, "", why]
 
 

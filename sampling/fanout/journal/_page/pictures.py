@@ -20,7 +20,7 @@ _MAX_PAUSES: Final = 50
 
 def run_pictures(findings: Findings) -> list[Picture]:
     """Return the charts. There is none without an outcome whose time is known."""
-    if not findings.timeline.intervals:
+    if findings.ended == findings.unplaced:
         return []
     pictures = [_progress(findings)]
     if any(interval.tokens or interval.cost for interval in findings.timeline.intervals.values()):
@@ -58,12 +58,19 @@ def _progress(findings: Findings) -> Picture:
 def _caption(findings: Findings) -> str:
     parts = ["An item counts when its call ends."]
     if findings.pauses:
-        parts.append("Bars are pauses, in which the run waited for the backend.")
+        bars = _drawn(len(findings.pauses), "pauses")
+        parts.append(f"Bars are {bars}, in which the run waited for the backend.")
     if len(findings.processes) > 1:
-        parts.append("Vertical lines mark where a later process resumed.")
+        lines = _drawn(len(findings.processes) - 1, "later processes")
+        parts.append(f"Vertical lines mark where {lines} resumed.")
     if findings.unplaced:
         parts.append(f"{findings.unplaced:,} outcomes have no time, and are not drawn.")
     return " ".join(parts)
+
+
+def _drawn(count: int, what: str) -> str:
+    """Return the name of marks, of which only the first are drawn."""
+    return what if count <= _MAX_PAUSES else f"the first {_MAX_PAUSES} of {count:,} {what}"
 
 
 def _time_axis(findings: Findings) -> ChartAxis:
@@ -95,10 +102,9 @@ def _pauses(findings: Findings, height: float) -> list[Bars]:
 
 
 def _end_of(findings: Findings, number: int) -> float:
-    """Return the time when a process ended, as far as it is known."""
+    """Return the latest time at which a process without a recorded end can have ended."""
     following = [process.started_s for process in findings.processes if process.number == number + 1]
-    ends = [process.ended_s for process in findings.processes if process.number == number]
-    return next((end for end in (*ends, *following) if end is not None), findings.created_s + findings.span_s)
+    return next(iter(following), findings.created_s + findings.span_s)
 
 
 def _resumes(findings: Findings) -> list[Rule]:
@@ -125,15 +131,20 @@ def _spending(findings: Findings) -> Picture:
     return Picture(
         Chart(
             title="Cost over time" if costs else "Tokens over time",
-            description=f"The {name} of all items with an outcome, summed up over time.",
+            description=f"The {name} of the run, summed up over time.",
             x=_time_axis(findings),
             y=ChartAxis(name, lambda value: f"{value:,.4g}" if costs else _amount(value), least=0.0),
             lines=[Curve(name, points, "second")],
         ),
-        f"An item adds its {name} when its call ends.",
+        f"An item adds its {name} when its call ends, and an item that was cut off when its process ends.",
         (f"{unit} since the start", name),
-        [[f"{x:.3g}", f"{y or 0.0:,.6g}"] for x, y in _thinned(points)],
+        [[_since(x), f"{y or 0.0:,.6g}"] for x, y in _thinned(points)],
     )
+
+
+def _since(amount: float) -> str:
+    """Return a time since the start in the unit of the axis, without an exponent."""
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}"
 
 
 def _amount(value: float) -> str:
@@ -150,8 +161,8 @@ def _durations(findings: Findings) -> Picture:
     values = [y for line in lines for _, y in line.points if y]
     log = bool(values) and max(values) > 10 * min(values)
     rows = [
-        [f"{(number + 0.5) * findings.timeline.every_s / unit_s:.3g}", *_cells(interval)]
-        for number, interval in _thinned(sorted(findings.timeline.intervals.items()))
+        [_since((number + 0.5) * findings.timeline.every_s / unit_s), *_cells(interval)]
+        for number, interval in _thinned(findings.timeline.with_outcomes())
     ]
     return Picture(
         Chart(
@@ -182,7 +193,7 @@ def _percentiles(findings: Findings, percent: int) -> list[tuple[float, float | 
     timeline = findings.timeline
     points: list[tuple[float, float | None]] = []
     before = None
-    for number, interval in sorted(timeline.intervals.items()):
+    for number, interval in timeline.with_outcomes():
         if before is not None and number > before + 3:
             # A long time without an item is a gap.
             points.append((number * timeline.every_s / unit_s, None))
@@ -195,7 +206,7 @@ def _percentiles(findings: Findings, percent: int) -> list[tuple[float, float | 
 def _rows(findings: Findings, names: Sequence[str]) -> list[list[str]]:
     timeline, sums = findings.timeline, dict.fromkeys(names, 0)
     rows: list[list[str]] = []
-    for number, interval in sorted(timeline.intervals.items()):
+    for number, interval in timeline.with_outcomes():
         sums = {name: count + getattr(interval, name) for name, count in sums.items()}
         after = min((number + 1) * timeline.every_s, findings.span_s)
         median = interval.durations.at(50)

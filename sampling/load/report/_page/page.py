@@ -209,7 +209,7 @@ def _capacity(answer: CapacityAnswer) -> Iterator[Markup]:
         if step.report is not None:
             yield element("h2", name)
             yield element("p", f"{_how(step.report)}.", class_="lead")
-            yield figures(load_pictures(step.report), f"step-{step.target_rate:g}")
+            yield figures(load_pictures(step.report), f"step-{step.target_rate:g}", level=3)
     if answer.best is not None and answer.best.report is not None:
         yield from _settings(answer.best.report)
 
