@@ -84,6 +84,7 @@ class RestClient:
         """
         rest = bytearray()
         async with self._response("GET", url, b"", {}) as response:
+            self._check_is_text(response)
             while piece := await self._read(response):
                 *lines, last = piece.split(b"\n")
                 for line in lines:
@@ -122,6 +123,14 @@ class RestClient:
         with anyio.move_on_after(self._timeout_s):
             return await response.read()
         raise self._timeout()
+
+    def _check_is_text(self, response: WireResponse) -> None:
+        """Raise if the lines of a file can't be read: it is compressed, or it is the page of a proxy."""
+        encoding = response.headers.get("content-encoding", "").strip().lower() or "identity"
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if encoding != "identity" or kind == "text/html":
+            found = f"is compressed ({encoding})" if encoding != "identity" else "is a page"
+            raise MalformedResponse(self._redactor.sample(f"the file {found}, which was not requested"))
 
     async def _beginning(self, response: WireResponse) -> bytes:
         data = b""

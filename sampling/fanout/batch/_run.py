@@ -1,7 +1,7 @@
 """One run over batch APIs."""
 
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from contextvars import copy_context
 from itertools import count
@@ -267,26 +267,29 @@ class BatchRun:
             return None
 
     async def _collect(self, batch: Batch, state: BatchState) -> None:
+        ids = tuple(batch.requests)
+        results = Results(batch, self._ledger, self._settings, self._send_again, state)
+        # Some servers refuse a batch when they have run a part of it, which is paid for.
+        if state.files or not state.problems:
+            await results.read()
         if state.problems:
-            await self._handle_refusal(batch, state)
+            await self._handle_refusal(batch, state, ids)
             return
-        results = Results(batch, self._ledger, self._settings.max_tries, self._send_again)
-        await results.read(state)
         if not results.found and not batch.is_verified and batch.requests:
             # It was mistaken for ours, but has none of our requests.
             await self._try_candidates(batch)
             return
-        await results.finish(state)
+        await results.finish()
         log.info("batch_ended", batch=batch.batch_id, number=batch.number, status=state.status)
 
     def _send_again(self, request: ParkedRequest) -> None:
         if not request.is_abandoned:
             request.lane.add(request)
 
-    async def _handle_refusal(self, batch: Batch, state: BatchState) -> None:
-        """Handle a batch that the provider refused as a whole. Nothing of it was billed."""
-        log.warning("batch_refused", batch=batch.batch_id, requests=batch.size, problems=len(state.problems))
-        ids, tickets = list(batch.requests), dict(batch.tickets)
+    async def _handle_refusal(self, batch: Batch, state: BatchState, ids: Sequence[str]) -> None:
+        """Handle a batch of these requests that the provider refused. What has no result was not billed."""
+        log.warning("batch_refused", batch=batch.batch_id, requests=len(batch.requests), problems=len(state.problems))
+        tickets = dict(batch.tickets)
         batch.tickets.clear()
         await self._ledger.end(batch)
         batch.requests.clear()
@@ -297,9 +300,9 @@ class BatchRun:
         at_fault = {ids[one.line - 1]: one for one in state.problems if one.line and one.line <= len(ids)}
         for custom_id, ticket in tickets.items():
             if not at_fault:
-                ticket.fail(error_of_problem(problem))
+                ticket.refuse(error_of_problem(problem))
             elif custom_id in at_fault:
-                ticket.fail(error_of_problem(at_fault[custom_id]))
+                ticket.refuse(error_of_problem(at_fault[custom_id]))
             else:
                 self._send_again(ticket)
 
@@ -314,7 +317,7 @@ class BatchRun:
             if batch.size > 1 or not is_alone or ticket.tries < self._settings.max_tries:
                 self._send_again(ticket)
             else:
-                ticket.fail(error)
+                ticket.refuse(error)
 
     async def _try_candidates(self, batch: Batch) -> None:
         """Wait for the other batches at the provider that may be this one. Without any, it is lost."""

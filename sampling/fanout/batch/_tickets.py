@@ -4,6 +4,7 @@ import copy
 import hashlib
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -57,8 +58,16 @@ class ParkedRequest:
 
     def fail(self, error: Exception) -> None:
         """Set the error. It is copied, because many requests may share it and each is raised with a traceback."""
-        self._error = copy.copy(error)
+        self._error = error
+        # Some exceptions of others can't be copied.
+        with suppress(Exception):
+            self._error = copy.copy(error)
         self._settled.set()
+
+    def refuse(self, error: Exception) -> None:
+        """Set the error of a request that the provider has not run, so that it cost nothing."""
+        self.is_sent = False
+        self.fail(error)
 
 
 class ItemRequests:
