@@ -438,8 +438,12 @@ class ChatBackend(ABC):
         ticket = deferral.park(self, model, body)
         try:
             reply = await ticket.wait()
-            _pass_on(self._read_reply(reply, answer, body), receive)
-            return self._finish(answer, request, receive)
+            try:
+                _pass_on(self._read_reply(reply, answer, body), receive)
+                return self._finish(answer, request, receive)
+            except BackendError:
+                ticket.reject()
+                raise
         finally:
             self._report_deferred(ticket, answer)
 

@@ -60,9 +60,7 @@ class Lane:
     def add(self, request: ParkedRequest) -> None:
         """Queue a request for the next batch."""
         request.is_sent = False
-        if request.custom_id in self._ledger.in_doubt:
-            self._ledger.in_doubt.remove(request.custom_id)
-            self._ledger.maybe_billed_twice([request])
+        self._ledger.send(request)
         self._queue.append(request)
         self._arrived += 1
         self._bytes += len(request.body)
@@ -163,7 +161,7 @@ class Lane:
     async def _forget(self, batch: Batch) -> None:
         if batch.is_in_doubt:
             # A later process looks for it. If this one sends its requests again, it says so.
-            self._ledger.in_doubt.update(batch.requests)
+            self._ledger.doubt(batch.requests)
             return
         try:
             await self._ledger.end(batch)

@@ -185,7 +185,9 @@ class Results:
         if not batch.is_verified and (answers or others):
             batch.is_verified = True
             await self._ledger.update(batch)
-        await self._ledger.settle(batch, answers, [custom_id for custom_id, _ in others])
+        # The provider has worked on a request whose line can't be read, and asking again would be paid again.
+        lost = [custom_id for custom_id, entry in others if isinstance(entry, BackendError)]
+        await self._ledger.settle(batch, answers, [custom_id for custom_id, _ in others], lost)
         self.found += len(answers) + len(others)
         for custom_id, reply in answers:
             del batch.requests[custom_id]
@@ -200,8 +202,6 @@ class Results:
 
     def _hand_out(self, ticket: ParkedRequest, entry: BatchReply | BackendError) -> None:
         if isinstance(entry, BackendError):
-            # The provider has worked on it, and asking again would be paid again.
-            self._ledger.in_doubt.add(ticket.custom_id)
             ticket.fail(entry)
         elif entry.reply is not None:
             self._hand_out_error(ticket, entry.reply)
@@ -238,10 +238,8 @@ class Results:
         not_run = self.state.not_run if self._has_all else None
         if self.ignored:
             log.warning("batch_lines_ignored", batch=batch.batch_id, lines=self.ignored)
-        await self._ledger.end(batch)
+        await self._ledger.end(batch, is_lost=not_run is None)
         missing = [batch.tickets.pop(custom_id) for custom_id in tuple(batch.tickets)]
-        if not_run is None:
-            self._ledger.in_doubt.update(batch.requests)
         batch.requests.clear()
         if not_run is not None:
             for ticket in missing:

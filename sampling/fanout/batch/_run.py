@@ -121,6 +121,7 @@ class BatchRun:
             has_batches=lambda backend: id(backend) in self._clients,
             lane_of=self._lane_of,
             accept=self._accept,
+            is_known=self._is_known,
         )
         token = defer_to(requests)
         try:
@@ -136,12 +137,23 @@ class BatchRun:
         except anyio.get_cancelled_exc_class():
             self._leave_to_resume()
             raise
+        except Exception:
+            self._ledger.check_inherited(requests)
+            with anyio.CancelScope(shield=True):
+                await self._ledger.reject(requests.rejected, requests.slot)
+            raise
         finally:
             stop_deferring(token)
+        self._ledger.check_inherited(requests)
         if result.success or not result.errors:
-            # After errors the item may be sampled again, and then uses the answers that it has.
             self._ledger.answered.difference_update(requests.ids)
+        else:
+            # After errors the item may be sampled again, and then uses the answers that it has.
+            await self._ledger.reject(requests.rejected, requests.slot)
         return result
+
+    def _is_known(self, custom_id: str) -> bool:
+        return custom_id in self._ledger.answered or custom_id in self._batch_of
 
     def _leave_to_resume(self) -> None:
         """Count nothing for an item without an outcome: a resume finds its answers, and counts them then."""
@@ -207,6 +219,8 @@ class BatchRun:
         except Exception as error:  # noqa: BLE001 - it is that of the requests
             log.warning("batch_failed", batch=batch.batch_id, error_type=type(error).__name__)
             batch.error = error
+            # It may have been billed, and a layer may send its requests again.
+            self._ledger.doubt(batch.requests)
             for request in batch.tickets.values():
                 request.fail(error)
             return
@@ -333,9 +347,8 @@ class BatchRun:
         """Send the requests of a batch again that the provider does not know, or has deleted."""
         log.warning("batch_lost", batch=batch.batch_id, requests=len(batch.requests))
         tickets = list(batch.tickets.values())
-        await self._ledger.end(batch)
+        await self._ledger.end(batch, is_lost=True)
         batch.tickets.clear()
-        self._ledger.in_doubt.update(batch.requests)
         batch.requests.clear()
         for ticket in tickets:
             self._send_again(ticket)

@@ -125,7 +125,6 @@ def test_an_error_that_can_not_be_copied_is_that_of_the_requests(run, provider):
     def intercept(method, path):
         if method == "GET":
             raise Broken("no", "wire")
-        return None
 
     server = server_of()
     server.intercept = intercept
