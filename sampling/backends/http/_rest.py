@@ -60,6 +60,22 @@ class RestClient:
             with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
                 await transport.aclose()
 
+    async def post_once(self, url: str, body: bytes, headers: Mapping[str, str]) -> Json:
+        """
+        Send a POST that must not take effect twice.
+
+        Over an idle connection that breaks, a transport may send a request again, because most likely the server did
+        not see it. So this one goes over a new connection.
+        """
+        async with RestClient(
+            new_transport=self._new_transport,
+            headers=self._headers,
+            as_error=self._as_error,
+            redactor=self._redactor,
+            timeout_s=self._timeout_s,
+        ) as client:
+            return await client.json("POST", url, body, headers)
+
     async def json(self, method: str, url: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Json:
         """Send a request, and return the JSON object of its response."""
         data = bytearray()

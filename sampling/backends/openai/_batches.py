@@ -61,7 +61,7 @@ class OpenAIBatches(BatchClient):
             "metadata": {_NAME: name},
         }
         headers = {"content-type": "application/json", "idempotency-key": name}
-        return _id(await self._rest.json("POST", self._url, json.dumps(body).encode(), headers))
+        return _id(await self._rest.post_once(self._url, json.dumps(body).encode(), headers))
 
     def parse(self, line: Json) -> BatchReply | None:
         """Parse a line of an output or error file."""

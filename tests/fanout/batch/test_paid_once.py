@@ -5,11 +5,20 @@ import json
 import anyio
 import pytest
 
-from sampling import Journal, Options, Retrying
+from sampling import Journal, MultiTurnStrategy, Options, Requirement, Retrying
 from sampling.errors import MalformedResponse
 from sampling.fanout import BatchEngine
-from sampling.testing.batch_servers import Verdict
-from tests.fanout.batch.batch_kit import HOUR, PROVIDERS, batched, paid_twice, questions, server_of, sizes
+from sampling.testing.batch_servers import BatchServer, Verdict
+from tests.fanout.batch.batch_kit import (
+    HOUR,
+    PROVIDERS,
+    batched,
+    losing_creations,
+    paid_twice,
+    questions,
+    server_of,
+    sizes,
+)
 from tests.faults.journals import InlineJournal, rows
 
 LEFT_RUNNING = {"cancel_on_exit": False}
@@ -123,3 +132,22 @@ def test_an_unchanged_question_is_not_reported(run, provider, path):
     assert (5, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
     assert () == Journal(path).summary().maybe_billed_twice
     assert not paid_twice(server)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_creation_whose_answer_is_lost_is_not_sent_again(provider, path, loop, count):
+    """F21: not even by the transport, which sends a request again if an idle connection breaks."""
+    with losing_creations(BatchServer(lambda _: "yes"), count) as server:
+
+        async def main():
+            # Repairs are sent over a connection that was idle.
+            engine = BatchEngine(linger_s=0.01, poll_interval_s=0.01)
+            strategy = MultiTurnStrategy(loop_budget=2)
+            settings = {"strategy": strategy, "engine": engine, "journal": InlineJournal(path)}
+            backend = provider(server, transport=None)
+            return await batched(backend, questions(3), [Requirement("is never true", lambda _: False)], **settings)
+
+        result = anyio.run(main, backend=loop)
+        assert 3 == result.counts()["failed"]
+        assert ([3, 3], {}) == (sizes(server), paid_twice(server))
