@@ -73,6 +73,9 @@ class Scope:
     calls: int = 0
     """The number of calls made for an item. A strategy that works in stages makes several."""
 
+    left_to_resume: bool = False
+    """True if a later process gets the answers of an item without an outcome, and counts them then."""
+
     def count_request(self) -> None:
         """Count one more request, or raise `BudgetExceeded`."""
         if self.budget is not None:

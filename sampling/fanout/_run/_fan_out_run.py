@@ -557,6 +557,8 @@ class FanOut(Generic[T]):
         if self._session is None:
             return None
         if outcome is None or (result is not None and stopped_by_budget(result)):
+            if account.left_to_resume:
+                return None
             self._unrecorded = self._unrecorded.plus(spent)
             if outcome is not None and not spent.requests:
                 self._session.withdraw(item)

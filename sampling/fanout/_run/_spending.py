@@ -26,6 +26,11 @@ class ItemAccount:
         """The seconds since the item was started, including the time that it waited for the backend."""
         return anyio.current_time() - self._began_at
 
+    @property
+    def left_to_resume(self) -> bool:
+        """True if a resume counts the amount, because it gets the same answers again."""
+        return self._scope.left_to_resume
+
     def start_another_call(self, result: SamplingResult[Any] | None) -> None:
         """Keep the amount of the call that has ended, with this result if it had one."""
         self._earlier = self.spent(result)

@@ -28,7 +28,7 @@ from sampling.fanout.batch._tickets import ItemRequests, ParkedRequest
 from sampling.fanout.engines import SampleItem, Work, limit_requests
 from sampling.fanout.items import Item
 from sampling.results import SamplingResult
-from sampling.usage import NO_USAGE, Price
+from sampling.usage import Price
 
 __all__ = ["BatchRun"]
 
@@ -145,6 +145,8 @@ class BatchRun:
         finally:
             stop_deferring(token)
         self._ledger.check_inherited(requests)
+        if not result.success and result.stop_reason in {"budget", "deadline"}:
+            self._leave_to_resume()
         if result.success or not result.errors:
             self._ledger.answered.difference_update(requests.ids)
         else:
@@ -158,8 +160,8 @@ class BatchRun:
     def _leave_to_resume(self) -> None:
         """Count nothing for an item without an outcome: a resume finds its answers, and counts them then."""
         scope = current_item()
-        if scope is not None and self._ledger.is_durable:
-            scope.spent, scope.requests, scope.attempts, scope.estimated_tokens = NO_USAGE, 0, 0, 0
+        if scope is not None:
+            scope.left_to_resume = self._ledger.is_durable
 
     def _lane_of(self, backend: object, model: str) -> Lane:
         client = self._clients[id(backend)]

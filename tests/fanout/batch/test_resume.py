@@ -133,6 +133,35 @@ def test_a_resume_between_rounds_uses_the_first_answers(run, provider, path):
     assert whole.usage == result.usage
 
 
+@pytest.mark.parametrize("left_running", [True, False])
+def test_answers_before_a_deadline_are_counted_once(run, provider, path, left_running):
+    """F19, F21: a resume gets the same answers from the journal, and counts them."""
+    server = server_of(second_turn)
+    settings = {"strategy": TWO_TURNS, "engine": BatchEngine(cancel_on_exit=not left_running)}
+    budget = Budget(deadline_s=1.5 * HOUR)
+    halted = run(batched, provider(server), questions(4), journal=InlineJournal(path), budget=budget, **settings)
+    assert "deadline" == halted.stop_reason
+    restart(server)
+    result = run(batched, provider(server), questions(4), journal=InlineJournal(path), **settings)
+    expected = run(batched, provider(server_of(second_turn)), questions(4), **settings)
+    assert 4 == result.counts()["succeeded"]
+    assert expected.usage == result.usage == Journal(path).summary().usage
+
+
+def test_answers_before_a_spent_budget_are_counted_once(run, provider, path):
+    """F19, F21: the item that the budget cut off had an answer already."""
+    server = server_of(second_turn)
+    settings = {"strategy": TWO_TURNS, "options": Options(max_tokens=20)}
+    journal, budget = InlineJournal(path), Budget(tokens=100)
+    halted = run(batched, provider(server), questions(4), journal=journal, budget=budget, **settings)
+    assert "budget" == halted.stop_reason
+    restart(server)
+    result = run(batched, provider(server), questions(4), journal=InlineJournal(path), **settings)
+    expected = run(batched, provider(server_of(second_turn)), questions(4), **settings)
+    assert 4 == result.counts()["succeeded"]
+    assert expected.usage == result.usage == Journal(path).summary().usage
+
+
 @pytest.mark.parametrize("ending", ["halt", "raise"])
 def test_halting_cancels_the_batches(run, provider, path, ending):
     """F5, F7, F21: items above the one that ends the run are not paid for any longer."""
