@@ -74,7 +74,7 @@ class Scope:
     """The number of calls made for an item. A strategy that works in stages makes several."""
 
     left_to_resume: bool = False
-    """True if a later process gets the answers of an item without an outcome, and counts them then."""
+    """True if the next call for an item without an outcome gets the same answers again, and counts them then."""
 
     def count_request(self) -> None:
         """Count one more request, or raise `BudgetExceeded`."""

@@ -442,7 +442,8 @@ class ChatBackend(ABC):
                 _pass_on(self._read_reply(reply, answer, body), receive)
                 return self._finish(answer, request, receive)
             except BackendError:
-                ticket.reject()
+                if reply.status == 200:
+                    ticket.reject()
                 raise
         finally:
             self._report_deferred(ticket, answer)

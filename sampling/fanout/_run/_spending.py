@@ -28,12 +28,13 @@ class ItemAccount:
 
     @property
     def left_to_resume(self) -> bool:
-        """True if a resume counts the amount, because it gets the same answers again."""
+        """True if the next call, of this process or a resume, gets the same answers again, and counts them."""
         return self._scope.left_to_resume
 
     def start_another_call(self, result: SamplingResult[Any] | None) -> None:
         """Keep the amount of the call that has ended, with this result if it had one."""
-        self._earlier = self.spent(result)
+        if not self.left_to_resume:
+            self._earlier = self.spent(result)
         # The next call has the same name, so that a server which knows its requests does not bill them twice.
         self._scope = enter_item(*self._ids)
 

@@ -145,13 +145,14 @@ class BatchRun:
         finally:
             stop_deferring(token)
         self._ledger.check_inherited(requests)
-        if not result.success and result.stop_reason in {"budget", "deadline"}:
-            self._leave_to_resume()
-        if result.success or not result.errors:
+        if result.success or not (result.errors or result.stop_reason in {"budget", "deadline"}):
             self._ledger.answered.difference_update(requests.ids)
-        else:
-            # After errors the item may be sampled again, and then uses the answers that it has.
+            return result
+        # The item may be sampled again, and then uses the answers that it has.
+        if requests.rejected:
             await self._ledger.reject(requests.rejected, requests.slot)
+        else:
+            self._leave_to_resume()
         return result
 
     def _is_known(self, custom_id: str) -> bool:
