@@ -89,6 +89,9 @@ class Scope:
     limit_backend: "Callable[[BackendLike], BackendLike] | None" = None
     """Wraps a backend in the limits of an item's run, for tiers and judges with backends of their own."""
 
+    left_to_resume: bool = False
+    """True if the next call for an item without an outcome gets the same answers again, and counts them then."""
+
     def count_request(self) -> None:
         """Count one more request, or raise `BudgetExceeded`."""
         if self.budget is not None:

@@ -35,6 +35,10 @@ class Ticket(Protocol):
         """Wait for the response, or raise the error that prevents it."""
         ...
 
+    def reject(self) -> None:
+        """Declare that the response can't be read, so that no later call gets it again."""
+        ...
+
 
 class Deferral(Protocol):
     """Takes the requests of some backends."""

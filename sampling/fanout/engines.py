@@ -62,8 +62,8 @@ class EngineNotes(Protocol):
         """Return the value of a note."""
         ...
 
-    async def names(self, kind: str) -> list[str]:
-        """Return the names of all notes of a kind."""
+    async def items(self, kind: str) -> dict[str, int | None]:
+        """Return the items of all notes of a kind, by the names of the notes."""
         ...
 
     async def account(self, in_doubt: Collection[int]) -> None:

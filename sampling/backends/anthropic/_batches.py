@@ -37,7 +37,7 @@ class AnthropicBatches(BatchClient):
         """Create a batch of these requests."""
         headers = {"content-type": "application/json", "idempotency-key": name}
         body = b'{"requests":[%b]}' % b",".join(lines)
-        return self._state(await self._rest.json("POST", self._url, body, headers)).batch_id
+        return self._state(await self._rest.post_once(self._url, body, headers)).batch_id
 
     def parse(self, line: Json) -> BatchReply | None:
         """Parse a line of the results."""

@@ -16,7 +16,7 @@ __all__ = ["BatchClient", "BatchProblem", "BatchReply", "BatchState", "ReplyKind
 
 _PAGES: Final = 20
 
-ReplyKind: TypeAlias = Literal["answered", "expired", "cancelled"]
+ReplyKind: TypeAlias = Literal["answered", "expired", "cancelled", "failed"]
 """The outcome of a request. "answered" may be an error. The others were not run and cost nothing."""
 
 

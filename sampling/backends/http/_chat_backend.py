@@ -438,8 +438,13 @@ class ChatBackend(ABC):
         ticket = deferral.park(self, model, body)
         try:
             reply = await ticket.wait()
-            _pass_on(self._read_reply(reply, answer, body), receive)
-            return self._finish(answer, request, receive)
+            try:
+                _pass_on(self._read_reply(reply, answer, body), receive)
+                return self._finish(answer, request, receive)
+            except BackendError:
+                if reply.status == 200:
+                    ticket.reject()
+                raise
         finally:
             self._report_deferred(ticket, answer)
 

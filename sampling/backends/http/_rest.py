@@ -60,6 +60,22 @@ class RestClient:
             with anyio.move_on_after(CLOSE_GRACE_S, shield=True):
                 await transport.aclose()
 
+    async def post_once(self, url: str, body: bytes, headers: Mapping[str, str]) -> Json:
+        """
+        Send a POST that must not take effect twice.
+
+        Over an idle connection that breaks, a transport may send a request again, because most likely the server did
+        not see it. So this one goes over a new connection.
+        """
+        async with RestClient(
+            new_transport=self._new_transport,
+            headers=self._headers,
+            as_error=self._as_error,
+            redactor=self._redactor,
+            timeout_s=self._timeout_s,
+        ) as client:
+            return await client.json("POST", url, body, headers)
+
     async def json(self, method: str, url: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Json:
         """Send a request, and return the JSON object of its response."""
         data = bytearray()
@@ -84,6 +100,7 @@ class RestClient:
         """
         rest = bytearray()
         async with self._response("GET", url, b"", {}) as response:
+            self._check_is_text(response)
             while piece := await self._read(response):
                 *lines, last = piece.split(b"\n")
                 for line in lines:
@@ -122,6 +139,14 @@ class RestClient:
         with anyio.move_on_after(self._timeout_s):
             return await response.read()
         raise self._timeout()
+
+    def _check_is_text(self, response: WireResponse) -> None:
+        """Raise if the lines of a file can't be read: it is compressed, or it is the page of a proxy."""
+        encoding = response.headers.get("content-encoding", "").strip().lower() or "identity"
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if encoding != "identity" or kind == "text/html":
+            found = f"is compressed ({encoding})" if encoding != "identity" else "is a page"
+            raise MalformedResponse(self._redactor.sample(f"the file {found}, which was not requested"))
 
     async def _beginning(self, response: WireResponse) -> bytes:
         data = b""

@@ -16,6 +16,7 @@ __all__ = ["OpenAIBatches"]
 
 _ENDED: Final = frozenset({"failed", "completed", "expired", "cancelled"})
 _NOT_RUN: Final[dict[str, ReplyKind]] = {"batch_expired": "expired", "batch_cancelled": "cancelled"}
+_ENDED_EARLY: Final[dict[str, ReplyKind]] = {"expired": "expired", "cancelled": "cancelled", "failed": "failed"}
 _LIMIT_CODES: Final = frozenset({"token_limit_exceeded", "rate_limit_exceeded", "request_limit_exceeded"})
 _NAME: Final = "sampling_batch"
 
@@ -60,7 +61,7 @@ class OpenAIBatches(BatchClient):
             "metadata": {_NAME: name},
         }
         headers = {"content-type": "application/json", "idempotency-key": name}
-        return _id(await self._rest.json("POST", self._url, json.dumps(body).encode(), headers))
+        return _id(await self._rest.post_once(self._url, json.dumps(body).encode(), headers))
 
     def parse(self, line: Json) -> BatchReply | None:
         """Parse a line of an output or error file."""
@@ -113,7 +114,7 @@ def _state(batch: Json) -> BatchState:
         files=tuple([file for file in files if file]),
         problems=tuple([_problem(error) for error in list_of_objects(errors, "data")]) if status == "failed" else (),
         # Some servers write no lines for requests that were not run.
-        not_run=_NOT_RUN.get(f"batch_{status}"),
+        not_run=_ENDED_EARLY.get(status),
     )
 
 

@@ -584,6 +584,8 @@ class FanOut(Generic[T]):
         if self._session is None:
             return None
         if outcome is None or self._cut_off_by(outcome) is not None:
+            if account.left_to_resume:
+                return None
             self._unrecorded = self._unrecorded.plus(spent)
             # Other engines don't know the requests of an item that was cancelled.
             is_known = outcome is not None or isinstance(self._arguments.engine, LocalEngine)

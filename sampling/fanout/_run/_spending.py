@@ -26,9 +26,15 @@ class ItemAccount:
         """The seconds since the item was started, including the time that it waited for the backend."""
         return anyio.current_time() - self._began_at
 
+    @property
+    def left_to_resume(self) -> bool:
+        """True if the next call, of this process or a resume, gets the same answers again, and counts them."""
+        return self._scope.left_to_resume
+
     def start_another_call(self, result: SamplingResult[Any] | None) -> None:
         """Keep the amount of the call that has ended, with this result if it had one."""
-        self._earlier = self.spent(result)
+        if not self.left_to_resume:
+            self._earlier = self.spent(result)
         # The next call has the same name, so that a server which knows its requests does not bill them twice.
         self._scope = enter_item(*self._ids)
 

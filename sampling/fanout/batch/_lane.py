@@ -1,5 +1,6 @@
 """Gather requests of one model, and create batches of them."""
 
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
@@ -24,7 +25,7 @@ _LONGEST_LINGER: Final = 10
 """The number of `linger_s` after which a batch is created although requests still come."""
 
 _PATIENCE_S: Final = 3600.0
-"""The time for which an upload or the creation of a batch is retried after transient errors."""
+"""The time for which a call is retried after transient errors while nothing has shown that the server works."""
 
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
@@ -54,13 +55,12 @@ class Lane:
         self._most = self._limit = min(settings.max_batch_requests or client.max_requests, client.max_requests)
         self._max_bytes = min(settings.max_batch_bytes, client.max_bytes)
         self._paused_until = 0.0
+        self._has_created = False
 
     def add(self, request: ParkedRequest) -> None:
         """Queue a request for the next batch."""
         request.is_sent = False
-        if request.custom_id in self._ledger.in_doubt:
-            self._ledger.in_doubt.remove(request.custom_id)
-            self._ledger.maybe_billed_twice([request])
+        self._ledger.send(request)
         self._queue.append(request)
         self._arrived += 1
         self._bytes += len(request.body)
@@ -137,10 +137,10 @@ class Lane:
         lines = [client.line(request.custom_id, request.body) for request in requests]
         try:
             await ledger.begin(batch)
-            batch.file_id = await retry_transient_errors(lambda: client.upload(lines, batch.name))
+            batch.file_id = await self._retry(lambda: client.upload(lines, batch.name))
             batch.state = "sending"
-            await ledger.update(batch)
             await self._create(batch, lines)
+            self._has_created = True
             batch.state = "running"
             # From here on a later process finds it, even if this one is cancelled.
             with anyio.CancelScope(shield=True):
@@ -161,7 +161,7 @@ class Lane:
     async def _forget(self, batch: Batch) -> None:
         if batch.is_in_doubt:
             # A later process looks for it. If this one sends its requests again, it says so.
-            self._ledger.in_doubt.update(batch.requests)
+            self._ledger.doubt(batch.requests)
             return
         try:
             await self._ledger.end(batch)
@@ -172,6 +172,9 @@ class Lane:
         """Create a batch. If it is not known whether that succeeded, look for the batch before creating it again."""
 
         async def create() -> None:
+            # It may be hours after the last try, and a batch may have to be looked for by its time.
+            batch.created_s = time.time()
+            await self._ledger.update(batch)
             failure: BackendError = Timeout(f"the batch was not created within {_CREATE_GRACE_S:g} s")
             try:
                 # Shielded from cancellation: otherwise the batch might exist without a known id.
@@ -190,10 +193,15 @@ class Lane:
                     self._ledger.maybe_billed_twice(batch.tickets.values())
                 raise failure
 
-        await retry_transient_errors(create)
+        await self._retry(create)
+
+    async def _retry(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Retry after transient errors, for longer if the server has created a batch before."""
+        max_wait_s = self._settings.max_wait_s
+        return await retry_transient_errors(work, max_wait_s if self._has_created else _PATIENCE_S, max_wait_s)
 
     async def _look_for(self, batch: Batch) -> None:
-        found = await retry_transient_errors(lambda: possible_batches(batch, self._ledger.known_ids))
+        found = await self._retry(lambda: possible_batches(batch, self._ledger.known_ids))
         if found:
             batch.batch_id, batch.candidates = found[0], found[1:]
             batch.is_verified = self._client.keeps_names
@@ -213,7 +221,7 @@ async def possible_batches(batch: Batch, known: set[str]) -> list[str]:
         return []
     if client.keeps_names:
         return [state.batch_id for state in states if state.name == batch.name]
-    latest = batch.created_s + _PATIENCE_S + _CLOCK_SKEW_S
+    latest = batch.created_s + _CREATE_GRACE_S + _CLOCK_SKEW_S
     return [
         state.batch_id
         for state in states
@@ -221,15 +229,22 @@ async def possible_batches(batch: Batch, known: set[str]) -> list[str]:
     ]
 
 
-async def retry_transient_errors(work: Callable[[], Awaitable[T]]) -> T:
-    """Call a function, and retry after transient errors at growing intervals."""
-    deadline = anyio.current_time() + _PATIENCE_S
+async def retry_transient_errors(
+    work: Callable[[], Awaitable[T]], patience_s: float = _PATIENCE_S, limited_patience_s: float = _PATIENCE_S
+) -> T:
+    """
+    Call a function, and retry after transient errors at growing intervals.
+
+    `limited_patience_s` is the patience after a rate limit: the queue of an account may be full for hours.
+    """
+    began_at = anyio.current_time()
     pause_s = _FIRST_PAUSE_S
     while True:
         try:
             return await work()
         except BackendError as error:
-            if not error.retryable or anyio.current_time() + pause_s > deadline:
+            limit_s = limited_patience_s if isinstance(error, RateLimited) else patience_s
+            if not error.retryable or anyio.current_time() + pause_s > began_at + limit_s:
                 raise
             log.warning("batch_api_failed", error_type=type(error).__name__, again_in_s=pause_s)
             wanted = getattr(error, "retry_after_s", None) or 0.0

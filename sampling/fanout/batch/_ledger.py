@@ -10,7 +10,7 @@ import attrs
 from sampling._json.bounded import loads
 from sampling.backends._deferral import DeferredReply
 from sampling.backends.http._batches import BatchClient
-from sampling.fanout.batch._tickets import ParkedRequest
+from sampling.fanout.batch._tickets import ItemRequests, ParkedRequest, digest_of
 from sampling.fanout.engines import EngineNotes, Note
 from sampling.fanout.journal._notes import BATCH, REQUEST
 
@@ -26,6 +26,8 @@ The state of a batch. It is recorded before the step that it names:
 
 _ENDED: Final = "ended batch"
 _ANSWER: Final = "answer"
+_DOUBT: Final = "doubt"
+"""The kind of the notes on requests that were probably billed, and whose answers are lost."""
 
 
 @attrs.define(eq=False)
@@ -75,8 +77,11 @@ class Ledger:
         self.answered: set[str] = set()
         """The ids of requests whose answers are in the journal."""
 
-        self.in_doubt: set[str] = set()
-        """The ids of requests that may have been billed in a batch that was lost, and were not sent again yet."""
+        self._in_doubt: set[str] = set()
+        """The digests of requests that may have been billed without an answer, and were not sent again yet."""
+
+        self._inherited: dict[int, set[str]] = {}
+        """The ids of requests of earlier processes that have an answer or are in a batch, by the places of items."""
 
         self.known_ids: set[str] = set()
         """The ids of all batches of the run, at the provider."""
@@ -99,12 +104,15 @@ class Ledger:
         if self._notes is None:
             return []
         await self._notes.begin()
-        self.answered = set(await self._notes.names(_ANSWER))
+        answered = await self._notes.items(_ANSWER)
+        self.answered = set(answered)
+        self._in_doubt = set(map(digest_of, await self._notes.items(_DOUBT)))
         # The value is the name of the batch, and the position in it.
         requests = sorted(await self._notes.read(REQUEST), key=lambda note: int(note.value.split()[1]))
         members: dict[str, dict[str, int]] = {}
         for note in requests:
             members.setdefault(note.value.split()[0], {})[note.name] = note.item or 0
+        self._inherit(answered.items())
         self.known_ids = {loads(note.value)["batch_id"] for note in await self._notes.read(_ENDED)}
         batches: list[Batch] = []
         elsewhere: list[str] = []
@@ -112,11 +120,10 @@ class Ledger:
             fields: dict[str, Any] = loads(note.value)
             self.known_ids.add(fields["batch_id"])
             client, requested = clients.get(fields["where"]), members.get(note.name, {})
+            if fields["state"] != "prepared":
+                self._inherit(requested.items())
             if client is not None:
-                batch = Batch(note.name, client, 0, requested, resumed=True)
-                for name in ("state", "batch_id", "file_id", "created_s", "size"):
-                    setattr(batch, name, fields[name])
-                batches.append(batch)
+                batches.append(_read_batch(note.name, client, requested, fields))
             elif requested and fields["state"] != "prepared":
                 elsewhere.append(fields["where"])
                 self.unreachable.update(requested.values())
@@ -124,10 +131,31 @@ class Ledger:
             self._notes.check_unreachable(elsewhere)
         return batches
 
+    def _inherit(self, requests: Iterable[tuple[str, int | None]]) -> None:
+        for custom_id, item in requests:
+            self._inherited.setdefault(item or 0, set()).add(custom_id)
+
+    def check_inherited(self, requests: ItemRequests) -> None:
+        """Report an item that has sent requests although earlier ones of it, which differ, were paid for."""
+        unused = self._inherited.pop(requests.slot, set[str]()).difference(requests.ids)
+        if unused and requests.has_new and self._notes is not None:
+            self._notes.maybe_billed_twice(requests.item.index)
+
     async def account(self, in_doubt: Iterable[int]) -> None:
         """Report which items of earlier processes may be billed twice."""
         if self._notes is not None:
             await self._notes.account(set(in_doubt))
+
+    def doubt(self, custom_ids: Iterable[str]) -> None:
+        """Remember that requests may have been billed, and that it is to be reported if they are sent again."""
+        self._in_doubt.update(map(digest_of, custom_ids))
+
+    def send(self, request: ParkedRequest) -> None:
+        """Report that an item may be billed twice, if it was billed before for the same question."""
+        digest = digest_of(request.custom_id)
+        if digest in self._in_doubt:
+            self._in_doubt.remove(digest)
+            self.maybe_billed_twice([request])
 
     def maybe_billed_twice(self, requests: Iterable[ParkedRequest]) -> None:
         """Report that items may be billed twice."""
@@ -147,17 +175,35 @@ class Ledger:
             self.known_ids.add(batch.batch_id)
         await self._put([self._note(BATCH, batch)])
 
-    async def settle(self, batch: Batch, answers: Sequence[tuple[str, DeferredReply]], other: Iterable[str]) -> None:
-        """Record answers, and forget requests of a batch that have none, so that they are sent again."""
+    async def settle(
+        self, batch: Batch, answers: Sequence[tuple[str, DeferredReply]], other: Iterable[str], lost: Sequence[str] = ()
+    ) -> None:
+        """Record answers, and forget requests that have none, so that they are sent again. `lost` were billed."""
         notes = [Note(_ANSWER, one, batch.requests[one], reply.body.decode()) for one, reply in answers]
-        await self._put(notes, [(REQUEST, one) for one in (*[one for one, _ in answers], *other)])
+        settled = (*[one for one, _ in answers], *other)
+        await self._put([*notes, *self._doubts(batch, lost)], [(REQUEST, one) for one in settled])
+        self.doubt(lost)
         if self.is_durable:
             self.answered.update([one for one, _ in answers])
 
-    async def end(self, batch: Batch) -> None:
-        """Record that nothing more comes from a batch."""
+    async def end(self, batch: Batch, *, is_lost: bool = False) -> None:
+        """Record that nothing more comes from a batch. If it is lost, its requests may have been billed."""
+        lost = tuple(batch.requests) if is_lost else ()
         dropped = [(REQUEST, one) for one in batch.requests]
-        await self._put([self._note(_ENDED, batch)], [*dropped, (BATCH, batch.name)])
+        notes = [self._note(_ENDED, batch), *self._doubts(batch, lost)]
+        await self._put(notes, [*dropped, (BATCH, batch.name)])
+        self.doubt(lost)
+
+    def _doubts(self, batch: Batch, custom_ids: Iterable[str]) -> list[Note]:
+        return [Note(_DOUBT, one, batch.requests[one], "") for one in custom_ids]
+
+    async def reject(self, custom_ids: Sequence[str], slot: int) -> None:
+        """Forget answers that can't be read. Else a resume would get the same error for ever."""
+        if custom_ids:
+            doubts = [Note(_DOUBT, one, slot, "") for one in custom_ids]
+            await self._put(doubts, [(_ANSWER, one) for one in custom_ids])
+            self.answered.difference_update(custom_ids)
+            self.doubt(custom_ids)
 
     async def answer(self, custom_id: str) -> DeferredReply | None:
         """Return a recorded answer."""
@@ -180,3 +226,10 @@ class Ledger:
             "size": batch.size,
         }
         return Note(kind, batch.name, None, json.dumps(fields))
+
+
+def _read_batch(name: str, client: BatchClient, requests: dict[str, int], fields: dict[str, Any]) -> Batch:
+    batch = Batch(name, client, 0, requests, resumed=True)
+    for field in ("state", "batch_id", "file_id", "created_s", "size"):
+        setattr(batch, field, fields[field])
+    return batch

@@ -1,8 +1,8 @@
 """Read the results of a batch, and sort them into answers and requests to send again."""
 
 import re
-from collections.abc import Callable
-from typing import Final, TypeAlias, cast
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias, TypeVar, cast
 
 import anyio
 import attrs
@@ -21,10 +21,12 @@ from sampling.errors import (
     MalformedResponse,
     RateLimited,
     ResponseTooLarge,
+    ServerError,
     Timeout,
 )
 from sampling.fanout.batch._lane import retry_transient_errors
 from sampling.fanout.batch._ledger import Batch, Ledger
+from sampling.fanout.batch._settings import Settings
 from sampling.fanout.batch._tickets import ParkedRequest
 
 __all__ = ["GONE", "Results", "error_of_problem"]
@@ -46,6 +48,8 @@ _NOBODY: Final = Redactor([])
 
 Again: TypeAlias = Callable[[ParkedRequest], None]
 
+T = TypeVar("T")
+
 
 @attrs.define
 class Results:
@@ -53,9 +57,12 @@ class Results:
 
     _batch: Batch
     _ledger: Ledger
-    _max_tries: int
+    _settings: Settings
     _again: Again
     """Queues a request for a later batch."""
+
+    state: BatchState
+    """The state of the batch, which has ended."""
 
     _answers: list[tuple[str, DeferredReply]] = attrs.field(factory=list[tuple[str, DeferredReply]])
     _others: list[tuple[str, BatchReply | BackendError]] = attrs.field(
@@ -65,52 +72,80 @@ class Results:
     _is_last_read: bool = False
     """Whether a malformed line settles its request, because reading again did not help."""
 
+    _unreadable: MalformedResponse | None = None
+    """The reason why the file itself can't be read."""
+
     ignored: int = 0
     """The number of lines that are malformed, or belong to no request of the batch."""
 
     found: int = 0
     """The number of requests that have a line."""
 
-    async def read(self, state: BatchState) -> None:
+    async def read(self) -> None:
         """
         Read all lines. After a broken connection, read again from the beginning: settled requests are skipped.
 
         If lines are missing or can't be read, the file may be whole a moment later, and the answers were paid for.
         """
         for pause_s in _PAUSES_S:
-            if await self._is_whole(state):
+            if await self._is_whole():
                 return
             log.warning("batch_results_incomplete", batch=self._batch.batch_id, again_in_s=pause_s)
             await anyio.sleep(pause_s)
+            await self._refresh()
         self._is_last_read = True
-        await self._are_there(state)
+        await self._are_there()
+        if self._unreadable is not None:
+            # Sending the requests again would be paid again, and most likely read the same way.
+            hint = "The batch has ended at the provider. Run again with the same journal to read its results."
+            raise FatalError(f"the results of the batch can't be read: {self._unreadable}", hint=hint)
 
-    async def _is_whole(self, state: BatchState) -> bool:
+    async def _refresh(self) -> None:
+        """Poll the state again, because the provider may name the files of results only now."""
+        try:
+            state = await self._retry(lambda: self._batch.client.state(self._batch.batch_id or ""))
+        except BadRequest as error:
+            if error.status not in GONE:
+                raise
+            return
+        if state.ended:
+            self.state = state
+
+    async def _retry(self, work: Callable[[], Awaitable[T]]) -> T:
+        # The answers are paid for, so an outage is waited out.
+        max_wait_s = self._settings.max_wait_s
+        return await retry_transient_errors(work, max_wait_s, max_wait_s)
+
+    async def _is_whole(self) -> bool:
         """Read the lines, and return whether there is nothing to gain from reading them again."""
         batch = self._batch
-        if not await self._are_there(state):
+        if not await self._are_there():
             return False
         is_stranger = not self.found and not batch.is_verified
-        return is_stranger or self._has_all(state)
+        return is_stranger or self._has_all
 
-    def _has_all(self, state: BatchState) -> bool:
-        """Return whether there were lines for as many requests as the provider has processed."""
-        return self._batch.size - len(self._batch.requests) >= state.done
+    @property
+    def _has_all(self) -> bool:
+        """True if there were lines for as many requests as the provider has processed."""
+        return self._batch.size - len(self._batch.requests) >= self.state.done
 
-    async def _are_there(self, state: BatchState) -> bool:
-        """Read the lines, and return False if the provider does not have them, or no longer."""
+    async def _are_there(self) -> bool:
+        """Read the lines, and return False if the provider does not have them, or sends something else."""
         try:
-            await retry_transient_errors(lambda: self._read(state))
+            await self._retry(self._read)
         except BadRequest as error:
             if error.status not in GONE:
                 raise
             return False
-        return True
+        return self._unreadable is None
 
-    async def _read(self, state: BatchState) -> None:
+    async def _read(self) -> None:
         self._answers, self._others, self._pending = [], [], set()
-        self.ignored = 0
-        await self._batch.client.read(state, self._take)
+        self.ignored, self._unreadable = 0, None
+        try:
+            await self._batch.client.read(self.state, self._take)
+        except MalformedResponse as error:
+            self._unreadable = error
         await self._flush()
 
     async def _take(self, line: bytes) -> bool:
@@ -150,7 +185,9 @@ class Results:
         if not batch.is_verified and (answers or others):
             batch.is_verified = True
             await self._ledger.update(batch)
-        await self._ledger.settle(batch, answers, [custom_id for custom_id, _ in others])
+        # The provider has worked on a request whose line can't be read, and asking again would be paid again.
+        lost = [custom_id for custom_id, entry in others if isinstance(entry, BackendError)]
+        await self._ledger.settle(batch, answers, [custom_id for custom_id, _ in others], lost)
         self.found += len(answers) + len(others)
         for custom_id, reply in answers:
             del batch.requests[custom_id]
@@ -165,45 +202,44 @@ class Results:
 
     def _hand_out(self, ticket: ParkedRequest, entry: BatchReply | BackendError) -> None:
         if isinstance(entry, BackendError):
-            # The provider has worked on it, and asking again would be paid again.
-            self._ledger.in_doubt.add(ticket.custom_id)
             ticket.fail(entry)
         elif entry.reply is not None:
             self._hand_out_error(ticket, entry.reply)
         elif entry.kind == "expired":
-            self._again_or(ticket, Timeout("the request expired at the provider before it was processed"))
+            self._again_or_refuse(ticket, Timeout("the request expired at the provider before it was processed"))
+        elif entry.kind == "failed":
+            self._again_or_refuse(ticket, ServerError("the batch failed at the provider, which gave no reason"))
         elif self._batch.timed_out:
-            ticket.fail(Timeout("the batch took too long and was cancelled", hint="Raise max_wait_s."))
+            ticket.refuse(Timeout("the batch took too long and was cancelled", hint="Raise max_wait_s."))
         elif self._batch.state == "cancelling":
             # An earlier process has cancelled it, and this one continues.
             self._again(ticket)
         else:
             hint = "It was cancelled outside of this run. Run again to send its requests again."
-            ticket.fail(FatalError("the batch was cancelled at the provider", hint=hint))
+            ticket.refuse(FatalError("the batch was cancelled at the provider", hint=hint))
 
     def _hand_out_error(self, ticket: ParkedRequest, reply: DeferredReply) -> None:
-        if error_of_reply(reply).retryable and ticket.tries < self._max_tries:
+        if error_of_reply(reply).retryable and ticket.tries < self._settings.max_tries:
             self._again(ticket)
         else:
             # The backend raises it as it raises those of other requests.
             ticket.answer(reply)
 
-    def _again_or(self, ticket: ParkedRequest, error: BackendError) -> None:
-        if ticket.tries < self._max_tries:
+    def _again_or_refuse(self, ticket: ParkedRequest, error: BackendError) -> None:
+        """Send a request again that was not run, or end it with an error."""
+        if ticket.tries < self._settings.max_tries:
             self._again(ticket)
         else:
-            ticket.fail(error)
+            ticket.refuse(error)
 
-    async def finish(self, state: BatchState) -> None:
+    async def finish(self) -> None:
         """Settle the requests that the results did not mention."""
         batch = self._batch
-        not_run = state.not_run if self._has_all(state) else None
+        not_run = self.state.not_run if self._has_all else None
         if self.ignored:
             log.warning("batch_lines_ignored", batch=batch.batch_id, lines=self.ignored)
-        await self._ledger.end(batch)
+        await self._ledger.end(batch, is_lost=not_run is None)
         missing = [batch.tickets.pop(custom_id) for custom_id in tuple(batch.tickets)]
-        if not_run is None:
-            self._ledger.in_doubt.update(batch.requests)
         batch.requests.clear()
         if not_run is not None:
             for ticket in missing:
@@ -213,7 +249,10 @@ class Results:
             # It is unknown whether the provider has processed them.
             log.warning("batch_replies_missing", batch=batch.batch_id, requests=len(missing))
         for ticket in missing:
-            self._again_or(ticket, MalformedResponse("the results of the batch have no line for the request"))
+            if ticket.tries < self._settings.max_tries:
+                self._again(ticket)
+            else:
+                ticket.fail(MalformedResponse("the results of the batch have no line for the request"))
 
 
 def _named(line: bytes, error: BackendError) -> tuple[str, BackendError | None]:

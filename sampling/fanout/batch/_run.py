@@ -1,7 +1,7 @@
 """One run over batch APIs."""
 
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from contextvars import copy_context
 from itertools import count
@@ -28,7 +28,7 @@ from sampling.fanout.batch._tickets import ItemRequests, ParkedRequest
 from sampling.fanout.engines import RequestLimit, SampleItem, Work
 from sampling.fanout.items import Item
 from sampling.results import SamplingResult
-from sampling.usage import NO_USAGE, Price
+from sampling.usage import Price
 
 __all__ = ["BatchRun"]
 
@@ -121,6 +121,7 @@ class BatchRun:
             has_batches=lambda backend: id(backend) in self._clients,
             lane_of=self._lane_of,
             accept=self._accept,
+            is_known=self._is_known,
         )
         token = defer_to(requests)
         try:
@@ -136,18 +137,32 @@ class BatchRun:
         except anyio.get_cancelled_exc_class():
             self._leave_to_resume()
             raise
+        except Exception:
+            self._ledger.check_inherited(requests)
+            with anyio.CancelScope(shield=True):
+                await self._ledger.reject(requests.rejected, requests.slot)
+            raise
         finally:
             stop_deferring(token)
-        if result.success or not result.errors:
-            # After errors the item may be sampled again, and then uses the answers that it has.
+        self._ledger.check_inherited(requests)
+        if result.success or not (result.errors or result.stop_reason in {"budget", "deadline"}):
             self._ledger.answered.difference_update(requests.ids)
+            return result
+        # The item may be sampled again, and then uses the answers that it has.
+        if requests.rejected:
+            await self._ledger.reject(requests.rejected, requests.slot)
+        else:
+            self._leave_to_resume()
         return result
+
+    def _is_known(self, custom_id: str) -> bool:
+        return custom_id in self._ledger.answered or custom_id in self._batch_of
 
     def _leave_to_resume(self) -> None:
         """Count nothing for an item without an outcome: a resume finds its answers, and counts them then."""
         scope = current_item()
-        if scope is not None and self._ledger.is_durable:
-            scope.spent, scope.requests, scope.attempts, scope.estimated_tokens = NO_USAGE, 0, 0, 0
+        if scope is not None:
+            scope.left_to_resume = self._ledger.is_durable
 
     def _lane_of(self, backend: object, model: str) -> Lane:
         client = self._clients[id(backend)]
@@ -207,6 +222,8 @@ class BatchRun:
         except Exception as error:  # noqa: BLE001 - it is that of the requests
             log.warning("batch_failed", batch=batch.batch_id, error_type=type(error).__name__)
             batch.error = error
+            # It may have been billed, and a layer may send its requests again.
+            self._ledger.doubt(batch.requests)
             for request in batch.tickets.values():
                 request.fail(error)
             return
@@ -267,26 +284,29 @@ class BatchRun:
             return None
 
     async def _collect(self, batch: Batch, state: BatchState) -> None:
+        ids = tuple(batch.requests)
+        results = Results(batch, self._ledger, self._settings, self._send_again, state)
+        # Some servers refuse a batch when they have run a part of it, which is paid for.
+        if state.files or not state.problems:
+            await results.read()
         if state.problems:
-            await self._handle_refusal(batch, state)
+            await self._handle_refusal(batch, state, ids)
             return
-        results = Results(batch, self._ledger, self._settings.max_tries, self._send_again)
-        await results.read(state)
         if not results.found and not batch.is_verified and batch.requests:
             # It was mistaken for ours, but has none of our requests.
             await self._try_candidates(batch)
             return
-        await results.finish(state)
+        await results.finish()
         log.info("batch_ended", batch=batch.batch_id, number=batch.number, status=state.status)
 
     def _send_again(self, request: ParkedRequest) -> None:
         if not request.is_abandoned:
             request.lane.add(request)
 
-    async def _handle_refusal(self, batch: Batch, state: BatchState) -> None:
-        """Handle a batch that the provider refused as a whole. Nothing of it was billed."""
-        log.warning("batch_refused", batch=batch.batch_id, requests=batch.size, problems=len(state.problems))
-        ids, tickets = list(batch.requests), dict(batch.tickets)
+    async def _handle_refusal(self, batch: Batch, state: BatchState, ids: Sequence[str]) -> None:
+        """Handle a batch of these requests that the provider refused. What has no result was not billed."""
+        log.warning("batch_refused", batch=batch.batch_id, requests=len(batch.requests), problems=len(state.problems))
+        tickets = dict(batch.tickets)
         batch.tickets.clear()
         await self._ledger.end(batch)
         batch.requests.clear()
@@ -297,9 +317,9 @@ class BatchRun:
         at_fault = {ids[one.line - 1]: one for one in state.problems if one.line and one.line <= len(ids)}
         for custom_id, ticket in tickets.items():
             if not at_fault:
-                ticket.fail(error_of_problem(problem))
+                ticket.refuse(error_of_problem(problem))
             elif custom_id in at_fault:
-                ticket.fail(error_of_problem(at_fault[custom_id]))
+                ticket.refuse(error_of_problem(at_fault[custom_id]))
             else:
                 self._send_again(ticket)
 
@@ -314,7 +334,7 @@ class BatchRun:
             if batch.size > 1 or not is_alone or ticket.tries < self._settings.max_tries:
                 self._send_again(ticket)
             else:
-                ticket.fail(error)
+                ticket.refuse(error)
 
     async def _try_candidates(self, batch: Batch) -> None:
         """Wait for the other batches at the provider that may be this one. Without any, it is lost."""
@@ -330,9 +350,8 @@ class BatchRun:
         """Send the requests of a batch again that the provider does not know, or has deleted."""
         log.warning("batch_lost", batch=batch.batch_id, requests=len(batch.requests))
         tickets = list(batch.tickets.values())
-        await self._ledger.end(batch)
+        await self._ledger.end(batch, is_lost=True)
         batch.tickets.clear()
-        self._ledger.in_doubt.update(batch.requests)
         batch.requests.clear()
         for ticket in tickets:
             self._send_again(ticket)

@@ -306,7 +306,7 @@ class Session:
 
     async def check_notes(self) -> None:
         """Refuse to resume without the engine if batches are still in progress at a provider."""
-        if self.notes.in_use or not (batches := await self.notes.names(BATCH)):
+        if self.notes.in_use or not (batches := await self.notes.items(BATCH)):
             return
         self._ignore_batches(
             len(batches),

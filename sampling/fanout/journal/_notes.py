@@ -46,10 +46,10 @@ class NoteStore:
         found = self._read("WHERE kind = ? AND name = ?", (kind, name))
         return found[0].value if found else None
 
-    def names(self, kind: str) -> list[str]:
-        """Return the names of all notes of a kind."""
+    def items(self, kind: str) -> dict[str, int | None]:
+        """Return the items of all notes of a kind, by the names of the notes."""
         with self._store.reading() as database:
-            return [name for (name,) in database.execute("SELECT name FROM notes WHERE kind = ?", (kind,))]
+            return dict(database.execute("SELECT name, item FROM notes WHERE kind = ?", (kind,)).fetchall())
 
     def _read(self, where: str, values: tuple[str, ...]) -> list[Note]:
         with self._store.reading() as database:
@@ -150,9 +150,9 @@ class JournalNotes:
         found: str | None = await self._in_thread(self._notes.get, kind, name)
         return found
 
-    async def names(self, kind: str) -> list[str]:
-        """Return the names of all notes of a kind."""
-        found: list[str] = await self._in_thread(self._notes.names, kind)
+    async def items(self, kind: str) -> dict[str, int | None]:
+        """Return the items of all notes of a kind, by the names of the notes."""
+        found: dict[str, int | None] = await self._in_thread(self._notes.items, kind)
         return found
 
     async def account(self, in_doubt: Collection[int]) -> None:

@@ -23,11 +23,11 @@ def server_of(answer=None, latency_s=HOUR):
 
 
 def openai(server, **settings):
-    return OpenAIBackend(server.url, "key", "model", transport=server.transport, **settings)
+    return OpenAIBackend(server.url, "key", "model", **{"transport": server.transport, **settings})
 
 
 def anthropic(server, **settings):
-    return AnthropicBackend("model", "key", base_url=server.url, transport=server.transport, **settings)
+    return AnthropicBackend("model", "key", base_url=server.url, **{"transport": server.transport, **settings})
 
 
 PROVIDERS = {"openai": openai, "anthropic": anthropic}

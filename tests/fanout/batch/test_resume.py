@@ -9,6 +9,7 @@ from sampling.backends.openai import OpenAIBackend
 from sampling.errors import AuthenticationFailed, JournalMismatch
 from sampling.fanout import BatchEngine
 from sampling.strategies import Diverse
+from sampling.testing.batch_servers import Verdict
 from sampling.usage import Price
 from tests.fanout.batch.batch_kit import (
     HOUR,
@@ -131,6 +132,62 @@ def test_a_resume_between_rounds_uses_the_first_answers(run, provider, path):
     assert [6, 6] == sizes(server)
     whole = run(batched, provider(server_of(second_turn)), questions(6), strategy=TWO_TURNS)
     assert whole.usage == result.usage
+
+
+@pytest.mark.parametrize("left_running", [True, False])
+def test_answers_before_a_deadline_are_counted_once(run, provider, path, left_running):
+    """F19, F21: a resume gets the same answers from the journal, and counts them."""
+    server = server_of(second_turn)
+    settings = {"strategy": TWO_TURNS, "engine": BatchEngine(cancel_on_exit=not left_running)}
+    budget = Budget(deadline_s=1.5 * HOUR)
+    halted = run(batched, provider(server), questions(4), journal=InlineJournal(path), budget=budget, **settings)
+    assert "deadline" == halted.stop_reason
+    restart(server)
+    result = run(batched, provider(server), questions(4), journal=InlineJournal(path), **settings)
+    expected = run(batched, provider(server_of(second_turn)), questions(4), **settings)
+    assert 4 == result.counts()["succeeded"]
+    assert expected.usage == result.usage == Journal(path).summary().usage
+
+
+def test_answers_before_a_spent_budget_are_counted_once(run, provider, path):
+    """F19, F21: the item that the budget cut off had an answer already."""
+    server = server_of(second_turn)
+    settings = {"strategy": TWO_TURNS, "options": Options(max_tokens=20)}
+    journal, budget = InlineJournal(path), Budget(tokens=100)
+    halted = run(batched, provider(server), questions(4), journal=journal, budget=budget, **settings)
+    assert "budget" == halted.stop_reason
+    restart(server)
+    result = run(batched, provider(server), questions(4), journal=InlineJournal(path), **settings)
+    expected = run(batched, provider(server_of(second_turn)), questions(4), **settings)
+    assert 4 == result.counts()["succeeded"]
+    assert expected.usage == result.usage == Journal(path).summary().usage
+
+
+def failing_once(server):
+    """Answer the first turn, and fail once with each second one."""
+    failed = set()
+
+    def answer(request):
+        if second_turn(request) == "no":
+            return "no"
+        if request.custom_id in failed:
+            return "yes"
+        failed.add(request.custom_id)
+        return Verdict(status=500)
+
+    server.answer = answer
+    return server
+
+
+def test_answers_before_an_outage_are_counted_once(run, provider, path):
+    """F18, F21: after the outage, the item gets the same answers from the journal again."""
+    server = failing_once(server_of())
+    settings = {"strategy": TWO_TURNS, "engine": BatchEngine(max_tries=1)}
+    result = run(batched, provider(server), questions(1), journal=InlineJournal(path), **settings)
+    expected = run(batched, provider(server_of(second_turn)), questions(1), strategy=TWO_TURNS)
+    assert (1, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+    assert ([1, 1, 1], {}) == (sizes(server), paid_twice(server))
+    assert expected.usage == result.usage == Journal(path).summary().usage
 
 
 @pytest.mark.parametrize("ending", ["halt", "raise"])

@@ -318,6 +318,34 @@ class TestErrors:
         assert 5 == run(batched, provider(server), questions(5)).counts()["succeeded"]
         assert [5] == sizes(server)
 
+    def test_a_full_queue_is_waited_for_as_long_as_a_batch_may_take(self, run, provider):
+        """F18, F21: an account may have room for one batch only, and the next one waits for hours."""
+        server = server_of(latency_s=5 * HOUR)
+
+        def limit(method, path):
+            is_creation = method == "POST" and path.endswith("/batches")
+            if is_creation and server.batches and anyio.current_time() < server.batches[-1].ready:
+                return 429, {"error": {"type": "rate_limit_error", "message": "too many requests in the queue"}}
+            return None
+
+        server.intercept = limit
+        result = run(batched, provider(server), questions(20), engine=BatchEngine(max_batch_requests=10))
+        assert 20 == result.counts()["succeeded"]
+        assert [10, 10] == sizes(server)
+
+    def test_an_outage_between_two_batches_is_waited_out(self, run, provider):
+        """F18, F21: a server that has created a batch before is waited for, also to create the next one."""
+        server = server_of(lambda request: "yes" if turns(request) == 2 else "no")
+
+        def down(method, path):
+            is_down = method == "POST" and server.batches and anyio.current_time() < 5 * HOUR
+            return (503, {"error": {"message": "down"}}) if is_down else None
+
+        server.intercept = down
+        result = run(batched, provider(server), questions(10), strategy=MultiTurnStrategy(loop_budget=2))
+        assert 10 == result.counts()["succeeded"]
+        assert ([10, 10], {}) == (sizes(server), paid_twice(server))
+
     def test_a_lost_answer_to_the_creation_finds_the_batch(self, run, provider):
         """F21: the batch exists, so it is looked for and not created again."""
         server = losing_creations(server_of())

@@ -1,0 +1,165 @@
+"""Results of batches that are late, can't be read, or belong to a batch that failed."""
+
+import json
+
+import attrs
+import pytest
+
+from sampling import Options, Priced
+from sampling.errors import FatalError, QuotaExhausted, ServerError
+from sampling.usage import Price
+from tests.fanout.batch.batch_kit import (
+    HOUR,
+    PROVIDERS,
+    batched,
+    openai,
+    paid_twice,
+    questions,
+    server_of,
+    sizes,
+)
+from tests.faults.journals import InlineJournal
+
+GZIP = {"content-encoding": "gzip"}
+PAGE = {"content-type": "text/html; charset=utf-8"}
+ALL_ERRORS = {"on_error": "continue", "outage_grace_s": 0}
+
+
+@pytest.fixture(params=PROVIDERS)
+def provider(request):
+    return PROVIDERS[request.param]
+
+
+@attrs.define
+class Proxy:
+    """A transport that adds headers to files of results."""
+
+    transport: object
+    headers: dict
+
+    async def open(self, request):
+        response = await self.transport.open(request)
+        if self.headers and request.url.endswith(("/content", "/results")):
+            return attrs.evolve(response, headers=self.headers)
+        return response
+
+    async def aclose(self):
+        await self.transport.aclose()
+
+
+def with_headers(server, headers):
+    """Send these headers with files of results."""
+    direct = server.transport
+    server.transport = lambda: Proxy(direct(), headers)
+
+
+def ending(server, **changes):
+    """Change batches of OpenAI's API when they have ended."""
+    handle = server.handle
+
+    def changed(method, target, headers, body):
+        status, answer = handle(method, target, headers, body)
+        fields = json.loads(answer) if "/batches/" in target else {}
+        if fields.get("status") in {"completed", "cancelled", "expired"}:
+            answer = json.dumps({**fields, **changes}).encode()
+        return status, answer
+
+    server.handle = changed
+    return server
+
+
+def problem(code, line=None):
+    return {"object": "list", "data": [{"code": code, "message": "no", "line": line, "param": None}]}
+
+
+@pytest.mark.parametrize("headers", [GZIP, PAGE], ids=["compressed", "page"])
+def test_a_file_that_can_not_be_read_is_not_paid_for_again(run, provider, tmp_path, headers):
+    """F21: the run ends with an error, and a resume reads the results once the server sends them as they are."""
+    server, headers = server_of(), dict(headers)
+    with_headers(server, headers)
+    with pytest.raises(FatalError, match="can't be read"):
+        run(batched, provider(server), questions(3), journal=InlineJournal(tmp_path / "run.db"))
+    assert [3] == sizes(server)
+    headers.clear()
+    for batch in server.batches:
+        batch.ready -= HOUR
+    result = run(batched, provider(server), questions(3), journal=InlineJournal(tmp_path / "run.db"))
+    assert (3, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+    assert ([3], {}) == (sizes(server), paid_twice(server))
+
+
+def test_a_page_instead_of_results_is_read_again(run, provider):
+    """F21: a proxy shows its page for a moment only."""
+    server, headers = server_of(), dict(PAGE)
+    with_headers(server, headers)
+    server.mangle = lambda lines: headers.clear() or lines
+    assert 3 == run(batched, provider(server), questions(3)).counts()["succeeded"]
+    assert [3] == sizes(server)
+
+
+def test_files_that_are_named_late_are_found(run):
+    """F21: OpenAI may show a batch as completed before it shows the file of its answers."""
+    server, polls = server_of(), []
+    handle = server.handle
+
+    def late(method, target, headers, body):
+        status, answer = handle(method, target, headers, body)
+        fields = json.loads(answer) if "/batches/" in target else {}
+        if fields.get("status") == "completed" and len(polls) < 3:
+            polls.append(target)
+            answer = json.dumps({**fields, "output_file_id": None}).encode()
+        return status, answer
+
+    server.handle = late
+    assert 5 == run(batched, openai(server), questions(5)).counts()["succeeded"]
+    assert ([5], {}, 3) == (sizes(server), paid_twice(server), len(polls))
+
+
+def test_an_error_that_can_not_be_copied_is_that_of_the_requests(run, provider):
+    """F21: such as one of a transport of your own. It does not end the run with another error."""
+
+    class Broken(Exception):
+        def __init__(self, first, second):
+            super().__init__(f"{first} {second}")
+
+    def intercept(method, path):
+        if method == "GET":
+            raise Broken("no", "wire")
+
+    server = server_of()
+    server.intercept = intercept
+    result = run(batched, provider(server), questions(3), **ALL_ERRORS)
+    assert ["no wire"] * 3 == [str(one.error) for one in result.outcomes]
+
+
+def test_answers_of_a_batch_that_failed_are_used(run):
+    """F21: a batch may fail when a part of it was run, and that part was paid for."""
+    server = ending(server_of(), status="failed", errors=problem("billing_hard_limit_reached"))
+    server.mangle = lambda lines: lines[:3]
+    ending(server, request_counts={"total": 5, "completed": 3, "failed": 0})
+    result = run(batched, openai(server), questions(5), **ALL_ERRORS)
+    assert {"succeeded": 3, "failed": 0, "errored": 2} == result.counts()
+    assert {QuotaExhausted} == {type(one.error) for one in result.outcomes if one.error}
+    assert [5] == sizes(server)
+
+
+def test_a_batch_that_failed_without_a_reason_is_sent_again(run, tmp_path):
+    """F21: nothing of it was billed, and the error says what happened."""
+    nothing = {"output_file_id": None, "request_counts": {"total": 0, "completed": 0, "failed": 0}}
+    server = ending(server_of(), status="failed", **nothing)
+    settings = {**ALL_ERRORS, "journal": InlineJournal(tmp_path / "run.db")}
+    result = run(batched, openai(server), questions(2), **settings)
+    assert {ServerError} == {type(one.error) for one in result.outcomes}
+    assert all("the batch failed at the provider" in str(one.error) for one in result.outcomes)
+    assert ([2, 2, 2], ()) == (sizes(server), result.maybe_billed_twice)
+
+
+@pytest.mark.parametrize("errors", [None, problem("invalid_value"), problem("invalid_value", 1)])
+def test_requests_that_were_not_run_cost_nothing(run, errors):
+    """F21: their tokens are not even estimated."""
+    nothing = {"output_file_id": None, "request_counts": {"total": 0, "completed": 0, "failed": 0}}
+    server = ending(server_of(), status="failed", errors=errors, **nothing)
+    backend = Priced(openai(server), Price(10.0, 100.0))
+    result = run(batched, backend, questions(1), options=Options(max_tokens=5), **ALL_ERRORS)
+    assert {"succeeded": 0, "failed": 0, "errored": 1} == result.counts()
+    assert (0, 0.0) == (result.usage.total_tokens, result.usage.cost)
