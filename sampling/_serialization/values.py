@@ -197,9 +197,10 @@ class _Conversion:
                 self._around.pop()
             if nested is not value:
                 return nested
-        self._note(f"{name} of type {type(value).__qualname__} is stored as text")
+        kind = type(value).__qualname__
+        self._note(f"{name} of type {kind} is stored as text")
         # The repr of a container may be as endless as its parts.
-        return f"<{type(value).__name__}>" if isinstance(value, _CONTAINERS) else short_repr(value)
+        return f"<{kind}>" if isinstance(value, _CONTAINERS) else short_repr(value)
 
     def _integer(self, value: int, name: str) -> int | None:
         if abs(value) <= MAX_INTEGER:
