@@ -10,6 +10,7 @@ from typing import Any
 from sampling import errors
 from sampling._arguments import message_or, short_repr
 from sampling._redaction import Redactor
+from sampling._serialization.values import MAX_NUMBER
 from sampling.errors import ErrorFromJournal
 
 __all__ = ["dump_error", "load_error", "message_of", "redact"]
@@ -29,7 +30,6 @@ _DETAILS = {
     "partial_text": (str,),
     "hint": (str,),
 }
-_MAX_DETAIL = 10**15
 _MISSING = {"retry_after_s": None, "status": None, "maybe_billed": False, "partial_text": None}
 """The details of an error that has none. A constructor would set them."""
 
@@ -69,7 +69,7 @@ def _is_detail(name: str, value: Any) -> bool:
     if name not in _DETAILS or not isinstance(value, _DETAILS[name]):
         return False
     # An integer may be too large to be read back.
-    return not isinstance(value, int | float) or -_MAX_DETAIL <= value <= _MAX_DETAIL
+    return not isinstance(value, int | float) or -MAX_NUMBER <= value <= MAX_NUMBER
 
 
 def _type_of(error: BaseException) -> str:
