@@ -45,6 +45,7 @@ from sampling._serialization.values import (
     storable,
 )
 from sampling.fanout.items import Item, ItemOutcome, Restored
+from sampling.fanout.journal._plain_records import plain_record
 from sampling.messages import Action, Attempt, Context, Generation, Message
 from sampling.parts import media_of
 from sampling.requirements import Requirement, Validation
@@ -103,6 +104,9 @@ class Recorder:
                 text = encode(_timed(_dump_errors(outcome.error, notes), elapsed_s), notes)
             else:
                 result = cast("SamplingResult[Any]", outcome.result)
+                plain = None if notes else plain_record(result, action, self._context, self._position)
+                if plain is not None:
+                    return plain, notes
                 text = self._dump_result(result, action, notes)
                 if not _is_storable(text):
                     notes = [*known, "logprobs, turns and raw answers are not stored: there are too many of them"]

@@ -323,12 +323,12 @@ def test_an_answer_is_kept_without_details_that_are_too_many(run, path, details)
 
 def test_an_answer_that_is_too_large_for_sqlite_is_cut(run, path, monkeypatch):
     """F15: SQLite takes no text of more than a billion bytes, and the run goes on."""
-    monkeypatch.setattr(_records, "_MAX_LENGTH", 1_200)
-    long = Generation("x" * 2_000)
+    monkeypatch.setattr(_records, "_MAX_LENGTH", 120_000)
+    long = Generation("x" * 200_000)
     first, again = twice(run, path, numbers(3), answering({"1": long}))
     assert ["succeeded"] * 3 == [one.status for one in first.outcomes]
     assert "only a summary is stored" in first.outcomes[1].notes[0]
-    assert "x" * 100 == again.outcomes[1].result.text
+    assert "x" * 10_000 == again.outcomes[1].result.text
 
 
 def test_a_logprob_of_nothing_leaves_the_others(run, path):
