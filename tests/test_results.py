@@ -137,6 +137,14 @@ def test_reprs_are_short(run):
         assert "\n" not in repr(one)
 
 
+def test_times_are_whole_nanoseconds(run):
+    """Three times 0.1 s is 0.3 s, and not 0.30000000000000004 s, on every page and in every file."""
+    backend = ScriptedBackend(lambda _: After(0.1, "no"))
+    result = run(sample, RejectionSamplingStrategy(loop_budget=3), backend)
+    assert [(0.0, 0.1), (0.1, 0.2), (0.2, 0.3)] == [(one.started_s, one.finished_s) for one in result.attempts]
+    assert 0.3 == result.elapsed_s
+
+
 def test_a_fatal_error_ends_the_call_with_what_there_is(run):
     """Semantics 5: siblings are cancelled, and existing slices are returned with the error."""
 

@@ -98,4 +98,12 @@ class Call(Generic[T]):
 
     def elapsed_s(self) -> float:
         """Return the seconds since the start of the call."""
-        return self.clock() - self.started_at
+        return self.seconds_at(self.clock())
+
+    def seconds_at(self, instant: float) -> float:
+        """
+        Return the seconds from the start of the call to an instant of its clock, in whole nanoseconds.
+
+        More digits would be noise, and take twice as long to print and to store.
+        """
+        return int((instant - self.started_at) * 1e9 + 0.5) / 1e9

@@ -653,7 +653,7 @@ class Run(Generic[T]):
             usage=self._usage(),
             stop_reason="validated" if valid else self._reason_to_stop(),
             sampling_id=call.sampling_id,
-            elapsed_s=call.clock() - call.started_at,
+            elapsed_s=call.elapsed_s(),
             max_attempts=self.max_attempts,
             parent_id=call.parent_id,
             stop_detail=None if valid else self.budget_detail,
