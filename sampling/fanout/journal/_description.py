@@ -11,6 +11,8 @@ import enum
 import fractions
 import functools
 import hashlib
+import inspect
+import io
 import os
 import re
 import struct
@@ -24,7 +26,6 @@ from pathlib import PurePath
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
-    CodeType,
     FunctionType,
     GenericAlias,
     MethodDescriptorType,
@@ -42,7 +43,9 @@ from sampling._redaction import looks_like_a_key
 from sampling._schemas.output_types import TypedReader
 from sampling._serialization.messages import canonical
 from sampling.backends.layers._identity import identity_of
+from sampling.fanout.journal._code import CODE_KEY, digest_of_code, digest_of_code_with_docstrings, digest_of_source
 from sampling.fanout.journal._surroundings import (
+    ModuleSource,
     attributes_changed_by,
     attributes_set_by,
     changes_in,
@@ -50,6 +53,7 @@ from sampling.fanout.journal._surroundings import (
     is_library,
     is_own_code,
     mangled,
+    module_prefix,
     names_in,
     surroundings_of,
     variables_changed_by,
@@ -59,6 +63,8 @@ from sampling.fanout.journal._types import (
     classes_in,
     field_settings,
     has_fields,
+    own_hints,
+    settings_of_class,
     type_hints,
     type_name,
 )
@@ -66,13 +72,9 @@ from sampling.requirements import Requirement, as_requirements
 from sampling.strategy import BaseSamplingStrategy
 from sampling.tools import Tool
 
-__all__ = ["CHANGED", "CODE", "FORMAT", "Describer", "name_of", "secret_digest"]
+__all__ = ["CHANGED", "FORMAT", "Describer", "name_of", "secret_digest"]
 
-_PYTHON: Final = ".".join(map(str, sys.version_info[:2]))
-CODE: Final = "code of Python "
-"""The key of a code digest. Bytecode differs between Python versions, so it is compared within one version only."""
-
-FORMAT: Final = 6
+FORMAT: Final = 7
 """
 The number of this kind of description.
 
@@ -80,13 +82,17 @@ The number of this kind of description.
 validators of pydantic models, containers of classes and private settings, and shows secrets. 4 leaves out the classes
 of enum members and of containers, cached methods and inner classes, and has what a check changes itself. 5 leaves out
 what decides the values of fields, methods that are overridden, attributes of functions, the types of keys and the
-requirements of nested strategies, and has the addresses of functions in types, and the paths of files.
+requirements of nested strategies, and has the addresses of functions in types, and the paths of files. 6 leaves out
+how objects of a class are compared, other settings of fields than their values, the classes of generic types, setters,
+what a `try` covers, and docstrings and annotations that code reads, and has all other docstrings. It does not know
+functions of packages by their names.
 """
 
 _CONSTANTS: Final = 3
 _SURROUNDINGS: Final = 4
 _CLASSES: Final = 5
 _FIELDS: Final = 6
+_DOCSTRINGS: Final = 7
 _DEEPEST: Final = 24
 _MAX_INT_BITS: Final = 4_000
 """Python refuses to write integers of more than 4,300 digits in decimal."""
@@ -111,7 +117,7 @@ _UNCHANGEABLE: Final = (str, int, float, bytes, re.Pattern)
 
 _INERT: Final = (
     *("_thread", "threading", "logging", "structlog", "contextvars", "_contextvars", "weakref", "_weakref"),
-    *("anyio", "trio", "asyncio", "_asyncio", "concurrent", "itertools", "rich", "tqdm", "loguru"),
+    *("anyio", "trio", "asyncio", "_asyncio", "concurrent", "itertools", "rich", "tqdm", "loguru", "_json"),
 )
 """Packages whose objects can't change an answer."""
 
@@ -124,6 +130,8 @@ _CONTAINERS: Final = (Mapping, list, tuple, AbstractSet)
 CHANGED: Final = "changed by the function itself"
 """The description of a variable that is no setting, such as a counter."""
 
+_READ_DOCSTRINGS: Final = frozenset({"__doc__", "getdoc"})
+_READ_ANNOTATIONS: Final = frozenset({"__annotations__", "get_annotations", "get_type_hints", "signature"})
 _SETTINGS: Final = ("loop_budget", "concurrency_budget", "deterministic", "check_timeout_s", "max_context_chars")
 
 
@@ -141,6 +149,12 @@ class Describer:
 
         self._called: set[str] = {"__call__"}
         """The names of methods that the functions so far may call."""
+
+        self._documented: dict[str, Any] = {}
+        """The functions, classes and modules of the program so far, by name."""
+
+        self._reads: set[str] = set()
+        """The names of texts about functions and classes that code of the program reads."""
 
         self._around: list[int] = []
         self._path: list[str] = []
@@ -176,7 +190,23 @@ class Describer:
         while missing := self._used.keys() - described.keys():
             for place in sorted(missing):
                 described[place] = self._part(place, self._used[place])
-        return described
+        return {**described, **self._texts_read()}
+
+    def _texts_read(self) -> dict[str, Any]:
+        """Describe docstrings and annotations, if code of the program reads any. It may put them into a prompt."""
+        found: dict[str, Any] = {}
+        if self._reads & _READ_DOCSTRINGS:
+            found["docstrings"] = self._of_each_documented(inspect.getdoc)
+        if self._reads & _READ_ANNOTATIONS:
+            found["annotations"] = self._of_each_documented(self._annotations)
+        return found
+
+    def _of_each_documented(self, describe: Callable[[Any], Any]) -> dict[str, Any]:
+        described = {name: self._guarded(describe, thing) for name, thing in sorted(self._documented.items())}
+        return {name: self.describe(text) for name, text in described.items() if text}
+
+    def _annotations(self, thing: Any) -> dict[str, Any]:
+        return {name: self._type(kind) for name, kind in own_hints(thing).items()}
 
     def _is_secret(self, text: str) -> bool:
         is_named = bool(self._path) and _SECRET_NAME.search(self._path[-1]) is not None
@@ -310,6 +340,9 @@ class Describer:
             return {"class": "pathlib.Path", **path, "sha256": content}
         if isinstance(value, ModuleType):
             return {"class": "module", "name": value.__name__}
+        if isinstance(value, ModuleSource):
+            is_code = self._as_of >= _DOCSTRINGS
+            return {CODE_KEY: digest_of_source(value.content)} if is_code else self.describe(value.content)
         pattern, flags = getattr(value, "pattern", None), getattr(value, "flags", None)
         if isinstance(pattern, str | bytes) and isinstance(flags, int):
             return {"class": name_of(type(value)), "pattern": self.describe(pattern), "flags": int(flags)}
@@ -363,6 +396,8 @@ class Describer:
         """Describe an object by its class and its attributes."""
         kind: type[Any] = value.__class__
         attributes = _attributes_of(value)
+        if attributes is None and self._as_of >= _DOCSTRINGS:
+            attributes = _known_state(value)
         if attributes is None:
             return self._not_seen(value)
         described: dict[str, Any] = {"class": name_of(kind)}
@@ -401,21 +436,26 @@ class Describer:
         if self._as_of < _FIELDS:
             return {}
         self._use_types(hints.values())
-        settings: dict[str, dict[str, Any]] = field_settings(kind)
+        is_closer = self._as_of >= _DOCSTRINGS
+        settings: dict[str, dict[str, Any]] = field_settings(kind, with_flags=is_closer)
         annotated = {name: {"type": hint} for name, hint in hints.items() if annotations_in(hint)}
         named = {name: {**annotated.get(name, {}), **settings.get(name, {})} for name in {**settings, **annotated}}
-        return {"settings": self._part("settings", named)} if named else {}
+        of_class = {"traits": self._part("traits", settings_of_class(kind))} if is_closer else {}
+        return {**({"settings": self._part("settings", named)} if named else {}), **of_class}
 
     def _methods(self, kind: type[Any]) -> dict[str, Any]:
         """Describe the code of a class, as far as it is the user's."""
         for one in kind.__mro__:
             self._use_inner_classes(one)
-        members = {
-            name: self._plain_method(member)
+            if is_own_code(one.__module__):
+                self._document(one)
+        given = {
+            name: member
             for one in reversed(kind.__mro__)
             if not is_library(one.__module__)
             for name, member in vars(one).items()
         }
+        members = {name: self._plain_method(member) for name, member in given.items()}
         methods = {
             name: self._part(name, member)
             for name, member in members.items()
@@ -427,6 +467,8 @@ class Describer:
             if not name.startswith("__") and self._is_constant_of(kind, name, member)
         }
         methods |= {name: self._part(name, member) for name, member in self._overridden(kind)}
+        if self._as_of >= _DOCSTRINGS:
+            methods |= {name: self._part(name, member) for name, member in _setters_in(given)}
         return {**({"methods": methods} if methods else {}), **({"constants": constants} if constants else {})}
 
     def _overridden(self, kind: type[Any]) -> Iterator[tuple[str, FunctionType]]:
@@ -457,11 +499,17 @@ class Describer:
         """Return whether a class changes an attribute of itself, such as a counter."""
         return self._as_of >= _FIELDS and name in attributes_changed_by(kind, self._called)
 
+    def _document(self, thing: Any) -> None:
+        """Note a function or class of the program and its module, whose docstrings and annotations code may read."""
+        if self._as_of >= _DOCSTRINGS:
+            self._documented.setdefault(name_of(thing), thing)
+            self._documented.setdefault(module_prefix(thing.__module__), sys.modules.get(thing.__module__))
+
     def _use_types(self, annotations: Iterable[Any]) -> None:
         """Note the classes of the program in the types of fields."""
         if self._as_of >= _SURROUNDINGS:
             for kind in annotations:
-                for one in classes_in(kind):
+                for one in classes_in(kind, are_generic_seen=self._as_of >= _DOCSTRINGS):
                     self._use_class(one)
 
     def _use_class(self, kind: type[Any]) -> None:
@@ -505,7 +553,10 @@ class Describer:
         described: dict[str, Any] = {"name": name_of(function)}
         self._called |= {plain.__name__, *names_in(plain.__code__)}
         if not is_library(plain.__module__):
-            described[f"{CODE}{_PYTHON}"] = hashlib.sha256(_code(plain.__code__).encode()).hexdigest()[:16]
+            self._document(plain)
+            self._reads |= names_in(plain.__code__)
+            digest = digest_of_code if self._as_of >= _DOCSTRINGS else digest_of_code_with_docstrings
+            described[CODE_KEY] = digest(plain.__code__)
         described.update(self._arguments_of(plain))
         owner = getattr(function, "__self__", None)
         if owner is not None:
@@ -530,7 +581,9 @@ class Describer:
 
     def _attributes_of_function(self, function: FunctionType) -> dict[str, Any]:
         """Describe the attributes of a function that code reads, and that it does not change itself."""
-        names = (self._called & vars(function).keys()) - attributes_set_by(function)
+        # The name of the model is that of a backend, which only we read.
+        read = self._called | ({"model"} if self._as_of >= _DOCSTRINGS else set())
+        names = (read & vars(function).keys()) - attributes_set_by(function)
         attributes = {name: vars(function)[name] for name in sorted(names) if not name.startswith("__")}
         return {"attributes": self._part("attributes", attributes)} if attributes else {}
 
@@ -753,6 +806,29 @@ def _is_getter(function: Any) -> bool:
     return type(function).__module__ == "operator"
 
 
+def _known_state(value: Any) -> dict[str, Any] | None:
+    """Return what can change an answer of an object whose state Python can't see, or None if that is not known."""
+    if isinstance(value, BaseException):
+        return {"args": value.args, **vars(value)}
+    is_only_written = isinstance(value, io.IOBase) and not value.readable()
+    return {} if is_only_written or _is_of_package(value) else None
+
+
+def _is_of_package(value: Any) -> bool:
+    """Return whether an object is a function of an installed package, such as one in C. It is known by its name."""
+    name, module = getattr(value, "__qualname__", None), getattr(value, "__module__", None)
+    if not callable(value) or not isinstance(name, str) or not isinstance(module, str) or is_own_code(module):
+        return False
+    return getattr(sys.modules.get(module), name, None) is value
+
+
+def _setters_in(members: Mapping[str, Any]) -> Iterator[tuple[str, FunctionType]]:
+    """Yield the functions of properties that set and delete their values."""
+    for name, member in members.items():
+        functions = {"set": member.fset, "delete": member.fdel} if isinstance(member, property) else {}
+        yield from ((f"{kind} {name}", one) for kind, one in functions.items() if isinstance(one, FunctionType))
+
+
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
@@ -761,19 +837,8 @@ def _content(cell: Any) -> Any:
         return None
 
 
-def _code(code: CodeType) -> str:
-    constants = [_code(one) if isinstance(one, CodeType) else _constant(one) for one in code.co_consts]
-    return canonical([code.co_code.hex(), list(code.co_names), constants])
-
-
-def _constant(value: object) -> str:
-    # The order of a set differs between processes.
-    return repr(sorted(map(repr, cast("frozenset[object]", value)))) if isinstance(value, frozenset) else repr(value)
-
-
 def name_of(thing: Any) -> str:
     """Return the qualified name of a class or function, or that of the class of an object."""
     name = getattr(thing, "__qualname__", None) or type(thing).__qualname__
     module = getattr(thing, "__module__", None) or type(thing).__module__
-    # A script has another module name when it is imported.
-    return str(name) if module in {"__main__", "__mp_main__"} else f"{module}.{name}"
+    return f"{module_prefix(module)}{name}"

@@ -219,9 +219,8 @@ class Session:
         self._journal = journal
         self._store = Store(journal.path)
         self._recorder = Recorder(context, all_requirements)
-        self._fingerprint: Mapping[str, Any] = fingerprint_of(
-            strategy, all_requirements, context, options, total, backend
-        )
+        self._fingerprint_as_of = partial(fingerprint_of, strategy, all_requirements, context, options, total, backend)
+        self._fingerprint: Mapping[str, Any] = self._fingerprint_as_of()
         forget_descriptions()
         self._retry = frozenset(retry)
         self._items: RecordedItems | None = None
@@ -285,7 +284,8 @@ class Session:
 
     async def _open(self, items: object, budget: Budget | None) -> None:
         store = self._store
-        self.state = await self._in_thread(store.open, self._fingerprint, self._journal.on_change)
+        fingerprints = self._fingerprint, self._fingerprint_as_of
+        self.state = await self._in_thread(store.open, *fingerprints, self._journal.on_change)
         self._recorder.recorded = self.state.requirements
         self._known_total = await self._in_thread(store.items_of_last_run)
         if self._journal.on_change == "continue":

@@ -150,6 +150,14 @@ def tiers(depth, model="small"):
     return EscalationStrategy([Tier(backend, RejectionSamplingStrategy(loop_budget=depth)), Tier(backend, ONCE)])
 
 
+def function_of(model):
+    async def backend(_request):
+        return "yes"
+
+    backend.model = model
+    return EscalationStrategy([Tier(backend, ONCE)])
+
+
 def plus(number):
     return lambda value: value + number
 
@@ -288,6 +296,10 @@ CHANGES = {
         lambda: fingerprint(backend=with_tools(2)),
     ),
     "a tier's strategy": (lambda: fingerprint(tiers(1)), lambda: fingerprint(tiers(2))),
+    "the model of a tier that is a function": (
+        lambda: fingerprint(function_of("small")),
+        lambda: fingerprint(function_of("large")),
+    ),
     "a tier's model": (lambda: fingerprint(tiers(1)), lambda: fingerprint(tiers(1, "large"))),
     "a bound object": (lambda: with_check(Words(("a",)).check), lambda: with_check(Words(("b",)).check)),
     "a bound object with slots": (lambda: with_check(Slotted(1).check), lambda: with_check(Slotted(2).check)),
