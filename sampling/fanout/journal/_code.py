@@ -12,12 +12,13 @@ from typing import Final, cast
 
 from sampling._serialization.messages import canonical
 
-__all__ = ["CODE", "CODE_KEY", "digest_of_code", "digest_of_code_with_docstrings", "digest_of_source"]
+__all__ = ["CODE", "CODE_KEY", "PYTHON", "digest_of_code", "digest_of_code_with_docstrings", "digest_of_source"]
 
 CODE: Final = "code of Python "
 """The key of a code digest. Bytecode differs between Python versions, so it is compared within one version only."""
 
-CODE_KEY: Final = CODE + ".".join(map(str, sys.version_info[:2]))
+PYTHON: Final = ".".join(map(str, sys.version_info[:2]))
+CODE_KEY: Final = CODE + PYTHON
 _PARAMETERS: Final = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 

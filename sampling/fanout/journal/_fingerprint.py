@@ -14,7 +14,7 @@ from sampling._serialization.messages import canonical, digest, plain_content
 from sampling._text import quoted
 from sampling.backends.layers import ToolLoop
 from sampling.fanout.items import Item, as_item
-from sampling.fanout.journal._code import CODE
+from sampling.fanout.journal._code import CODE, PYTHON
 from sampling.fanout.journal._description import CHANGED, FORMAT, Describer, name_of, secret_digest
 from sampling.messages import Context, Options
 from sampling.protocols import BackendLike
@@ -78,6 +78,7 @@ def fingerprint_of(
     return {
         # Earlier formats saw less, and those without a number are of the first.
         "format": as_of,
+        "python": PYTHON,
         "strategy": described_strategy,
         "requirements": described_requirements,
         "context": []
@@ -220,7 +221,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """
     blind = then.get("format") != now.get("format")
     compared = then if blind else {**then, **now}
-    names = [name for name in compared if name not in {"format", "unseen"}]
+    names = [name for name in compared if name not in {"format", "python", "unseen"}]
     found = [line for name in names for line in _differences(name, then.get(name), now.get(name), blind=blind)]
     # If an earlier format did not look there, it is not known to differ.
     unseen_now = () if blind and "unseen" in then else now.get("unseen", ())

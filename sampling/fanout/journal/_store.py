@@ -159,6 +159,9 @@ class JournalState:
     requirements: tuple[str, ...] = ()
     """The descriptions of the requirements with which the run was begun. Records refer to them by number."""
 
+    python: str | None = None
+    """The version of Python with which the run was begun, such as "3.11", if it is known."""
+
 
 class Store:
     """The open journal file of one run."""
@@ -275,6 +278,7 @@ class Store:
             spent=recorded_spent.plus(other_spent),
             changes=changes,
             requirements=tuple(one["description"] for one in fingerprint["requirements"]),
+            python=fingerprint.get("python"),
         )
 
     def _sums(self, table: str, columns: Iterable[str]) -> tuple[Any, ...]:

@@ -6,10 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from sampling import Action, MultiTurnStrategy, Requirement, fan_out
 from sampling._serialization.messages import canonical
 from sampling.errors import JournalMismatch
+from sampling.fanout.journal import _description, _fingerprint
+from sampling.fanout.journal._code import PYTHON
 from sampling.fanout.journal._fingerprint import earlier_item_digests, fingerprint_of, item_digest
 from tests.faults.journals import answering
 
@@ -62,6 +65,28 @@ async def test_another_check_is_seen_in_a_journal_with_docstrings(path, monkeypa
         await run(path)
     (difference,) = raised.value.differences
     assert difference.startswith("requirements[0].check.code of Python 3.11: was")
+
+
+@pytest.mark.anyio
+async def test_another_version_of_python_is_named(tmp_path, monkeypatch):
+    """F11: it compiles code differently, so that a parser can't be compared, and a check is not."""
+
+    async def run(count, kind):
+        items = ["q0", Action("q1", kind)][:count]
+        return await fan_out(
+            Patient(), items, None, answering(default="7"), [is_short], journal=tmp_path / f"{count}.db"
+        )
+
+    with monkeypatch.context() as other:
+        other.setattr(_description, "CODE_KEY", "code of Python 3.99")
+        other.setattr(_fingerprint, "PYTHON", "3.99")
+        await run(1, parse)
+        await run(2, parse)
+    with capture_logs() as logs:
+        assert 1 == (await run(1, parse)).counts()["succeeded"]
+    assert [("3.99", PYTHON)] == [(log["was"], log["now"]) for log in logs if "journal_python_changed" == log["event"]]
+    with pytest.raises(JournalMismatch, match=rf"begun with Python 3\.99, this is Python {PYTHON}"):
+        await run(2, parse)
 
 
 def test_a_digest_with_docstrings_is_that_of_the_bytecode():
