@@ -94,8 +94,12 @@ _CLASSES: Final = 5
 _FIELDS: Final = 6
 _DOCSTRINGS: Final = 7
 _DEEPEST: Final = 24
-_MAX_INT_BITS: Final = 4_000
-"""Python refuses to write integers of more than 4,300 digits in decimal."""
+_MAX_INT_BITS: Final = 900
+"""Integers of more than 300 digits are not read back."""
+
+_ONCE_MAX_INT_BITS: Final = 4_000
+_LONGEST_CONTAINER: Final = 10_000
+"""The largest number of characters of its description. A fingerprint with too many brackets is not read back."""
 
 _MAX_FILE_BYTES: Final = 100_000_000
 _TEXTUAL: Final = (
@@ -112,6 +116,7 @@ _TEXTUAL: Final = (
 )
 """Types whose `repr` shows everything."""
 
+_PLAIN: Final = frozenset({str, int, float})
 _UNCHANGEABLE: Final = (str, int, float, bytes, re.Pattern)
 """Types of values that stay as they are."""
 
@@ -168,12 +173,10 @@ class Describer:
 
     def describe(self, value: Any) -> Any:
         """Return JSON values that describe a value."""
-        if value is None or isinstance(value, bool) or type(value) is str:
-            return secret_digest(value) if isinstance(value, str) and self._is_secret(value) else value
-        if type(value) is int:
-            return value if value.bit_length() <= _MAX_INT_BITS else {"class": "int", "hex": hex(value)}
-        if type(value) is float:
-            return repr(value)
+        if value is None or isinstance(value, bool):
+            return value
+        if type(value) in _PLAIN:
+            return self._plain(value)
         if id(value) in self._around:
             return {"class": name_of(type(value)), "around": True}
         if len(self._around) >= _DEEPEST:
@@ -208,6 +211,13 @@ class Describer:
     def _annotations(self, thing: Any) -> dict[str, Any]:
         return {name: self._type(kind) for name, kind in own_hints(thing).items()}
 
+    def _text(self, text: str) -> Any:
+        return secret_digest(text) if self._is_secret(text) else text
+
+    def _integer(self, value: int) -> Any:
+        most = _MAX_INT_BITS if self._as_of >= _DOCSTRINGS else _ONCE_MAX_INT_BITS
+        return value if value.bit_length() <= most else {"class": "int", "hex": hex(value)}
+
     def _is_secret(self, text: str) -> bool:
         is_named = bool(self._path) and _SECRET_NAME.search(self._path[-1]) is not None
         return self._as_of >= _SURROUNDINGS and (is_named or looks_like_a_key(text))
@@ -226,12 +236,28 @@ class Describer:
         if isinstance(value, enum.Enum):
             return {"class": name_of(type(value)), "member": value.name}
         if isinstance(value, str | int | float):
-            return str(value) if isinstance(value, str) else repr(value) if isinstance(value, float) else int(value)
+            return self._plain(value)
         if self._as_of >= _CLASSES and type(value).__module__ == "weakref":
             return {"class": name_of(type(value))}
         if isinstance(value, (*_CONTAINERS, deque)):
-            return self._members(value)
+            return self._short(value, self._members(value))
         return self._textual(value)
+
+    def _plain(self, value: float | str) -> Any:
+        """Describe a text or a number, also one of a subclass."""
+        if isinstance(value, float):
+            return repr(value)
+        # Earlier formats took those of subclasses as they are.
+        is_safe = type(value) in _PLAIN or self._as_of >= _DOCSTRINGS
+        if isinstance(value, str):
+            return self._text(str(value)) if is_safe else str(value)
+        return self._integer(int(value)) if is_safe else int(value)
+
+    def _short(self, container: Any, described: Any) -> Any:
+        """Return the description of a container, or a digest of a long one, such as a table of words."""
+        if self._as_of < _DOCSTRINGS or len(text := canonical(described)) <= _LONGEST_CONTAINER or CODE_KEY in text:
+            return described
+        return {"class": _class_name(container), "sha256": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
     def _members(self, value: Any) -> Any:
         if isinstance(value, Mapping):
