@@ -12,10 +12,8 @@ import fractions
 import functools
 import hashlib
 import inspect
-import io
 import os
 import re
-import struct
 import sys
 import uuid
 from collections import deque
@@ -44,6 +42,21 @@ from sampling._schemas.output_types import TypedReader
 from sampling._serialization.messages import canonical
 from sampling.backends.layers._identity import identity_of
 from sampling.fanout.journal._code import CODE_KEY, digest_of_code, digest_of_code_with_docstrings, digest_of_source
+from sampling.fanout.journal._inspection import (
+    array_digest,
+    attributes_of,
+    cell_content,
+    file_digest,
+    globals_of,
+    is_cache,
+    is_constant,
+    is_generated,
+    is_getter,
+    known_state,
+    name_of,
+    pydantic_schema,
+    setters_in,
+)
 from sampling.fanout.journal._surroundings import (
     ModuleSource,
     attributes_changed_by,
@@ -72,7 +85,7 @@ from sampling.requirements import Requirement, as_requirements
 from sampling.strategy import BaseSamplingStrategy
 from sampling.tools import Tool
 
-__all__ = ["CHANGED", "FORMAT", "Describer", "name_of", "secret_digest"]
+__all__ = ["CHANGED", "FORMAT", "Describer", "secret_digest"]
 
 FORMAT: Final = 7
 """
@@ -101,7 +114,6 @@ _ONCE_MAX_INT_BITS: Final = 4_000
 _LONGEST_CONTAINER: Final = 10_000
 """The largest number of characters of its description. A fingerprint with too many brackets is not read back."""
 
-_MAX_FILE_BYTES: Final = 100_000_000
 _TEXTUAL: Final = (
     dt.date,
     dt.time,
@@ -117,8 +129,6 @@ _TEXTUAL: Final = (
 """Types whose `repr` shows everything."""
 
 _PLAIN: Final = frozenset({str, int, float})
-_UNCHANGEABLE: Final = (str, int, float, bytes, re.Pattern)
-"""Types of values that stay as they are."""
 
 _INERT: Final = (
     *("_thread", "threading", "logging", "structlog", "contextvars", "_contextvars", "weakref", "_weakref"),
@@ -341,7 +351,7 @@ class Describer:
             return self._class(value)
         if isinstance(value, functools.partial | FunctionType | MethodType | BuiltinFunctionType):
             return self.function(value)
-        if self._as_of >= _CLASSES and (isinstance(value, _BUILTIN_METHODS) or _is_cache(value) or _is_getter(value)):
+        if self._as_of >= _CLASSES and (isinstance(value, _BUILTIN_METHODS) or is_cache(value) or is_getter(value)):
             return self.function(value)
         if type(value).__module__.partition(".")[0] in _INERT:
             return {"class": name_of(type(value))}
@@ -360,7 +370,7 @@ class Describer:
         if isinstance(value, BaseSamplingStrategy):
             return self._nested_strategy(value)
         if isinstance(value, PurePath):
-            content = _file_digest(value)
+            content = file_digest(value)
             # A file may be moved.
             path = {} if content is not None and self._as_of >= _FIELDS else {"path": str(value)}
             return {"class": "pathlib.Path", **path, "sha256": content}
@@ -383,7 +393,7 @@ class Describer:
             return self._reader(value)
         if isinstance(given := getattr(value, "fingerprint", None), str) or callable(given):
             return {"class": name, "fingerprint": str(given() if callable(given) else given)}
-        if (array := _array(value)) is not None:
+        if (array := array_digest(value)) is not None:
             return {"class": name, **array}
         if callable(getattr(value, "generate", None)):
             return {"class": name, "model": identity_of(value)}
@@ -393,7 +403,7 @@ class Describer:
 
     def _model(self, kind: type[Any]) -> Any:
         """Describe a pydantic model. Return None for any other class."""
-        schema = _pydantic_schema(kind)
+        schema = pydantic_schema(kind)
         if schema is None or self._as_of < _SURROUNDINGS:
             return None if schema is None else self.describe(schema)
         fields: Mapping[str, Any] = getattr(kind, "model_fields", {})
@@ -421,9 +431,9 @@ class Describer:
     def _instance(self, value: Any) -> Any:
         """Describe an object by its class and its attributes."""
         kind: type[Any] = value.__class__
-        attributes = _attributes_of(value)
+        attributes = attributes_of(value)
         if attributes is None and self._as_of >= _DOCSTRINGS:
-            attributes = _known_state(value)
+            attributes = known_state(value)
         if attributes is None:
             return self._not_seen(value)
         described: dict[str, Any] = {"class": name_of(kind)}
@@ -485,7 +495,7 @@ class Describer:
         methods = {
             name: self._part(name, member)
             for name, member in members.items()
-            if isinstance(member, FunctionType) and not _is_generated(member)
+            if isinstance(member, FunctionType) and not is_generated(member)
         }
         constants = {
             name: self._part(name, member)
@@ -494,7 +504,7 @@ class Describer:
         }
         methods |= {name: self._part(name, member) for name, member in self._overridden(kind)}
         if self._as_of >= _DOCSTRINGS:
-            methods |= {name: self._part(name, member) for name, member in _setters_in(given)}
+            methods |= {name: self._part(name, member) for name, member in setters_in(given)}
         return {**({"methods": methods} if methods else {}), **({"constants": constants} if constants else {})}
 
     def _overridden(self, kind: type[Any]) -> Iterator[tuple[str, FunctionType]]:
@@ -504,15 +514,15 @@ class Describer:
         for one in own:
             for name, given in vars(one).items():
                 member = self._plain_method(given)
-                if name in seen and isinstance(member, FunctionType) and not _is_generated(member):
+                if name in seen and isinstance(member, FunctionType) and not is_generated(member):
                     yield f"{name_of(one)}.{name}", member
             seen |= vars(one).keys()
 
     def _is_constant_of(self, kind: type[Any], name: str, member: Any) -> bool:
         if self._as_of < _CONSTANTS:
             return False
-        if _is_constant(name, member) or self._as_of < _SURROUNDINGS or issubclass(kind, enum.Enum):
-            return _is_constant(name, member) and not self._is_state(kind, name)
+        if is_constant(name, member) or self._as_of < _SURROUNDINGS or issubclass(kind, enum.Enum):
+            return is_constant(name, member) and not self._is_state(kind, name)
         is_own = is_own_code(type(member).__module__)
         if self._as_of < _CLASSES:
             is_own = is_own and not hasattr(member, "__get__")
@@ -589,15 +599,15 @@ class Describer:
             described["self"] = self._part("self", owner)
         if self._as_of >= _FIELDS:
             described.update(self._attributes_of_function(plain))
-        if constants := self._globals_of(plain):
+        if constants := self._constants_of(plain):
             described["globals"] = self._part("globals", constants)
         if self._as_of >= _SURROUNDINGS:
-            self._used = {**dict(surroundings_of(plain, _is_constant)), **self._used}
+            self._used = {**dict(surroundings_of(plain, is_constant)), **self._used}
         return described
 
-    def _globals_of(self, function: FunctionType) -> dict[str, Any]:
+    def _constants_of(self, function: FunctionType) -> dict[str, Any]:
         """Return the constants that a function reads, and other functions of the same module."""
-        found = dict(_globals_of(function, in_lower_case=self._as_of >= _CONSTANTS))
+        found = dict(globals_of(function, in_lower_case=self._as_of >= _CONSTANTS))
         if self._as_of < _FIELDS or is_library(function.__module__):
             return found
         # The path of the module may change, and its documentation.
@@ -618,7 +628,7 @@ class Describer:
         changed = variables_changed_by(function) if self._as_of >= _CLASSES else ()
         names = function.__code__.co_freevars
         cells = [
-            CHANGED if name in changed else _content(cell)
+            CHANGED if name in changed else cell_content(cell)
             for name, cell in zip(names, function.__closure__ or (), strict=True)
         ]
         bound, keywords = [*cells, *(function.__defaults__ or ())], function.__kwdefaults__
@@ -629,10 +639,10 @@ class Describer:
 
     def _other_callable(self, function: Any) -> dict[str, Any]:
         """Describe a builtin, such as the method of a str, or an object with `__call__`."""
-        if _is_cache(function):
+        if is_cache(function):
             # A cache changes no answer, so describe the function that it wraps.
             return self.function(function.__wrapped__)
-        if _is_getter(function):
+        if is_getter(function):
             return {"name": name_of(function), "with": self._part("with", function.__reduce__())}
         owner = getattr(function, "__self__", None)
         named = {"name": name_of(function)}
@@ -707,83 +717,10 @@ def _changed_attributes(kind: type[Any]) -> set[str]:
     return {mangled(name, one) for one in own for name in changes_in(one).attributes}
 
 
-def _pydantic_schema(kind: type[Any]) -> Any:
-    """Return the schema of a pydantic model, or None for any other class, or one that has no schema."""
-    schema: Any = getattr(kind, "model_json_schema", None)
-    try:
-        return schema() if callable(schema) else None
-    except Exception:  # noqa: BLE001 - `BaseModel` itself has none, and a field of any class may have none
-        return None
-
-
-def _array(value: Any) -> dict[str, Any] | None:
-    """Describe an array of numbers or texts, such as NumPy's. Return None for anything else."""
-    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
-    if dtype is None or not isinstance(shape, tuple) or not callable(getattr(value, "tobytes", None)):
-        return None
-    # The bytes of an array of objects are addresses.
-    if getattr(dtype, "hasobject", True):
-        return None
-    digest = hashlib.sha256(value.tobytes()).hexdigest()[:16]
-    return {"dtype": str(dtype), "shape": str(cast("tuple[int, ...]", shape)), "sha256": digest}
-
-
-def _attributes_of(value: Any) -> dict[str, Any] | None:
-    """Return the attributes of an object, or None if it has state that Python can't see."""
-    kind: type[Any] = value.__class__
-    slots = [(one, name) for one in kind.__mro__ for name in _slots(one)]
-    pointers = len(slots) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
-    if kind.__basicsize__ > object.__basicsize__ + pointers * _POINTER_BYTES or kind.__itemsize__:
-        return None
-    names = [mangled(name, one) for one, name in slots]
-    return {**{name: getattr(value, name) for name in names if hasattr(value, name)}, **getattr(value, "__dict__", {})}
-
-
-_POINTER_BYTES: Final = struct.calcsize("P")
-
-
-def _slots(kind: type[Any]) -> list[str]:
-    slots = vars(kind).get("__slots__", ())
-    names = [slots] if isinstance(slots, str) else list(slots)
-    return [name for name in names if name not in {"__weakref__", "__dict__"}]
-
-
-def _globals_of(function: FunctionType, *, in_lower_case: bool) -> Iterator[tuple[str, Any]]:
-    """Yield the globals that a function reads: constants, and other functions of the same module."""
-    if is_library(function.__module__):
-        return
-    for name in sorted(names_in(function.__code__)):
-        value = function.__globals__.get(name)
-        if isinstance(value, FunctionType):
-            if value.__module__ == function.__module__:
-                yield name, value
-        elif (in_lower_case or name.isupper()) and value is not None and _is_constant(name, value):
-            yield name, value
-
-
-def _is_constant(name: str, value: object) -> bool:
-    """Return whether a name of a module or a class is one that code reads and does not change."""
-    # Names in lower case may hold state, such as a cache, unless their values can't change.
-    if name.isupper():
-        return not callable(value) and not isinstance(value, ModuleType)
-    return isinstance(value, _UNCHANGEABLE)
-
-
 def _has_stable_text(key: Any) -> bool:
     if isinstance(key, tuple):
         return all(map(_has_stable_text, cast("Iterable[Any]", key)))
     return key is None or isinstance(key, str | int | float | bytes | enum.Enum | type)
-
-
-def _is_generated(method: Any) -> bool:
-    """Return whether attrs or dataclasses wrote a method, or Python did. It follows from the fields."""
-    function = getattr(method, "__func__", method)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return False
-    # Dataclasses wrap some of theirs in functions of Python, and which ones depends on its version.
-    is_wrapped = is_library(function.__globals__.get("__name__"))
-    return is_wrapped or code.co_filename.startswith("<attrs") or code.co_filename == "<string>"
 
 
 def _is_described_by_content(kind: type[Any]) -> bool:
@@ -804,67 +741,5 @@ def _type_name(kind: Any) -> str:
     return kind if isinstance(kind, str) else name_of(kind) if isinstance(kind, type) else str(kind)
 
 
-def _file_digest(path: PurePath) -> str | None:
-    """Return a digest of a file that a requirement may read, or None if there is none."""
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123 - a PurePath can't open itself
-            digest = hashlib.sha256()
-            read = 0
-            while (chunk := file.read(1 << 20)) and read < _MAX_FILE_BYTES:
-                digest.update(chunk)
-                read += len(chunk)
-            return digest.hexdigest()[:16]
-    except OSError:
-        return None
-
-
-def _is_cache(function: Any) -> bool:
-    """Return whether a function is one of `functools.cache` or `lru_cache`."""
-    return type(function).__module__ == "functools" and hasattr(function, "__wrapped__")
-
-
 def _is_reader(value: Any) -> bool:
     return isinstance(value, TypedReader)
-
-
-def _is_getter(function: Any) -> bool:
-    """Return whether a function is an `itemgetter`, an `attrgetter` or a `methodcaller`, which can be copied."""
-    return type(function).__module__ == "operator"
-
-
-def _known_state(value: Any) -> dict[str, Any] | None:
-    """Return what can change an answer of an object whose state Python can't see, or None if that is not known."""
-    if isinstance(value, BaseException):
-        return {"args": value.args, **vars(value)}
-    is_only_written = isinstance(value, io.IOBase) and not value.readable()
-    return {} if is_only_written or _is_of_package(value) else None
-
-
-def _is_of_package(value: Any) -> bool:
-    """Return whether an object is a function of an installed package, such as one in C. It is known by its name."""
-    name, module = getattr(value, "__qualname__", None), getattr(value, "__module__", None)
-    if not callable(value) or not isinstance(name, str) or not isinstance(module, str) or is_own_code(module):
-        return False
-    return getattr(sys.modules.get(module), name, None) is value
-
-
-def _setters_in(members: Mapping[str, Any]) -> Iterator[tuple[str, FunctionType]]:
-    """Yield the functions of properties that set and delete their values."""
-    for name, member in members.items():
-        functions = {"set": member.fset, "delete": member.fdel} if isinstance(member, property) else {}
-        yield from ((f"{kind} {name}", one) for kind, one in functions.items() if isinstance(one, FunctionType))
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        # The cell is empty until its variable is assigned.
-        return None
-
-
-def name_of(thing: Any) -> str:
-    """Return the qualified name of a class or function, or that of the class of an object."""
-    name = getattr(thing, "__qualname__", None) or type(thing).__qualname__
-    module = getattr(thing, "__module__", None) or type(thing).__module__
-    return f"{module_prefix(module)}{name}"

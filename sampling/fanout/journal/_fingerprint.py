@@ -15,7 +15,8 @@ from sampling._text import quoted
 from sampling.backends.layers import ToolLoop
 from sampling.fanout.items import Item, as_item
 from sampling.fanout.journal._code import CODE, PYTHON
-from sampling.fanout.journal._description import CHANGED, FORMAT, Describer, name_of, secret_digest
+from sampling.fanout.journal._description import CHANGED, FORMAT, Describer, secret_digest
+from sampling.fanout.journal._inspection import name_of
 from sampling.messages import Context, Options
 from sampling.protocols import BackendLike
 from sampling.requirements import Requirement
