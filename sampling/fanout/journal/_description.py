@@ -618,7 +618,7 @@ class Describer:
     def _attributes_of_function(self, function: FunctionType) -> dict[str, Any]:
         """Describe the attributes of a function that code reads, and that it does not change itself."""
         # The name of the model is that of a backend, which only we read.
-        read = self._called | ({"model"} if self._as_of >= _DOCSTRINGS else set())
+        read = {*self._called, "model"} if self._as_of >= _DOCSTRINGS else self._called
         names = (read & vars(function).keys()) - attributes_set_by(function)
         attributes = {name: vars(function)[name] for name in sorted(names) if not name.startswith("__")}
         return {"attributes": self._part("attributes", attributes)} if attributes else {}
