@@ -92,7 +92,7 @@ def load_error(record: Any) -> Exception:
     """
     Return the error that `dump_error` described.
 
-    It has its own type if that is one of ours or a builtin.
+    It has its own type if that is one of ours or a builtin, and can have this message.
     """
     details = dict(record)
     type_name, message = str(details.pop("type")), str(details.pop("message"))
@@ -102,6 +102,11 @@ def load_error(record: Any) -> Exception:
     # Bypass the constructor, whose other arguments are not recorded. `args` restores the message.
     error = kind.__new__(kind, message)
     error.args = (message,)
+    if isinstance(error, SyntaxError):
+        error.msg = message
+    if message_of(error) != message:
+        # That of a UnicodeDecodeError is made from the bytes, which are not recorded.
+        return ErrorFromJournal(message, type_name)
     for name, default in _MISSING.items():
         if isinstance(error, errors.BackendError) and not hasattr(error, name):
             setattr(error, name, default)

@@ -11,9 +11,9 @@ import enum
 import fractions
 import functools
 import hashlib
+import inspect
 import os
 import re
-import struct
 import sys
 import uuid
 from collections import deque
@@ -24,7 +24,6 @@ from pathlib import PurePath
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
-    CodeType,
     FunctionType,
     GenericAlias,
     MethodDescriptorType,
@@ -42,7 +41,24 @@ from sampling._redaction import looks_like_a_key
 from sampling._schemas.output_types import TypedReader
 from sampling._serialization.messages import canonical
 from sampling.backends.layers._identity import identity_of
+from sampling.fanout.journal._code import CODE_KEY, digest_of_code, digest_of_code_with_docstrings, digest_of_source
+from sampling.fanout.journal._inspection import (
+    array_digest,
+    attributes_of,
+    cell_content,
+    file_digest,
+    globals_of,
+    is_cache,
+    is_constant,
+    is_generated,
+    is_getter,
+    known_state,
+    name_of,
+    pydantic_schema,
+    setters_in,
+)
 from sampling.fanout.journal._surroundings import (
+    ModuleSource,
     attributes_changed_by,
     attributes_set_by,
     changes_in,
@@ -50,6 +66,7 @@ from sampling.fanout.journal._surroundings import (
     is_library,
     is_own_code,
     mangled,
+    module_prefix,
     names_in,
     surroundings_of,
     variables_changed_by,
@@ -59,6 +76,8 @@ from sampling.fanout.journal._types import (
     classes_in,
     field_settings,
     has_fields,
+    own_hints,
+    settings_of_class,
     type_hints,
     type_name,
 )
@@ -66,13 +85,9 @@ from sampling.requirements import Requirement, as_requirements
 from sampling.strategy import BaseSamplingStrategy
 from sampling.tools import Tool
 
-__all__ = ["CHANGED", "CODE", "FORMAT", "Describer", "name_of", "secret_digest"]
+__all__ = ["CHANGED", "FORMAT", "Describer", "secret_digest"]
 
-_PYTHON: Final = ".".join(map(str, sys.version_info[:2]))
-CODE: Final = "code of Python "
-"""The key of a code digest. Bytecode differs between Python versions, so it is compared within one version only."""
-
-FORMAT: Final = 6
+FORMAT: Final = 7
 """
 The number of this kind of description.
 
@@ -80,18 +95,25 @@ The number of this kind of description.
 validators of pydantic models, containers of classes and private settings, and shows secrets. 4 leaves out the classes
 of enum members and of containers, cached methods and inner classes, and has what a check changes itself. 5 leaves out
 what decides the values of fields, methods that are overridden, attributes of functions, the types of keys and the
-requirements of nested strategies, and has the addresses of functions in types, and the paths of files.
+requirements of nested strategies, and has the addresses of functions in types, and the paths of files. 6 leaves out
+how objects of a class are compared, other settings of fields than their values, the classes of generic types, setters,
+what a `try` covers, and docstrings and annotations that code reads, and has all other docstrings. It does not know
+functions of packages by their names.
 """
 
 _CONSTANTS: Final = 3
 _SURROUNDINGS: Final = 4
 _CLASSES: Final = 5
 _FIELDS: Final = 6
+_DOCSTRINGS: Final = 7
 _DEEPEST: Final = 24
-_MAX_INT_BITS: Final = 4_000
-"""Python refuses to write integers of more than 4,300 digits in decimal."""
+_MAX_INT_BITS: Final = 900
+"""Integers of more than 300 digits are not read back."""
 
-_MAX_FILE_BYTES: Final = 100_000_000
+_ONCE_MAX_INT_BITS: Final = 4_000
+_LONGEST_CONTAINER: Final = 10_000
+"""The largest number of characters of its description. A fingerprint with too many brackets is not read back."""
+
 _TEXTUAL: Final = (
     dt.date,
     dt.time,
@@ -106,12 +128,11 @@ _TEXTUAL: Final = (
 )
 """Types whose `repr` shows everything."""
 
-_UNCHANGEABLE: Final = (str, int, float, bytes, re.Pattern)
-"""Types of values that stay as they are."""
+_PLAIN: Final = frozenset({str, int, float})
 
 _INERT: Final = (
     *("_thread", "threading", "logging", "structlog", "contextvars", "_contextvars", "weakref", "_weakref"),
-    *("anyio", "trio", "asyncio", "_asyncio", "concurrent", "itertools", "rich", "tqdm", "loguru"),
+    *("anyio", "trio", "asyncio", "_asyncio", "concurrent", "itertools", "rich", "tqdm", "loguru", "_json"),
 )
 """Packages whose objects can't change an answer."""
 
@@ -124,6 +145,8 @@ _CONTAINERS: Final = (Mapping, list, tuple, AbstractSet)
 CHANGED: Final = "changed by the function itself"
 """The description of a variable that is no setting, such as a counter."""
 
+_READ_DOCSTRINGS: Final = frozenset({"__doc__", "getdoc"})
+_READ_ANNOTATIONS: Final = frozenset({"__annotations__", "get_annotations", "get_type_hints", "signature"})
 _SETTINGS: Final = ("loop_budget", "concurrency_budget", "deterministic", "check_timeout_s", "max_context_chars")
 
 
@@ -142,6 +165,12 @@ class Describer:
         self._called: set[str] = {"__call__"}
         """The names of methods that the functions so far may call."""
 
+        self._documented: dict[str, Any] = {}
+        """The functions, classes and modules of the program so far, by name."""
+
+        self._reads: set[str] = set()
+        """The names of texts about functions and classes that code of the program reads."""
+
         self._around: list[int] = []
         self._path: list[str] = []
 
@@ -154,12 +183,10 @@ class Describer:
 
     def describe(self, value: Any) -> Any:
         """Return JSON values that describe a value."""
-        if value is None or isinstance(value, bool) or type(value) is str:
-            return secret_digest(value) if isinstance(value, str) and self._is_secret(value) else value
-        if type(value) is int:
-            return value if value.bit_length() <= _MAX_INT_BITS else {"class": "int", "hex": hex(value)}
-        if type(value) is float:
-            return repr(value)
+        if value is None or isinstance(value, bool):
+            return value
+        if type(value) in _PLAIN:
+            return self._plain(value)
         if id(value) in self._around:
             return {"class": name_of(type(value)), "around": True}
         if len(self._around) >= _DEEPEST:
@@ -176,7 +203,30 @@ class Describer:
         while missing := self._used.keys() - described.keys():
             for place in sorted(missing):
                 described[place] = self._part(place, self._used[place])
-        return described
+        return {**described, **self._texts_read()}
+
+    def _texts_read(self) -> dict[str, Any]:
+        """Describe docstrings and annotations, if code of the program reads any. It may put them into a prompt."""
+        found: dict[str, Any] = {}
+        if self._reads & _READ_DOCSTRINGS:
+            found["docstrings"] = self._of_each_documented(inspect.getdoc)
+        if self._reads & _READ_ANNOTATIONS:
+            found["annotations"] = self._of_each_documented(self._annotations)
+        return found
+
+    def _of_each_documented(self, describe: Callable[[Any], Any]) -> dict[str, Any]:
+        described = {name: self._guarded(describe, thing) for name, thing in sorted(self._documented.items())}
+        return {name: self.describe(text) for name, text in described.items() if text}
+
+    def _annotations(self, thing: Any) -> dict[str, Any]:
+        return {name: self._type(kind) for name, kind in own_hints(thing).items()}
+
+    def _text(self, text: str) -> Any:
+        return secret_digest(text) if self._is_secret(text) else text
+
+    def _integer(self, value: int) -> Any:
+        most = _MAX_INT_BITS if self._as_of >= _DOCSTRINGS else _ONCE_MAX_INT_BITS
+        return value if value.bit_length() <= most else {"class": "int", "hex": hex(value)}
 
     def _is_secret(self, text: str) -> bool:
         is_named = bool(self._path) and _SECRET_NAME.search(self._path[-1]) is not None
@@ -196,12 +246,28 @@ class Describer:
         if isinstance(value, enum.Enum):
             return {"class": name_of(type(value)), "member": value.name}
         if isinstance(value, str | int | float):
-            return str(value) if isinstance(value, str) else repr(value) if isinstance(value, float) else int(value)
+            return self._plain(value)
         if self._as_of >= _CLASSES and type(value).__module__ == "weakref":
             return {"class": name_of(type(value))}
         if isinstance(value, (*_CONTAINERS, deque)):
-            return self._members(value)
+            return self._short(value, self._members(value))
         return self._textual(value)
+
+    def _plain(self, value: float | str) -> Any:
+        """Describe a text or a number, also one of a subclass."""
+        if isinstance(value, float):
+            return repr(value)
+        # Earlier formats took those of subclasses as they are.
+        is_safe = type(value) in _PLAIN or self._as_of >= _DOCSTRINGS
+        if isinstance(value, str):
+            return self._text(str(value)) if is_safe else str(value)
+        return self._integer(int(value)) if is_safe else int(value)
+
+    def _short(self, container: Any, described: Any) -> Any:
+        """Return the description of a container, or a digest of a long one, such as a table of words."""
+        if self._as_of < _DOCSTRINGS or len(text := canonical(described)) <= _LONGEST_CONTAINER or CODE_KEY in text:
+            return described
+        return {"class": _class_name(container), "sha256": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
     def _members(self, value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -285,7 +351,7 @@ class Describer:
             return self._class(value)
         if isinstance(value, functools.partial | FunctionType | MethodType | BuiltinFunctionType):
             return self.function(value)
-        if self._as_of >= _CLASSES and (isinstance(value, _BUILTIN_METHODS) or _is_cache(value) or _is_getter(value)):
+        if self._as_of >= _CLASSES and (isinstance(value, _BUILTIN_METHODS) or is_cache(value) or is_getter(value)):
             return self.function(value)
         if type(value).__module__.partition(".")[0] in _INERT:
             return {"class": name_of(type(value))}
@@ -304,12 +370,15 @@ class Describer:
         if isinstance(value, BaseSamplingStrategy):
             return self._nested_strategy(value)
         if isinstance(value, PurePath):
-            content = _file_digest(value)
+            content = file_digest(value)
             # A file may be moved.
             path = {} if content is not None and self._as_of >= _FIELDS else {"path": str(value)}
             return {"class": "pathlib.Path", **path, "sha256": content}
         if isinstance(value, ModuleType):
             return {"class": "module", "name": value.__name__}
+        if isinstance(value, ModuleSource):
+            is_code = self._as_of >= _DOCSTRINGS
+            return {CODE_KEY: digest_of_source(value.content)} if is_code else self.describe(value.content)
         pattern, flags = getattr(value, "pattern", None), getattr(value, "flags", None)
         if isinstance(pattern, str | bytes) and isinstance(flags, int):
             return {"class": name_of(type(value)), "pattern": self.describe(pattern), "flags": int(flags)}
@@ -324,7 +393,7 @@ class Describer:
             return self._reader(value)
         if isinstance(given := getattr(value, "fingerprint", None), str) or callable(given):
             return {"class": name, "fingerprint": str(given() if callable(given) else given)}
-        if (array := _array(value)) is not None:
+        if (array := array_digest(value)) is not None:
             return {"class": name, **array}
         if callable(getattr(value, "generate", None)):
             return {"class": name, "model": identity_of(value)}
@@ -334,7 +403,7 @@ class Describer:
 
     def _model(self, kind: type[Any]) -> Any:
         """Describe a pydantic model. Return None for any other class."""
-        schema = _pydantic_schema(kind)
+        schema = pydantic_schema(kind)
         if schema is None or self._as_of < _SURROUNDINGS:
             return None if schema is None else self.describe(schema)
         fields: Mapping[str, Any] = getattr(kind, "model_fields", {})
@@ -362,7 +431,9 @@ class Describer:
     def _instance(self, value: Any) -> Any:
         """Describe an object by its class and its attributes."""
         kind: type[Any] = value.__class__
-        attributes = _attributes_of(value)
+        attributes = attributes_of(value)
+        if attributes is None and self._as_of >= _DOCSTRINGS:
+            attributes = known_state(value)
         if attributes is None:
             return self._not_seen(value)
         described: dict[str, Any] = {"class": name_of(kind)}
@@ -401,25 +472,30 @@ class Describer:
         if self._as_of < _FIELDS:
             return {}
         self._use_types(hints.values())
-        settings: dict[str, dict[str, Any]] = field_settings(kind)
+        is_closer = self._as_of >= _DOCSTRINGS
+        settings: dict[str, dict[str, Any]] = field_settings(kind, with_flags=is_closer)
         annotated = {name: {"type": hint} for name, hint in hints.items() if annotations_in(hint)}
         named = {name: {**annotated.get(name, {}), **settings.get(name, {})} for name in {**settings, **annotated}}
-        return {"settings": self._part("settings", named)} if named else {}
+        of_class = {"traits": self._part("traits", settings_of_class(kind))} if is_closer else {}
+        return {**({"settings": self._part("settings", named)} if named else {}), **of_class}
 
     def _methods(self, kind: type[Any]) -> dict[str, Any]:
         """Describe the code of a class, as far as it is the user's."""
         for one in kind.__mro__:
             self._use_inner_classes(one)
-        members = {
-            name: self._plain_method(member)
+            if is_own_code(one.__module__):
+                self._document(one)
+        given = {
+            name: member
             for one in reversed(kind.__mro__)
             if not is_library(one.__module__)
             for name, member in vars(one).items()
         }
+        members = {name: self._plain_method(member) for name, member in given.items()}
         methods = {
             name: self._part(name, member)
             for name, member in members.items()
-            if isinstance(member, FunctionType) and not _is_generated(member)
+            if isinstance(member, FunctionType) and not is_generated(member)
         }
         constants = {
             name: self._part(name, member)
@@ -427,6 +503,8 @@ class Describer:
             if not name.startswith("__") and self._is_constant_of(kind, name, member)
         }
         methods |= {name: self._part(name, member) for name, member in self._overridden(kind)}
+        if self._as_of >= _DOCSTRINGS:
+            methods |= {name: self._part(name, member) for name, member in setters_in(given)}
         return {**({"methods": methods} if methods else {}), **({"constants": constants} if constants else {})}
 
     def _overridden(self, kind: type[Any]) -> Iterator[tuple[str, FunctionType]]:
@@ -436,15 +514,15 @@ class Describer:
         for one in own:
             for name, given in vars(one).items():
                 member = self._plain_method(given)
-                if name in seen and isinstance(member, FunctionType) and not _is_generated(member):
+                if name in seen and isinstance(member, FunctionType) and not is_generated(member):
                     yield f"{name_of(one)}.{name}", member
             seen |= vars(one).keys()
 
     def _is_constant_of(self, kind: type[Any], name: str, member: Any) -> bool:
         if self._as_of < _CONSTANTS:
             return False
-        if _is_constant(name, member) or self._as_of < _SURROUNDINGS or issubclass(kind, enum.Enum):
-            return _is_constant(name, member) and not self._is_state(kind, name)
+        if is_constant(name, member) or self._as_of < _SURROUNDINGS or issubclass(kind, enum.Enum):
+            return is_constant(name, member) and not self._is_state(kind, name)
         is_own = is_own_code(type(member).__module__)
         if self._as_of < _CLASSES:
             is_own = is_own and not hasattr(member, "__get__")
@@ -457,11 +535,17 @@ class Describer:
         """Return whether a class changes an attribute of itself, such as a counter."""
         return self._as_of >= _FIELDS and name in attributes_changed_by(kind, self._called)
 
+    def _document(self, thing: Any) -> None:
+        """Note a function or class of the program and its module, whose docstrings and annotations code may read."""
+        if self._as_of >= _DOCSTRINGS:
+            self._documented.setdefault(name_of(thing), thing)
+            self._documented.setdefault(module_prefix(thing.__module__), sys.modules.get(thing.__module__))
+
     def _use_types(self, annotations: Iterable[Any]) -> None:
         """Note the classes of the program in the types of fields."""
         if self._as_of >= _SURROUNDINGS:
             for kind in annotations:
-                for one in classes_in(kind):
+                for one in classes_in(kind, are_generic_seen=self._as_of >= _DOCSTRINGS):
                     self._use_class(one)
 
     def _use_class(self, kind: type[Any]) -> None:
@@ -505,22 +589,25 @@ class Describer:
         described: dict[str, Any] = {"name": name_of(function)}
         self._called |= {plain.__name__, *names_in(plain.__code__)}
         if not is_library(plain.__module__):
-            described[f"{CODE}{_PYTHON}"] = hashlib.sha256(_code(plain.__code__).encode()).hexdigest()[:16]
+            self._document(plain)
+            self._reads |= names_in(plain.__code__)
+            digest = digest_of_code if self._as_of >= _DOCSTRINGS else digest_of_code_with_docstrings
+            described[CODE_KEY] = digest(plain.__code__)
         described.update(self._arguments_of(plain))
         owner = getattr(function, "__self__", None)
         if owner is not None:
             described["self"] = self._part("self", owner)
         if self._as_of >= _FIELDS:
             described.update(self._attributes_of_function(plain))
-        if constants := self._globals_of(plain):
+        if constants := self._constants_of(plain):
             described["globals"] = self._part("globals", constants)
         if self._as_of >= _SURROUNDINGS:
-            self._used = {**dict(surroundings_of(plain, _is_constant)), **self._used}
+            self._used = {**dict(surroundings_of(plain, is_constant)), **self._used}
         return described
 
-    def _globals_of(self, function: FunctionType) -> dict[str, Any]:
+    def _constants_of(self, function: FunctionType) -> dict[str, Any]:
         """Return the constants that a function reads, and other functions of the same module."""
-        found = dict(_globals_of(function, in_lower_case=self._as_of >= _CONSTANTS))
+        found = dict(globals_of(function, in_lower_case=self._as_of >= _CONSTANTS))
         if self._as_of < _FIELDS or is_library(function.__module__):
             return found
         # The path of the module may change, and its documentation.
@@ -530,7 +617,9 @@ class Describer:
 
     def _attributes_of_function(self, function: FunctionType) -> dict[str, Any]:
         """Describe the attributes of a function that code reads, and that it does not change itself."""
-        names = (self._called & vars(function).keys()) - attributes_set_by(function)
+        # The name of the model is that of a backend, which only we read.
+        read = {*self._called, "model"} if self._as_of >= _DOCSTRINGS else self._called
+        names = (read & vars(function).keys()) - attributes_set_by(function)
         attributes = {name: vars(function)[name] for name in sorted(names) if not name.startswith("__")}
         return {"attributes": self._part("attributes", attributes)} if attributes else {}
 
@@ -539,7 +628,7 @@ class Describer:
         changed = variables_changed_by(function) if self._as_of >= _CLASSES else ()
         names = function.__code__.co_freevars
         cells = [
-            CHANGED if name in changed else _content(cell)
+            CHANGED if name in changed else cell_content(cell)
             for name, cell in zip(names, function.__closure__ or (), strict=True)
         ]
         bound, keywords = [*cells, *(function.__defaults__ or ())], function.__kwdefaults__
@@ -550,10 +639,10 @@ class Describer:
 
     def _other_callable(self, function: Any) -> dict[str, Any]:
         """Describe a builtin, such as the method of a str, or an object with `__call__`."""
-        if _is_cache(function):
+        if is_cache(function):
             # A cache changes no answer, so describe the function that it wraps.
             return self.function(function.__wrapped__)
-        if _is_getter(function):
+        if is_getter(function):
             return {"name": name_of(function), "with": self._part("with", function.__reduce__())}
         owner = getattr(function, "__self__", None)
         named = {"name": name_of(function)}
@@ -628,83 +717,10 @@ def _changed_attributes(kind: type[Any]) -> set[str]:
     return {mangled(name, one) for one in own for name in changes_in(one).attributes}
 
 
-def _pydantic_schema(kind: type[Any]) -> Any:
-    """Return the schema of a pydantic model, or None for any other class, or one that has no schema."""
-    schema: Any = getattr(kind, "model_json_schema", None)
-    try:
-        return schema() if callable(schema) else None
-    except Exception:  # noqa: BLE001 - `BaseModel` itself has none, and a field of any class may have none
-        return None
-
-
-def _array(value: Any) -> dict[str, Any] | None:
-    """Describe an array of numbers or texts, such as NumPy's. Return None for anything else."""
-    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
-    if dtype is None or not isinstance(shape, tuple) or not callable(getattr(value, "tobytes", None)):
-        return None
-    # The bytes of an array of objects are addresses.
-    if getattr(dtype, "hasobject", True):
-        return None
-    digest = hashlib.sha256(value.tobytes()).hexdigest()[:16]
-    return {"dtype": str(dtype), "shape": str(cast("tuple[int, ...]", shape)), "sha256": digest}
-
-
-def _attributes_of(value: Any) -> dict[str, Any] | None:
-    """Return the attributes of an object, or None if it has state that Python can't see."""
-    kind: type[Any] = value.__class__
-    slots = [(one, name) for one in kind.__mro__ for name in _slots(one)]
-    pointers = len(slots) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
-    if kind.__basicsize__ > object.__basicsize__ + pointers * _POINTER_BYTES or kind.__itemsize__:
-        return None
-    names = [mangled(name, one) for one, name in slots]
-    return {**{name: getattr(value, name) for name in names if hasattr(value, name)}, **getattr(value, "__dict__", {})}
-
-
-_POINTER_BYTES: Final = struct.calcsize("P")
-
-
-def _slots(kind: type[Any]) -> list[str]:
-    slots = vars(kind).get("__slots__", ())
-    names = [slots] if isinstance(slots, str) else list(slots)
-    return [name for name in names if name not in {"__weakref__", "__dict__"}]
-
-
-def _globals_of(function: FunctionType, *, in_lower_case: bool) -> Iterator[tuple[str, Any]]:
-    """Yield the globals that a function reads: constants, and other functions of the same module."""
-    if is_library(function.__module__):
-        return
-    for name in sorted(names_in(function.__code__)):
-        value = function.__globals__.get(name)
-        if isinstance(value, FunctionType):
-            if value.__module__ == function.__module__:
-                yield name, value
-        elif (in_lower_case or name.isupper()) and value is not None and _is_constant(name, value):
-            yield name, value
-
-
-def _is_constant(name: str, value: object) -> bool:
-    """Return whether a name of a module or a class is one that code reads and does not change."""
-    # Names in lower case may hold state, such as a cache, unless their values can't change.
-    if name.isupper():
-        return not callable(value) and not isinstance(value, ModuleType)
-    return isinstance(value, _UNCHANGEABLE)
-
-
 def _has_stable_text(key: Any) -> bool:
     if isinstance(key, tuple):
         return all(map(_has_stable_text, cast("Iterable[Any]", key)))
     return key is None or isinstance(key, str | int | float | bytes | enum.Enum | type)
-
-
-def _is_generated(method: Any) -> bool:
-    """Return whether attrs or dataclasses wrote a method, or Python did. It follows from the fields."""
-    function = getattr(method, "__func__", method)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return False
-    # Dataclasses wrap some of theirs in functions of Python, and which ones depends on its version.
-    is_wrapped = is_library(function.__globals__.get("__name__"))
-    return is_wrapped or code.co_filename.startswith("<attrs") or code.co_filename == "<string>"
 
 
 def _is_described_by_content(kind: type[Any]) -> bool:
@@ -725,55 +741,5 @@ def _type_name(kind: Any) -> str:
     return kind if isinstance(kind, str) else name_of(kind) if isinstance(kind, type) else str(kind)
 
 
-def _file_digest(path: PurePath) -> str | None:
-    """Return a digest of a file that a requirement may read, or None if there is none."""
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123 - a PurePath can't open itself
-            digest = hashlib.sha256()
-            read = 0
-            while (chunk := file.read(1 << 20)) and read < _MAX_FILE_BYTES:
-                digest.update(chunk)
-                read += len(chunk)
-            return digest.hexdigest()[:16]
-    except OSError:
-        return None
-
-
-def _is_cache(function: Any) -> bool:
-    """Return whether a function is one of `functools.cache` or `lru_cache`."""
-    return type(function).__module__ == "functools" and hasattr(function, "__wrapped__")
-
-
 def _is_reader(value: Any) -> bool:
     return isinstance(value, TypedReader)
-
-
-def _is_getter(function: Any) -> bool:
-    """Return whether a function is an `itemgetter`, an `attrgetter` or a `methodcaller`, which can be copied."""
-    return type(function).__module__ == "operator"
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        # The cell is empty until its variable is assigned.
-        return None
-
-
-def _code(code: CodeType) -> str:
-    constants = [_code(one) if isinstance(one, CodeType) else _constant(one) for one in code.co_consts]
-    return canonical([code.co_code.hex(), list(code.co_names), constants])
-
-
-def _constant(value: object) -> str:
-    # The order of a set differs between processes.
-    return repr(sorted(map(repr, cast("frozenset[object]", value)))) if isinstance(value, frozenset) else repr(value)
-
-
-def name_of(thing: Any) -> str:
-    """Return the qualified name of a class or function, or that of the class of an object."""
-    name = getattr(thing, "__qualname__", None) or type(thing).__qualname__
-    module = getattr(thing, "__module__", None) or type(thing).__module__
-    # A script has another module name when it is imported.
-    return str(name) if module in {"__main__", "__mp_main__"} else f"{module}.{name}"

@@ -14,7 +14,9 @@ from sampling._serialization.messages import canonical, digest, plain_content
 from sampling._text import quoted
 from sampling.backends.layers import ToolLoop
 from sampling.fanout.items import Item, as_item
-from sampling.fanout.journal._description import CHANGED, CODE, FORMAT, Describer, name_of, secret_digest
+from sampling.fanout.journal._code import CODE, PYTHON
+from sampling.fanout.journal._description import CHANGED, FORMAT, Describer, secret_digest
+from sampling.fanout.journal._inspection import name_of
 from sampling.messages import Context, Options
 from sampling.protocols import BackendLike
 from sampling.requirements import Requirement
@@ -40,6 +42,9 @@ These are methods that Python generates for a dataclass, variables of a module t
 _WITHOUT_NUMBER = 3
 """The last format whose digests of items do not depend on its number."""
 
+_WITH_DOCSTRINGS = 6
+"""The last format whose digests of code depend on docstrings. Those before it are compared with it."""
+
 _LONGEST_SHOWN = 80
 _MODEL_NAMES = ("model", "model_name", "model_id")
 
@@ -51,14 +56,16 @@ def fingerprint_of(
     options: Options | None,
     total: int | None,
     backend: BackendLike | None = None,
+    as_of: int = FORMAT,
 ) -> dict[str, Any]:
     """
     Return the settings that identify a run.
 
     They are JSON values. Settings that may be secret are digests. Under "unseen" are the places of objects that can't
-    be compared.
+    be compared. To compare them with those of an earlier format, describe them as of that.
     """
-    describer = Describer()
+    as_of = min(max(as_of, _WITH_DOCSTRINGS), FORMAT)
+    describer = Describer(as_of)
     with describer.at("strategy"):
         described_strategy = describer.strategy(strategy)
     described_requirements: list[Any] = []
@@ -71,7 +78,8 @@ def fingerprint_of(
         tools = [describer.describe(one) for one in _tools_of(backend)]
     return {
         # Earlier formats saw less, and those without a number are of the first.
-        "format": FORMAT,
+        "format": as_of,
+        "python": PYTHON,
         "strategy": described_strategy,
         "requirements": described_requirements,
         "context": []
@@ -127,7 +135,7 @@ def item_digest(given: object, index: int) -> int:
 def earlier_item_digests(given: object, index: int) -> tuple[int, ...]:
     """Return the digests that earlier versions recorded, which saw less of a parser, or only its name."""
     item = as_item(given, index, "")
-    earlier = (5, 4, _WITHOUT_NUMBER, 2)
+    earlier = (6, 5, 4, _WITHOUT_NUMBER, 2)
     return (*(_digest_with(item, as_of) for as_of in earlier), _digest_of(_legacy_text(item)))
 
 
@@ -214,7 +222,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """
     blind = then.get("format") != now.get("format")
     compared = then if blind else {**then, **now}
-    names = [name for name in compared if name not in {"format", "unseen"}]
+    names = [name for name in compared if name not in {"format", "python", "unseen"}]
     found = [line for name in names for line in _differences(name, then.get(name), now.get(name), blind=blind)]
     # If an earlier format did not look there, it is not known to differ.
     unseen_now = () if blind and "unseen" in then else now.get("unseen", ())

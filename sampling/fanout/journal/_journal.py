@@ -22,6 +22,7 @@ from sampling._serialization.values import MAX_NUMBER, storable_numbers
 from sampling.budgets import Budget
 from sampling.errors import JournalDamaged, JournalError, JournalMismatch
 from sampling.fanout.items import Item, ItemOutcome, ItemStatus, as_item
+from sampling.fanout.journal._code import PYTHON
 from sampling.fanout.journal._fingerprint import (
     cannot_compare,
     earlier_item_digests,
@@ -219,9 +220,8 @@ class Session:
         self._journal = journal
         self._store = Store(journal.path)
         self._recorder = Recorder(context, all_requirements)
-        self._fingerprint: Mapping[str, Any] = fingerprint_of(
-            strategy, all_requirements, context, options, total, backend
-        )
+        self._fingerprint_as_of = partial(fingerprint_of, strategy, all_requirements, context, options, total, backend)
+        self._fingerprint: Mapping[str, Any] = self._fingerprint_as_of()
         forget_descriptions()
         self._retry = frozenset(retry)
         self._items: RecordedItems | None = None
@@ -285,7 +285,8 @@ class Session:
 
     async def _open(self, items: object, budget: Budget | None) -> None:
         store = self._store
-        self.state = await self._in_thread(store.open, self._fingerprint, self._journal.on_change)
+        fingerprints = self._fingerprint, self._fingerprint_as_of
+        self.state = await self._in_thread(store.open, *fingerprints, self._journal.on_change)
         self._recorder.recorded = self.state.requirements
         self._known_total = await self._in_thread(store.items_of_last_run)
         if self._journal.on_change == "continue":
@@ -301,6 +302,8 @@ class Session:
             self._charge(budget)
         if unseen := self._fingerprint["unseen"]:
             log.warning("journal_cannot_compare", path=str(self._journal.path), places=unseen)
+        if self.state.python not in {None, PYTHON}:
+            log.warning("journal_python_changed", path=str(self._journal.path), was=self.state.python, now=PYTHON)
         if self.state.changes:
             log.warning("journal_changed", path=str(self._journal.path), changes=len(self.state.changes))
 
@@ -484,7 +487,7 @@ class Session:
 
     def _compare(self, given: object, index: int, digest: int, recorded_digest: int) -> None:
         if digest != recorded_digest and recorded_digest not in earlier_item_digests(given, index):
-            self._report_difference(_changed_item(given, index))
+            self._report_difference(_changed_item(given, index, self.state.python))
 
     def _ask_about(self, given: object, index: int) -> None:
         """Refuse to take the question of a recorded item for the same if its parser can't be compared."""
@@ -609,6 +612,9 @@ class Session:
 NOT_OPENED = JournalState(run_id="", recorded=0, last_item=-1, interrupted={}, spent=Spent(), changes=())
 
 
-def _changed_item(given: object, index: int) -> str:
+def _changed_item(given: object, index: int, python: str | None) -> str:
     item = as_item(given, index, "")
-    return f"item {item.index} ({item.key!r}): differs from the recorded item, is now {short_repr(item.action.text)}"
+    changed = f"item {item.index} ({item.key!r}): differs from the recorded item, is now {short_repr(item.action.text)}"
+    if item.action.parser is None or python in {None, PYTHON}:
+        return changed
+    return f"{changed} (its parser can't be compared: the run was begun with Python {python}, this is Python {PYTHON})"

@@ -13,7 +13,7 @@ import sqlite3
 import struct
 import tempfile
 import time
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import cache
 from pathlib import Path
@@ -159,6 +159,9 @@ class JournalState:
     requirements: tuple[str, ...] = ()
     """The descriptions of the requirements with which the run was begun. Records refer to them by number."""
 
+    python: str | None = None
+    """The version of Python with which the run was begun, such as "3.11", if it is known."""
+
 
 class Store:
     """The open journal file of one run."""
@@ -180,11 +183,14 @@ class Store:
 
     # Open and close.
 
-    def open(self, fingerprint: Mapping[str, Any], on_change: OnChange) -> JournalState:
+    def open(
+        self, fingerprint: Mapping[str, Any], fingerprint_as_of: Callable[[int], Mapping[str, Any]], on_change: OnChange
+    ) -> JournalState:
         """
         Lock and check the file, and register this process.
 
-        The file must be undamaged and belong to this run.
+        The file must be undamaged and belong to this run. If its fingerprint is of an earlier format, it is compared
+        with the one as of that format.
         """
         with self._translate_errors("opened"):
             self._lock.acquire()
@@ -197,7 +203,7 @@ class Store:
                 _check_access(self.path, os.W_OK)
                 self._database = connect(self.path)
                 _check_whole(self._database, self.path)
-                run_id, recorded, changes = self._check_run(fingerprint, on_change, is_new=is_new)
+                run_id, recorded, changes = self._check_run(fingerprint, fingerprint_as_of, on_change, is_new=is_new)
                 opened = self._read_state(run_id, recorded, changes)
                 self._register_process()
                 # From here on, SQLite keeps its log until the file is closed.
@@ -234,10 +240,17 @@ class Store:
         _sync(self.path.parent)
 
     def _check_run(
-        self, fingerprint: Mapping[str, Any], on_change: OnChange, *, is_new: bool
+        self,
+        fingerprint: Mapping[str, Any],
+        fingerprint_as_of: Callable[[int], Mapping[str, Any]],
+        on_change: OnChange,
+        *,
+        is_new: bool,
     ) -> tuple[str, Mapping[str, Any], tuple[str, ...]]:
         run_id, _, text = run_of(self._connection, self.path)
         recorded = bounded_json.loads(text)
+        if recorded.get("format") != fingerprint["format"]:
+            fingerprint = fingerprint_as_of(recorded.get("format", 0))
         changes = () if is_new else tuple(differences(recorded, fingerprint))
         if changes and on_change == "refuse":
             raise JournalMismatch(f"{self.path} was begun by a call that differs from this one:", changes)
@@ -265,6 +278,7 @@ class Store:
             spent=recorded_spent.plus(other_spent),
             changes=changes,
             requirements=tuple(one["description"] for one in fingerprint["requirements"]),
+            python=fingerprint.get("python"),
         )
 
     def _sums(self, table: str, columns: Iterable[str]) -> tuple[Any, ...]:

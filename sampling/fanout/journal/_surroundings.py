@@ -12,8 +12,11 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final, NamedTuple, cast
 
+import attrs
+
 __all__ = [
     "Changes",
+    "ModuleSource",
     "attributes_changed_by",
     "attributes_set_by",
     "changes_in",
@@ -21,6 +24,7 @@ __all__ = [
     "is_library",
     "is_own_code",
     "mangled",
+    "module_prefix",
     "names_in",
     "surroundings_of",
     "variables_changed_by",
@@ -56,10 +60,22 @@ def _is_installed(file: str) -> bool:
     return "site-packages" in file or "dist-packages" in file
 
 
+def module_prefix(module: str) -> str:
+    """Return what names of a module begin with. A script has another module name when it is imported."""
+    return "" if module in {"__main__", "__mp_main__"} else f"{module}."
+
+
 def names_in(code: CodeType) -> set[str]:
     """Return all names that a code reads: globals, attributes and imports."""
     nested = [names_in(one) for one in code.co_consts if isinstance(one, CodeType)]
     return set(code.co_names).union(*nested)
+
+
+@attrs.frozen
+class ModuleSource:
+    """The source of a module that a function imports itself."""
+
+    content: bytes
 
 
 def surroundings_of(function: FunctionType, is_constant: Callable[[str, object], bool]) -> Iterator[tuple[str, Any]]:
@@ -72,7 +88,7 @@ def surroundings_of(function: FunctionType, is_constant: Callable[[str, object],
     if not is_own_code(function.__module__) or function.__globals__.get("__name__") is None:
         return
     module = str(function.__globals__["__name__"])
-    prefix = "" if module in {"__main__", "__mp_main__"} else f"{module}."
+    prefix = module_prefix(module)
     changed = changes_in(function).names
     names = names_in(function.__code__)
     for name in sorted(names & function.__globals__.keys()):
@@ -82,7 +98,7 @@ def surroundings_of(function: FunctionType, is_constant: Callable[[str, object],
             yield from _readable(f"{prefix}{name}", value, names)
     for name in sorted(_imports_in(function.__code__)):
         if (source := _source_of(name)) is not None:
-            yield f"import {name}", source
+            yield f"import {name}", ModuleSource(source)
 
 
 def _readable(

@@ -2,16 +2,30 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, cast, get_args, get_origin, get_type_hints
 
 import attrs
 
-__all__ = ["annotations_in", "classes_in", "field_settings", "has_fields", "type_hints", "type_name"]
+__all__ = [
+    "annotations_in",
+    "classes_in",
+    "field_settings",
+    "has_fields",
+    "own_hints",
+    "settings_of_class",
+    "type_hints",
+    "type_name",
+]
 
 
-def classes_in(kind: Any) -> Iterator[type[Any]]:
-    """Yield the classes in a type, such as `list[City]`."""
-    return (cast("type[Any]", node) for node in _nodes(kind) if isinstance(node, type))
+def classes_in(kind: Any, *, are_generic_seen: bool) -> Iterator[type[Any]]:
+    """Yield the classes in a type, such as `list[City]`, and those with parameters, such as `Page[City]`, if seen."""
+    for node in _nodes(kind):
+        origin = get_origin(node)
+        if isinstance(node, type):
+            yield cast("type[Any]", node)
+        if isinstance(origin, type) and are_generic_seen:
+            yield cast("type[Any]", origin)
 
 
 def annotations_in(kind: Any) -> list[Any]:
@@ -76,29 +90,68 @@ def type_hints(kind: type[Any]) -> Mapping[str, Any]:
         return get_type_hints(kind, include_extras=True)
     except Exception:  # noqa: BLE001 - a text may be anything
         # Such as the name of a class that is local to a function.
-        return {name: hint for one in reversed(kind.__mro__) for name, hint in _own_hints(one).items()}
+        return {name: hint for one in reversed(kind.__mro__) for name, hint in own_hints(one).items()}
 
 
-def _own_hints(kind: type[Any]) -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", vars(kind).get("__annotations__", {}))
+def own_hints(thing: Any) -> Mapping[str, Any]:
+    """Return the annotations of a class or a function, without those of its bases."""
+    try:
+        return cast("Mapping[str, Any]", getattr(thing, "__annotations__", {}))
+    except Exception:  # noqa: BLE001 - Python 3.14 evaluates them when they are read
+        return {}
 
 
-def field_settings(kind: type[Any]) -> dict[str, dict[str, Any]]:
-    """Return what decides the values of fields, apart from their types: defaults, validators and converters."""
+def field_settings(kind: type[Any], *, with_flags: bool) -> dict[str, dict[str, Any]]:
+    """
+    Return what decides the values of fields, apart from their types: defaults, validators and converters.
+
+    Flags, such as whether objects are compared by a field, are those that differ from the usual.
+    """
     found: dict[str, dict[str, Any]] = {}
     if (models := getattr(kind, "model_fields", None)) is not None:
-        found = {name: _of_model(field) for name, field in models.items()}
+        flags = _MODEL_FLAGS if with_flags else {}
+        found = {name: {**_of_model(field), **_unusual(field, flags)} for name, field in models.items()}
         private: Mapping[str, Any] = getattr(kind, "__private_attributes__", {})
         found |= {name: _given(field, "default", "default_factory") for name, field in private.items()}
     elif dataclasses.is_dataclass(kind):
-        found = {one.name: _given(one, "default", "default_factory") for one in dataclasses.fields(kind)}
+        flags = _FLAGS if with_flags else {}
+        found = {
+            one.name: {**_given(one, "default", "default_factory"), **_unusual(one, flags)}
+            for one in dataclasses.fields(kind)
+        }
     elif attrs.has(kind):
         fields = cast("Iterable[Any]", attrs.fields(kind))
-        found = {one.name: _given(one, "default", "validator", "converter") for one in fields}
+        flags = _ATTRS_FLAGS if with_flags else {}
+        found = {
+            one.name: {**_given(one, "default", "validator", "converter"), **_unusual(one, flags)} for one in fields
+        }
     else:
         # A named tuple.
         found = {name: {"default": one} for name, one in getattr(kind, "_field_defaults", {}).items()}
     return {name: settings for name, settings in found.items() if settings}
+
+
+_FLAGS: Final = {"init": True, "repr": True, "hash": None, "compare": True, "kw_only": False}
+_ATTRS_FLAGS: Final = {"init": True, "repr": True, "hash": None, "eq": True, "kw_only": False, "on_setattr": None}
+_MODEL_FLAGS: Final = {
+    **dict.fromkeys(("alias", "validation_alias", "serialization_alias", "discriminator")),
+    **dict.fromkeys(("validate_default", "exclude", "init")),
+    "repr": True,
+}
+
+
+def _unusual(field: Any, usual: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags of a field that differ from the usual ones."""
+    flags = {name: getattr(field, name, value) for name, value in usual.items()}
+    return {name: value for name, value in flags.items() if value is not usual[name]}
+
+
+def settings_of_class(kind: type[Any]) -> dict[str, Any]:
+    """Return what decides how the objects of a class are made and compared, apart from its fields."""
+    names = ("__eq__", "__lt__", "__hash__", "__setattr__")
+    config: Any = getattr(kind, "__pydantic_config__", None)
+    methods = [name for name in names if vars(kind).get(name) is not None]
+    return {"defines": methods, **({} if config is None else {"config": config})}
 
 
 def _of_model(field: Any) -> dict[str, Any]:

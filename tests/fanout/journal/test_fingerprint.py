@@ -150,6 +150,14 @@ def tiers(depth, model="small"):
     return EscalationStrategy([Tier(backend, RejectionSamplingStrategy(loop_budget=depth)), Tier(backend, ONCE)])
 
 
+def function_of(model):
+    async def backend(_request):
+        return "yes"
+
+    backend.model = model
+    return EscalationStrategy([Tier(backend, ONCE)])
+
+
 def plus(number):
     return lambda value: value + number
 
@@ -288,6 +296,10 @@ CHANGES = {
         lambda: fingerprint(backend=with_tools(2)),
     ),
     "a tier's strategy": (lambda: fingerprint(tiers(1)), lambda: fingerprint(tiers(2))),
+    "the model of a tier that is a function": (
+        lambda: fingerprint(function_of("small")),
+        lambda: fingerprint(function_of("large")),
+    ),
     "a tier's model": (lambda: fingerprint(tiers(1)), lambda: fingerprint(tiers(1, "large"))),
     "a bound object": (lambda: with_check(Words(("a",)).check), lambda: with_check(Words(("b",)).check)),
     "a bound object with slots": (lambda: with_check(Slotted(1).check), lambda: with_check(Slotted(2).check)),
@@ -403,6 +415,47 @@ def test_what_raises_is_named_and_asked_about(run, tmp_path, value):
     items = ["0", Action("1", closing_over(value))]
     result = run(fan_out, ONCE, items, None, answering(), journal=InlineJournal(tmp_path / "run.db"))
     assert 2 == result.counts()["succeeded"]
+
+
+class Whole(int):
+    """A number of a type of its own."""
+
+
+LARGE = {
+    "a table": lambda: {f"word {number}": (number, [number]) for number in range(60_000)},
+    "a large number": lambda: 10**400,
+    "a larger number": lambda: 10**5_000,
+    "a large number of another type": lambda: Whole(10**400),
+}
+
+
+@pytest.mark.parametrize("value", LARGE.values(), ids=LARGE)
+def test_a_run_with_a_large_setting_can_be_resumed(run, tmp_path, value):
+    """F11: a file that can't be read back is refused as damaged, even by the run that begins it."""
+    for _ in range(2):
+        check = Requirement("r", closing_over([value(), [*range(3)]]))
+        result = run(fan_out, ONCE, ["0"], None, answering(), [check], journal=InlineJournal(tmp_path / "run.db"))
+        assert 1 == result.counts()["succeeded"]
+    assert (tmp_path / "run.db").stat().st_size < 100_000
+    before, after = (with_check(closing_over([value(), number])) for number in (1, 2))
+    assert 1 == len(differences(before, after))
+
+
+def test_a_member_of_a_table_is_compared():
+    """F16: a table is compared by its digest, if it is long."""
+    before, after = ({f"word {number}": number for number in range(9_000)} for _ in range(2))
+    assert [] == differences(with_check(closing_over(before)), with_check(closing_over(after)))
+    after["word 8000"] = 7
+    assert differences(with_check(closing_over(before)), with_check(closing_over(after)))
+
+
+def test_a_key_in_a_text_of_another_type_is_not_shown():
+    """I17: it is stored as a digest, like that in any text."""
+
+    class Key(str):
+        __slots__ = ()
+
+    assert "sk-" not in str(with_check(closing_over(Key("sk-proj-abcdefghijklmnopqrstuvwxyz0123456789"))))
 
 
 @dataclasses.dataclass

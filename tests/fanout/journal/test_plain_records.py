@@ -100,7 +100,7 @@ RESULTS = {
     "stop_reason": ["budget"],
     "sampling_id": ["another"],
     "elapsed_s": TIMES,
-    "max_attempts": [7, 10**400, True],
+    "max_attempts": [7, 10**400, -(10**400), True],
     "parent_id": ["another", None],
     "stop_detail": ["tokens"],
     "hook_failures": [(HookFailure("hook", "LoopStarted", ValueError("no"), None),)],

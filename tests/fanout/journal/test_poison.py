@@ -377,6 +377,26 @@ def test_a_detail_that_fails_leaves_the_message(run, path, error):
     assert "slow" in str(again.outcomes[1].error)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        SyntaxError("no", ("file.py", 1, 2, "text")),
+        b"\xff".decode,
+        ImportError("no", name="it"),
+        OSError(2, "no", "file"),
+    ],
+    ids=["syntax", "unicode", "import", "os"],
+)
+def test_a_message_that_is_made_from_attributes_is_kept(run, path, error):
+    """F15: some builtin errors don't take their message from their arguments, and JSON has no attributes of theirs."""
+    if callable(error):
+        with pytest.raises(UnicodeDecodeError) as raised:
+            error("utf-8")
+        error = raised.value
+    first, again = twice(run, path, numbers(2), answering({"1": error}))
+    assert str(first.outcomes[1].error) == str(again.outcomes[1].error).removeprefix("UnicodeDecodeError: ")
+
+
 def test_the_errors_in_a_group_are_kept(run, path):
     """F15: a group that a backend raised is stored with the errors in it."""
     group = ExceptionGroup("both", [ValueError("left"), ExceptionGroup("more", [KeyError("right")])])

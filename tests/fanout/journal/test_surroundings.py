@@ -38,7 +38,8 @@ def load(tmp_path, monkeypatch):
 
 
 def of_check(module):
-    return fingerprint_of(ONCE, [Requirement("r", module.check)], None, None, None)
+    strategy = getattr(module, "strategy", ONCE)
+    return fingerprint_of(strategy, [Requirement("r", module.check)], None, None, None)
 
 
 CHECKS = {
@@ -134,11 +135,84 @@ CHECKS = {
     "a getter": "import operator\nget = operator.itemgetter(%)\ndef check(text): return bool(get(text))",
     "the caller of a method": "import operator\ncheck = operator.methodcaller('startswith', '%')",
     "a deque": "from collections import deque\nallowed = deque([%])\ndef check(text): return text in allowed",
+    "a setter": (
+        "class Limits:\n    @property\n    def most(self): return self._most\n"
+        "    @most.setter\n    def most(self, most): self._most = most * %\n"
+        "def check(text):\n    limits = Limits()\n    limits.most = 1\n    return len(text) < limits.most"
+    ),
+    "a class with parameters": (
+        "from typing import Generic, TypeVar\nT = TypeVar('T')\nclass Short(Generic[T]):\n"
+        "    @classmethod\n    def check(cls, text): return len(text) < %\n"
+        "ShortText = Short[str]\ndef check(text): return ShortText.check(text)"
+    ),
+    "parameters": "exec(f'def check(text, {\"*\" * (% - 3)}rest): return True')",
+    "whether objects are compared": (
+        "import dataclasses\n@dataclasses.dataclass(eq=% == 3)\nclass Answer:\n    text: str\n"
+        "def check(text): return Answer(text) == Answer(text)"
+    ),
+    "whether objects are compared by a field": (
+        "import dataclasses\n@dataclasses.dataclass\nclass Answer:\n"
+        "    text: str = dataclasses.field(compare=% == 3)\ndef check(text): return Answer(text) == Answer('')"
+    ),
+    "whether objects of attrs are compared by a field": (
+        "import attrs\n@attrs.define\nclass Answer:\n    text: str = attrs.field(eq=% == 3)\n"
+        "def check(text): return Answer(text) == Answer('')"
+    ),
+    "the names of a pydantic field": (
+        "import pydantic\nclass Answer(pydantic.BaseModel):\n"
+        "    size: int = pydantic.Field(1, validation_alias=pydantic.AliasChoices('a', 'b%'))\n"
+        "def check(text): return bool(Answer.model_validate_json(text))"
+    ),
+    "whether a default of pydantic is validated": (
+        "import pydantic\nclass Answer(pydantic.BaseModel):\n"
+        "    size: int = pydantic.Field('1', validate_default=% == 3)\n"
+        "def check(text): return bool(Answer.model_validate_json(text))"
+    ),
+    "the configuration of a pydantic dataclass": (
+        "import pydantic.dataclasses\n@pydantic.dataclasses.dataclass(config={'strict': % == 3})\n"
+        "class Answer:\n    size: int\ndef check(text): return bool(Answer(text))"
+    ),
+    "an error": "ERROR = ValueError('%')\ndef check(text): raise ERROR",
+    "a decoder": "import json\ndecoder = json.JSONDecoder(strict=% == 3)\ndef check(text): return decoder.decode(text)",
+    "a docstring that is read": (
+        "class Limits:\n    '''At most %.'''\ndef check(text): return str(len(text)) in Limits.__doc__"
+    ),
+    "the docstring of a module that is read": "'''At most %.'''\ndef check(text): return str(len(text)) in __doc__",
+    "an annotation that is read": (
+        "class Limits:\n    most: 'int' if % == 3 else 'str'\n"
+        "def check(text): return Limits.__annotations__['most'] == text"
+    ),
+    "an annotation of a function that is read": (
+        "import inspect\ndef parse(text: 'int' if % == 3 else 'str'): pass\n"
+        "def check(text): return bool(inspect.signature(parse))"
+    ),
     "a generic type": (
         "import typing\nkinds = [list[typing.Literal[%]], int | list[typing.Literal[%]]]\n"
         "def check(text): return bool(kinds)"
     ),
 }
+
+TEXTS = {
+    "the docstring of a check": "def check(text):\n    %\n    return len(text) < 9 and text not in {'a', 'b'}",
+    "that of a helper": (
+        "def short(text):\n    %\n    return len(text) < 9, None, 'One.'\ndef check(text): return short(text)"
+    ),
+    "that of an inner function": (
+        "def check(text):\n    def short():\n        %\n        return len(text) < 9\n    return short()"
+    ),
+    "that of a class and a method": (
+        "class Limits:\n    %\n    def least(self):\n        %\n        return 0\n"
+        "def check(text): return len(text) > Limits().least()"
+    ),
+    "that of a module": "%\ndef check(text): return len(text) < 9",
+    "that of a strategy": (
+        "from sampling import RejectionSamplingStrategy\nclass Mine(RejectionSamplingStrategy):\n    %\n"
+        "    def repair(self, history):\n        %\n        return super().repair(history)\nstrategy = Mine()\n"
+        "def check(text): return True"
+    ),
+    "a comment": "def check(text):\n    # %\n    return len(text) < 9",
+}
+"""Checks whose answers do not depend on a part of their source."""
 
 HELPERS = {
     "a function of another module": ("import helpers\ndef check(text): return helpers.short(text)"),
@@ -155,6 +229,57 @@ def test_what_a_check_uses_of_its_module_is_seen(load, change):
     assert [] == then["unseen"]
     assert [] == differences(then, of_check(load(before)))
     assert differences(then, of_check(load(after)))
+
+
+@pytest.mark.parametrize("text", ["", "'Another.'"])
+@pytest.mark.parametrize("place", TEXTS)
+def test_what_only_people_read_is_no_change(load, place, text):
+    """F11: a docstring or a comment decides no answer, unless a model or the code reads it."""
+    then = json.loads(json.dumps(of_check(load(TEXTS[place].replace("%", "'One.'")))))
+    assert [] == differences(then, of_check(load(TEXTS[place].replace("%", text))))
+
+
+@pytest.mark.parametrize("use", HELPERS)
+def test_what_only_people_read_of_another_module_is_no_change(load, use):
+    """F11: even if a check imports the module itself, so that its source is all that is known of it."""
+    helpers = "{0}\n# {0}\ndef short(text):\n    {0}\n    return len(text) < 9\nclass Empty:\n    {0}\n"
+    before, after = (of_check(load(HELPERS[use], helpers.format(text))) for text in ("'One.'", "'Another.'"))
+    assert [] == differences(before, after)
+
+
+def test_what_a_try_covers_is_seen(load):
+    """F16: an error of a statement that moved into a `try` is no longer raised. The instructions are the same."""
+    lines = ["def check(text):", "    try:", "        a = int(text)", "    except ValueError:", "        return False"]
+    outside, inside = (
+        [*lines, "    int(text)", "    return True"],
+        [*lines[:3], "        int(text)", *lines[3:], "    return True"],
+    )
+    assert differences(*(of_check(load("\n".join(one))) for one in (outside, inside)))
+
+
+def test_a_function_of_a_package_is_known_by_its_name(load):
+    """F11: those of NumPy and the like are written in C."""
+    pytest.importorskip("numpy")
+    source = (
+        "from numpy import add\nfrom numpy.linalg import norm\ndef check(text): return norm([1.0]) < {}(1, len(text))"
+    )
+    then = of_check(load(source.format("add")))
+    assert [] == then["unseen"] == differences(then, of_check(load(source.format("add"))))
+    assert differences(then, of_check(load(source.format("add") + "\nfrom numpy import subtract as add")))
+
+
+def test_a_file_that_is_only_written_is_not_asked_about(load, tmp_path):
+    """F11: a check may write a log. What is in a file that it may read decides answers."""
+    source = "file = open({!r}, {!r})\ndef check(text): print(text, file=file)"
+    modules = [load(source.format(str(tmp_path / "log"), mode)) for mode in ("w", "a", "r")]
+    try:
+        unseen = [of_check(module)["unseen"] for module in modules]
+    finally:
+        for module in modules:
+            module.file.close()
+    assert [[], [], ["requirements[0].check.globals.file (_io.TextIOWrapper)"]] == [
+        [place.replace("program.", "requirements[0].check.globals.") for place in places] for places in unseen
+    ]
 
 
 @pytest.mark.parametrize("use", HELPERS)
