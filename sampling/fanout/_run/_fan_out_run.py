@@ -61,6 +61,9 @@ log = Logger()
 _REPLAYS_PER_CHECKPOINT = 500
 """The number of recorded outcomes to hand out before other tasks get a turn."""
 
+_STARTS_PER_CHECKPOINT = 100
+"""The number of items to start before other tasks get a turn. Thousands at once would block the event loop."""
+
 
 class FanOut(Generic[T]):
     """
@@ -345,7 +348,8 @@ class FanOut(Generic[T]):
         source, session, run_id = self._source, self._session, self.run_id
         while not self._stopping:
             extra = 1 if self._outage.needs_another_item else 0
-            if not self._slots.has_room(source.count - self._buffer.taken, extra=extra):
+            has_room = self._slots.has_room(source.count - self._buffer.taken, extra=extra)
+            if not has_room or (session is not None and session.has_enough_intents):
                 await self._slots.wait_for_change()
                 continue
             given = await source.next()
@@ -356,6 +360,8 @@ class FanOut(Generic[T]):
             if session is None or session.is_new(source.count) or not await self._replay(given, digest, session):
                 self._admit_item(as_item(given, source.count, run_id), digest)
             source.count += 1
+            if not source.count % _STARTS_PER_CHECKPOINT:
+                await checkpoint()
         if source.exhausted and session is not None:
             session.check_end(source.count)
 
@@ -395,6 +401,7 @@ class FanOut(Generic[T]):
     def _start_intended(self, batch: Batch[PendingOutcome], session: Session) -> None:
         """Start the items whose intents were written, unless the run has ended meanwhile."""
         goes_on = batch.stored and not self._draining and not self._ended
+        self._slots.notify()
         for item, digest, context in batch.intents:
             if goes_on and item.index < self._ending.cancelled_from:
                 context.run(self._start, item, digest)

@@ -525,6 +525,11 @@ class Session:
 
     # Write new entries.
 
+    @property
+    def has_enough_intents(self) -> bool:
+        """True if no item is to be started before the next batch is on disk."""
+        return self._writer.has_enough_intents
+
     def intend(self, item: Item[Any], digest: int, context: ContextVars) -> None:
         """Queue the intent to sample an item. It is to be started in this context when the intent is on disk."""
         if self.state.interrupted:
