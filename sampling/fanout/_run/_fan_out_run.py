@@ -331,7 +331,11 @@ class FanOut(Generic[T]):
     async def _admit(self) -> None:
         """Read and start items until the run stops."""
         try:
-            await self._admit_all()
+            async with self._source.open():
+                await self._admit_all()
+            if not self._stopping and not self._source.exhausted:
+                # The next item did not come in time.
+                self._end_by_budget("deadline")
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException as error:  # noqa: BLE001 - it is raised where the outcomes are read
@@ -340,25 +344,27 @@ class FanOut(Generic[T]):
             else:
                 self._end_with_crash(error)
         finally:
-            await self._source.close()  # noqa: ASYNC102 - shielded, with a limit
             self._admitting = False
             self._check_over()
 
     async def _admit_all(self) -> None:
         source, session, run_id = self._source, self._session, self.run_id
+        # The clock of the budget starts with the first item.
+        latest = math.inf
         while not self._stopping:
             extra = 1 if self._outage.needs_another_item else 0
             has_room = self._slots.has_room(source.count - self._buffer.taken, extra=extra)
             if not has_room or (session is not None and session.has_enough_intents):
                 await self._slots.wait_for_change()
                 continue
-            given = await source.next()
+            given = await source.next(latest)
             if given is END:
                 source.exhausted = not self._stopping
                 break
             digest = 0 if session is None else item_digest(given, source.count)
             if session is None or session.is_new(source.count) or not await self._replay(given, digest, session):
                 self._admit_item(as_item(given, source.count, run_id), digest)
+                latest = self._latest()
             source.count += 1
             if not source.count % _STARTS_PER_CHECKPOINT:
                 await checkpoint()
