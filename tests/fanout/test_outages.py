@@ -16,7 +16,7 @@ from sampling import (
     open_fan_out,
 )
 from sampling.backends.layers import Cached
-from sampling.errors import ConnectFailed, JournalWriteFailed, RateLimited
+from sampling.errors import ConnectFailed, JournalWriteFailed, RateLimited, ServerError
 from tests.faults.journals import InlineJournal, answering, asked, numbers, stored
 
 ONCE = RejectionSamplingStrategy()
@@ -130,7 +130,13 @@ def test_an_outage_at_the_last_item_is_waited_out(run):
     assert {"succeeded": 6, "failed": 0, "errored": 0} == run(run_all, server, 6, max_concurrency=1).counts()
 
 
-@pytest.mark.parametrize("error", [ConnectFailed("no route"), RateLimited("429")])
+def overloaded(status):
+    error = ServerError(f"the server answered {status}: try again later")
+    error.status = status
+    return error
+
+
+@pytest.mark.parametrize("error", [ConnectFailed("no route"), RateLimited("429"), overloaded(503), overloaded(529)])
 def test_a_server_that_is_known_to_be_away_gets_the_whole_grace_for_the_last_item(run, error):
     """F18: an error that is not about the item can't be the item's own."""
     began_at = None
@@ -163,21 +169,23 @@ def test_every_request_of_a_held_item_is_accounted(run, tmp_path):
 class Storm(Server):
     """Refuses the first requests of one item, and answers the others."""
 
-    def __init__(self, refusals):
+    def __init__(self, refusals, error=None):
         super().__init__()
         self.left = refusals
+        self.error = error or RateLimited("429")
 
     async def __call__(self, request):
         if asked(request) == "7" and self.left:
             self.left -= 1
-            raise RateLimited("429")
+            raise self.error
         return await super().__call__(request)
 
 
+@pytest.mark.parametrize("error", [RateLimited("429"), overloaded(503), overloaded(529)])
 @pytest.mark.parametrize("max_concurrency", [1, 4])
-def test_an_item_that_is_refused_again_and_again_is_answered_in_the_end(run, max_concurrency):
+def test_an_item_that_is_refused_again_and_again_is_answered_in_the_end(run, max_concurrency, error):
     """F18: in a storm that refuses some requests, the same item may be unlucky several times."""
-    result = run(run_all, Storm(refusals=5), max_concurrency=max_concurrency)
+    result = run(run_all, Storm(5, error), max_concurrency=max_concurrency)
     assert {"succeeded": 20, "failed": 0, "errored": 0} == result.counts()
 
 
@@ -187,6 +195,14 @@ def test_an_item_that_is_always_refused_counts_after_the_grace(run):
     result = run(run_all, server, 300, on_error="continue", outage_grace_s=60)
     assert {"succeeded": 299, "failed": 0, "errored": 1} == result.counts()
     assert server.requests[-1][0] < 299
+
+
+def test_an_error_of_the_server_that_one_item_causes_counts_within_seconds(run):
+    """F18: a 500 is no refusal because of the load."""
+    server = Storm(10**6, overloaded(500))
+    result = run(run_all, server, on_error="continue")
+    assert {"succeeded": 19, "failed": 0, "errored": 1} == result.counts()
+    assert 10**6 - server.left < 4
 
 
 class Cacheable(Server):
