@@ -106,6 +106,16 @@ def test_a_recorded_answer_counts_as_one(run, tmp_path):
     assert 20 == run(resume).counts()["succeeded"]
 
 
+def test_a_recorded_error_is_no_answer(run, tmp_path):
+    """F18: a resume with the same mistake in the settings says so at once, and not after ten minutes."""
+    path = tmp_path / "run.db"
+    for retry in [(), {"errored"}]:
+        server = Server((0, 10_000))
+        result = run(run_all, server, on_error="continue", journal=InlineJournal(path), retry=retry)
+        assert 20 == result.counts()["errored"]
+        assert {0.0} == {when for when, _ in server.requests}
+
+
 @pytest.mark.parametrize("max_concurrency", [1, 4])
 def test_an_item_that_always_fails_is_found_out(run, max_concurrency):
     """F18: if others are answered meanwhile, the item's own error counts, within seconds."""

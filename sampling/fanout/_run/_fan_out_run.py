@@ -175,7 +175,7 @@ class FanOut(Generic[T]):
         if session is not None:
             await session.open(arguments.items, arguments.budget)
             self.run_id = session.state.run_id
-            self._outage.answer_seen = session.state.recorded > 0
+            self._outage.answer_seen = session.state.answered
             stack.push_async_callback(self._close_journal, session)
             writers = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(session.stop_writer)

@@ -611,7 +611,9 @@ class Session:
         return (*row, outcome_checksum(*row), self._positions.get(slot))
 
 
-NOT_OPENED = JournalState(run_id="", recorded=0, last_item=-1, interrupted={}, spent=Spent(), changes=())
+NOT_OPENED = JournalState(
+    run_id="", recorded=0, answered=False, last_item=-1, interrupted={}, spent=Spent(), changes=()
+)
 
 
 def _changed_item(given: object, index: int) -> str:
