@@ -108,17 +108,9 @@ class Source:
             if close is not None:
                 await self._close_async(close, scope)
         except Exception as error:  # noqa: BLE001 - it is the user's code
-            failure = error
-        except BaseExceptionGroup as group:
-            # A task group in the generator adds the exception with which Python closes it.
-            rest = group.split(GeneratorExit)[1]
-            if not isinstance(rest, Exception):
-                raise
-            failure = rest
-        else:
-            return None
-        log.warning("items_not_closed", error_type=type(failure).__name__)
-        return failure
+            log.warning("items_not_closed", error_type=type(error).__name__)
+            return error
+        return None
 
     async def _close_async(self, close: Callable[[], Awaitable[object]], scope: anyio.CancelScope) -> None:
         if scope.cancel_called and not isinstance(self._async, AsyncGeneratorType):
@@ -132,5 +124,10 @@ class Source:
         except cancellations():
             if not scope.cancel_called:
                 raise
+        except BaseExceptionGroup as group:
+            # A task group in the generator wraps the exception with which Python closes it.
+            rest = group.split(GeneratorExit)[1]
+            if rest is not None:
+                raise rest from None
         finally:
             scope.shield, scope.deadline = False, math.inf

@@ -2,6 +2,7 @@
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from sampling import Budget, RejectionSamplingStrategy, fan_out, open_fan_out
 from sampling.errors import UnexpectedCancellation
@@ -83,6 +84,23 @@ def test_the_error_of_a_task_of_the_source_ends_the_run(run, path, at_once):
         run(fan_out, ONCE, items(), None, slow(), journal=InlineJournal(path), max_concurrency=at_once)
     assert ["the line is dead"] == [str(error) for error in raised.value.exceptions]
     assert {0, 1, 2} <= stored(path).keys()
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 8])
+def test_a_source_with_tasks_is_closed_when_the_run_ends_early(run, at_once):
+    """Row 66: the group in which a task group wraps the end of its generator is no failure."""
+
+    async def items():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.sleep_forever)
+            for number in range(100):
+                yield str(number)
+
+    call = {"on_failure": "halt", "max_concurrency": at_once}
+    with capture_logs() as logs:
+        result = run(fan_out, ONCE, items(), None, slow("no"), [str.istitle], **call)
+    assert ("halted", 0) == (result.status, result.halted_by)
+    assert not logs
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
