@@ -277,6 +277,17 @@ def test_a_deadline_in_an_outage_ends_the_run(run, tmp_path):
     assert 20 == run(run_all, Server(), journal=InlineJournal(path)).counts()["succeeded"]
 
 
+@pytest.mark.parametrize("on_error", ["raise", "halt", "continue"])
+def test_a_budget_that_is_spent_in_an_outage_ends_the_run(run, tmp_path, on_error):
+    """F19: the last item that waits stays open in the journal as the others do, and its error does not count."""
+    path, server = tmp_path / "run.db", Server((2.5, 10_000))
+    settings = {"journal": InlineJournal(path), "on_error": on_error, "outage_grace_s": 6_000}
+    result = run(run_all, server, budget=Budget(requests=20), **settings)
+    assert ("halted", "budget") == (result.status, result.stop_reason)
+    assert set(range(12)) == stored(path).keys()
+    assert 20 == run(run_all, Server(), **settings).counts()["succeeded"]
+
+
 def test_draining_in_an_outage_ends_at_once(run, tmp_path):
     """F18: items that wait for the backend stay open in the journal."""
     path, server = tmp_path / "run.db", Server((2.5, 10_000))

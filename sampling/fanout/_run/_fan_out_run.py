@@ -539,7 +539,8 @@ class FanOut(Generic[T]):
         return math.inf if budget is None else budget.deadline(current_token(), anyio.current_time())
 
     def _has_one_item_left(self) -> bool:
-        return not self._admitting and len(self._running) == 1
+        # If the budget is spent, the next call of the item is cut off, so its error must not count before that.
+        return not self._admitting and len(self._running) == 1 and self._ending.stop_reason is None
 
     async def _call(self, item: Item[T], account: ItemAccount) -> ItemOutcome[T]:
         try:
