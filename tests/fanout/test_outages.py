@@ -58,6 +58,23 @@ def test_twelve_seconds_of_errors_cost_no_item(run, on_error):
     assert [3, 3, 3, 3, 4, 6, 10] == during  # four items fail, and then one at a time probes
 
 
+@pytest.mark.parametrize(("asked_for_s", "probes"), [(5, [8, 13, 18, 26]), (3600, [63])])
+@pytest.mark.parametrize("kind", [RateLimited, ServerError])
+def test_a_server_is_not_probed_before_it_wants_to(run, kind, asked_for_s, probes):
+    """F18: the wait that it asked for is kept, but a minute is the longest interval."""
+
+    class Asking(Server):
+        async def __call__(self, request):
+            try:
+                return await super().__call__(request)
+            except TransientError:
+                raise kind("later", retry_after_s=asked_for_s) from None
+
+    server = Asking((2.5, 20))
+    assert 20 == run(run_all, server).counts()["succeeded"]
+    assert [3.0, 3.0, 3.0, 3.0, *probes] == [when for when, _ in server.requests if 2.5 <= when][: 4 + len(probes)]
+
+
 def test_an_outage_counts_after_its_grace(run):
     """F18: the errors that were held are raised after `outage_grace_s`."""
     server = Server((2.5, 10_000))

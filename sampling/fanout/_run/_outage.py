@@ -136,6 +136,7 @@ class Outage:
         if self._is_its_own(error, first_failed_at, of_judge=of_judge):
             return False
         self._begin()
+        self._postpone_probe(error)
         self._of_judge |= of_judge
         self._held.append(index)
         try:
@@ -158,6 +159,14 @@ class Outage:
             self._began_s = time.time()
             self._interval_s = _FIRST_INTERVAL_S
             self._next_probe_at = self._began_at + self._interval_s
+
+    def _postpone_probe(self, error: BaseException | None) -> None:
+        """Wait as long as the server asked for, within the longest interval."""
+        retry_after_s: object = getattr(error, "retry_after_s", None)
+        # An error of the user's own may have anything there.
+        if isinstance(retry_after_s, int | float):
+            wanted = anyio.current_time() + min(retry_after_s, _LONGEST_INTERVAL_S)
+            self._next_probe_at = max(self._next_probe_at, wanted)
 
     def _announce(self, grace_s: float, error: BaseException | None) -> None:
         if self._pause is None:
