@@ -1,7 +1,16 @@
 """Read the items one at a time, on demand."""
 
 import math
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import asynccontextmanager
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Final, cast
@@ -46,7 +55,7 @@ class Source:
         """Whether all items were read."""
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[None]:
+    async def open(self) -> AsyncGenerator[None]:
         """
         Read the items in this block, and close their generator at its end.
 
@@ -102,8 +111,9 @@ class Source:
         A cleanup that fails can't undo outcomes, so its error is logged and returned.
         """
         try:
-            if type(self._plain) is GeneratorType:
-                self._plain.close()
+            plain: Any = self._plain
+            if type(plain) is GeneratorType:
+                plain.close()
             close = getattr(self._async, "aclose", None)
             if close is not None:
                 await self._close_async(close, scope)

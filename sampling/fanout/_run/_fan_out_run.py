@@ -58,11 +58,8 @@ T = TypeVar("T")
 
 log = Logger()
 
-_REPLAYS_PER_CHECKPOINT = 500
-"""The number of recorded outcomes to hand out before other tasks get a turn."""
-
-_STARTS_PER_CHECKPOINT = 100
-"""The number of items to start before other tasks get a turn. Thousands at once would block the event loop."""
+_ITEMS_PER_CHECKPOINT = 100
+"""The number of items to start or replay before other tasks get a turn. Thousands would block the event loop."""
 
 
 class FanOut(Generic[T]):
@@ -366,7 +363,7 @@ class FanOut(Generic[T]):
                 self._admit_item(as_item(given, source.count, run_id), digest)
                 latest = self._latest()
             source.count += 1
-            if not source.count % _STARTS_PER_CHECKPOINT:
+            if not source.count % _ITEMS_PER_CHECKPOINT:
                 await checkpoint()
         if source.exhausted and session is not None:
             session.check_end(source.count)
@@ -386,8 +383,6 @@ class FanOut(Generic[T]):
                 await self._hand_out(outcome, recorded=True)
             else:
                 self._buffer.put(outcome)
-        if not index % _REPLAYS_PER_CHECKPOINT:
-            await checkpoint()
         return True
 
     def _admit_item(self, item: Item[T], digest: int) -> None:
