@@ -26,7 +26,7 @@ class OutcomeBuffer:
         self._early: dict[int, ItemOutcome[Any]] = {}
         self._ready: deque[ItemOutcome[Any]] = deque()
         self._next = 0
-        self._reader: anyio.Event | None = None
+        self._readers: anyio.Event | None = None
         self.last: float = math.inf
         """The index of the item that ended the run. Later outcomes are dropped."""
 
@@ -51,7 +51,7 @@ class OutcomeBuffer:
         self.wake()
 
     def close(self) -> None:
-        """Make the outcomes ready that wait for earlier ones, which will not come, and wake the reader."""
+        """Make the outcomes ready that wait for earlier ones, which will not come, and wake the readers."""
         self._ready.extend(self._early[index] for index in sorted(self._early) if index <= self.last)
         self._early.clear()
         self.wake()
@@ -69,12 +69,13 @@ class OutcomeBuffer:
             yield outcome
 
     async def wait(self) -> None:
-        """Wait until `wake` is called or an outcome is ready."""
-        self._reader = anyio.Event()
-        await self._reader.wait()
+        """Wait until an outcome is ready or the run is over. Several readers may wait."""
+        if self._readers is None:
+            self._readers = anyio.Event()
+        await self._readers.wait()
 
     def wake(self) -> None:
-        """Wake the reader."""
-        if self._reader is not None:
-            self._reader.set()
-            self._reader = None
+        """Wake the readers."""
+        if self._readers is not None:
+            self._readers.set()
+            self._readers = None

@@ -16,7 +16,7 @@ from sampling import (
     open_fan_out,
 )
 from sampling.backends.layers import Cached
-from sampling.errors import ConnectFailed, JournalWriteFailed, RateLimited
+from sampling.errors import ConnectFailed, JournalWriteFailed, RateLimited, ServerError
 from tests.faults.journals import InlineJournal, answering, asked, numbers, stored
 
 ONCE = RejectionSamplingStrategy()
@@ -56,6 +56,23 @@ def test_twelve_seconds_of_errors_cost_no_item(run, on_error):
     assert {"succeeded": 20, "failed": 0, "errored": 0} == result.counts()
     during = [when for when, _ in server.requests if 2.5 <= when < 14.5]
     assert [3, 3, 3, 3, 4, 6, 10] == during  # four items fail, and then one at a time probes
+
+
+@pytest.mark.parametrize(("asked_for_s", "probes"), [(5, [8, 13, 18, 26]), (3600, [63])])
+@pytest.mark.parametrize("kind", [RateLimited, ServerError])
+def test_a_server_is_not_probed_before_it_wants_to(run, kind, asked_for_s, probes):
+    """F18: the wait that it asked for is kept, but a minute is the longest interval."""
+
+    class Asking(Server):
+        async def __call__(self, request):
+            try:
+                return await super().__call__(request)
+            except TransientError:
+                raise kind("later", retry_after_s=asked_for_s) from None
+
+    server = Asking((2.5, 20))
+    assert 20 == run(run_all, server).counts()["succeeded"]
+    assert [3.0, 3.0, 3.0, 3.0, *probes] == [when for when, _ in server.requests if 2.5 <= when][: 4 + len(probes)]
 
 
 def test_an_outage_counts_after_its_grace(run):
@@ -106,6 +123,16 @@ def test_a_recorded_answer_counts_as_one(run, tmp_path):
     assert 20 == run(resume).counts()["succeeded"]
 
 
+def test_a_recorded_error_is_no_answer(run, tmp_path):
+    """F18: a resume with the same mistake in the settings says so at once, and not after ten minutes."""
+    path = tmp_path / "run.db"
+    for retry in [(), {"errored"}]:
+        server = Server((0, 10_000))
+        result = run(run_all, server, on_error="continue", journal=InlineJournal(path), retry=retry)
+        assert 20 == result.counts()["errored"]
+        assert {0.0} == {when for when, _ in server.requests}
+
+
 @pytest.mark.parametrize("max_concurrency", [1, 4])
 def test_an_item_that_always_fails_is_found_out(run, max_concurrency):
     """F18: if others are answered meanwhile, the item's own error counts, within seconds."""
@@ -130,7 +157,13 @@ def test_an_outage_at_the_last_item_is_waited_out(run):
     assert {"succeeded": 6, "failed": 0, "errored": 0} == run(run_all, server, 6, max_concurrency=1).counts()
 
 
-@pytest.mark.parametrize("error", [ConnectFailed("no route"), RateLimited("429")])
+def overloaded(status):
+    error = ServerError(f"the server answered {status}: try again later")
+    error.status = status
+    return error
+
+
+@pytest.mark.parametrize("error", [ConnectFailed("no route"), RateLimited("429"), overloaded(503), overloaded(529)])
 def test_a_server_that_is_known_to_be_away_gets_the_whole_grace_for_the_last_item(run, error):
     """F18: an error that is not about the item can't be the item's own."""
     began_at = None
@@ -163,21 +196,23 @@ def test_every_request_of_a_held_item_is_accounted(run, tmp_path):
 class Storm(Server):
     """Refuses the first requests of one item, and answers the others."""
 
-    def __init__(self, refusals):
+    def __init__(self, refusals, error=None):
         super().__init__()
         self.left = refusals
+        self.error = error or RateLimited("429")
 
     async def __call__(self, request):
         if asked(request) == "7" and self.left:
             self.left -= 1
-            raise RateLimited("429")
+            raise self.error
         return await super().__call__(request)
 
 
+@pytest.mark.parametrize("error", [RateLimited("429"), overloaded(503), overloaded(529)])
 @pytest.mark.parametrize("max_concurrency", [1, 4])
-def test_an_item_that_is_refused_again_and_again_is_answered_in_the_end(run, max_concurrency):
+def test_an_item_that_is_refused_again_and_again_is_answered_in_the_end(run, max_concurrency, error):
     """F18: in a storm that refuses some requests, the same item may be unlucky several times."""
-    result = run(run_all, Storm(refusals=5), max_concurrency=max_concurrency)
+    result = run(run_all, Storm(5, error), max_concurrency=max_concurrency)
     assert {"succeeded": 20, "failed": 0, "errored": 0} == result.counts()
 
 
@@ -187,6 +222,14 @@ def test_an_item_that_is_always_refused_counts_after_the_grace(run):
     result = run(run_all, server, 300, on_error="continue", outage_grace_s=60)
     assert {"succeeded": 299, "failed": 0, "errored": 1} == result.counts()
     assert server.requests[-1][0] < 299
+
+
+def test_an_error_of_the_server_that_one_item_causes_counts_within_seconds(run):
+    """F18: a 500 is no refusal because of the load."""
+    server = Storm(10**6, overloaded(500))
+    result = run(run_all, server, on_error="continue")
+    assert {"succeeded": 19, "failed": 0, "errored": 1} == result.counts()
+    assert 10**6 - server.left < 4
 
 
 class Cacheable(Server):
@@ -249,6 +292,17 @@ def test_a_deadline_in_an_outage_ends_the_run(run, tmp_path):
     assert 40 == pytest.approx(took_s)
     assert set(range(9)) == stored(path).keys()
     assert 20 == run(run_all, Server(), journal=InlineJournal(path)).counts()["succeeded"]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "halt", "continue"])
+def test_a_budget_that_is_spent_in_an_outage_ends_the_run(run, tmp_path, on_error):
+    """F19: the last item that waits stays open in the journal as the others do, and its error does not count."""
+    path, server = tmp_path / "run.db", Server((2.5, 10_000))
+    settings = {"journal": InlineJournal(path), "on_error": on_error, "outage_grace_s": 6_000}
+    result = run(run_all, server, budget=Budget(requests=20), **settings)
+    assert ("halted", "budget") == (result.status, result.stop_reason)
+    assert set(range(12)) == stored(path).keys()
+    assert 20 == run(run_all, Server(), **settings).counts()["succeeded"]
 
 
 def test_draining_in_an_outage_ends_at_once(run, tmp_path):

@@ -4,6 +4,7 @@ import itertools
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 
 from sampling import (
     Budget,
@@ -259,3 +260,24 @@ def test_limits_are_checked_before_anything_runs(run, settings, message):
     with pytest.raises(ValueError, match=message):
         run(fan_out, ONCE, numbers(3), None, backend, **settings)
     assert not backend.requests
+
+
+@pytest.mark.parametrize("with_journal", [False, True])
+def test_starting_many_items_leaves_turns_to_other_tasks(run, tmp_path, with_journal):
+    """F3: an application that embeds a wide run is not blocked until thousands of items have started."""
+    backend, at_turns = Counting(), [0]
+
+    async def take_turns():
+        while backend.most < 1_000:
+            at_turns.append(backend.most)
+            await checkpoint()
+
+    async def main():
+        async with anyio.create_task_group() as others:
+            others.start_soon(take_turns)
+            journal = InlineJournal(tmp_path / "run.db") if with_journal else None
+            await fan_out(ONCE, numbers(1_000), None, backend, max_concurrency=1_000, journal=journal)
+
+    run(main)
+    at_turns.append(backend.most)
+    assert max(after - before for before, after in itertools.pairwise(at_turns)) <= 250

@@ -58,8 +58,8 @@ T = TypeVar("T")
 
 log = Logger()
 
-_REPLAYS_PER_CHECKPOINT = 500
-"""The number of recorded outcomes to hand out before other tasks get a turn."""
+_ITEMS_PER_CHECKPOINT = 100
+"""The number of items to start or replay before other tasks get a turn. Thousands would block the event loop."""
 
 
 class FanOut(Generic[T]):
@@ -172,7 +172,7 @@ class FanOut(Generic[T]):
         if session is not None:
             await session.open(arguments.items, arguments.budget)
             self.run_id = session.state.run_id
-            self._outage.answer_seen = session.state.recorded > 0
+            self._outage.answer_seen = session.state.answered
             stack.push_async_callback(self._close_journal, session)
             writers = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(session.stop_writer)
@@ -328,7 +328,11 @@ class FanOut(Generic[T]):
     async def _admit(self) -> None:
         """Read and start items until the run stops."""
         try:
-            await self._admit_all()
+            async with self._source.open():
+                await self._admit_all()
+            if not self._stopping and not self._source.exhausted:
+                # The next item did not come in time.
+                self._end_by_budget("deadline")
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException as error:  # noqa: BLE001 - it is raised where the outcomes are read
@@ -337,25 +341,30 @@ class FanOut(Generic[T]):
             else:
                 self._end_with_crash(error)
         finally:
-            await self._source.close()  # noqa: ASYNC102 - shielded, with a limit
             self._admitting = False
             self._check_over()
 
     async def _admit_all(self) -> None:
         source, session, run_id = self._source, self._session, self.run_id
+        # The clock of the budget starts with the first item.
+        latest = math.inf
         while not self._stopping:
             extra = 1 if self._outage.needs_another_item else 0
-            if not self._slots.has_room(source.count - self._buffer.taken, extra=extra):
+            has_room = self._slots.has_room(source.count - self._buffer.taken, extra=extra)
+            if not has_room or (session is not None and session.has_enough_intents):
                 await self._slots.wait_for_change()
                 continue
-            given = await source.next()
+            given = await source.next(latest)
             if given is END:
                 source.exhausted = not self._stopping
                 break
             digest = 0 if session is None else item_digest(given, source.count)
             if session is None or session.is_new(source.count) or not await self._replay(given, digest, session):
                 self._admit_item(as_item(given, source.count, run_id), digest)
+                latest = self._latest()
             source.count += 1
+            if not source.count % _ITEMS_PER_CHECKPOINT:
+                await checkpoint()
         if source.exhausted and session is not None:
             session.check_end(source.count)
 
@@ -374,8 +383,6 @@ class FanOut(Generic[T]):
                 await self._hand_out(outcome, recorded=True)
             else:
                 self._buffer.put(outcome)
-        if not index % _REPLAYS_PER_CHECKPOINT:
-            await checkpoint()
         return True
 
     def _admit_item(self, item: Item[T], digest: int) -> None:
@@ -395,6 +402,7 @@ class FanOut(Generic[T]):
     def _start_intended(self, batch: Batch[PendingOutcome], session: Session) -> None:
         """Start the items whose intents were written, unless the run has ended meanwhile."""
         goes_on = batch.stored and not self._draining and not self._ended
+        self._slots.notify()
         for item, digest, context in batch.intents:
             if goes_on and item.index < self._ending.cancelled_from:
                 context.run(self._start, item, digest)
@@ -526,7 +534,8 @@ class FanOut(Generic[T]):
         return math.inf if budget is None else budget.deadline(current_token(), anyio.current_time())
 
     def _has_one_item_left(self) -> bool:
-        return not self._admitting and len(self._running) == 1
+        # If the budget is spent, the next call of the item is cut off, so its error must not count before that.
+        return not self._admitting and len(self._running) == 1 and self._ending.stop_reason is None
 
     async def _call(self, item: Item[T], account: ItemAccount) -> ItemOutcome[T]:
         try:

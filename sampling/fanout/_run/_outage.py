@@ -28,6 +28,9 @@ _PROBES_OF_ONE_ITEM: Final = 2
 _ABOUT_SERVER: Final = (ConnectFailed, RateLimited)
 """Errors that can't be the item's own."""
 
+_OVERLOADED: Final = frozenset({503, 529})
+"""The statuses of a server that refuses a part of the requests because of its load, whatever they ask."""
+
 _MAX_ERROR_CHARS: Final = 200
 _LAST_ITEM_GRACE_S: Final = 60.0
 """The grace of a run's last item. There is no other item to compare with, and the item itself may be the cause."""
@@ -133,6 +136,7 @@ class Outage:
         if self._is_its_own(error, first_failed_at, of_judge=of_judge):
             return False
         self._begin()
+        self._postpone_probe(error)
         self._of_judge |= of_judge
         self._held.append(index)
         try:
@@ -144,7 +148,7 @@ class Outage:
 
     def _is_its_own(self, error: BaseException | None, first_failed_at: float, *, of_judge: bool) -> bool:
         """Return whether an item fails by itself: it failed before, and others were answered in between."""
-        if isinstance(error, _ABOUT_SERVER):
+        if _is_about_server(error):
             # In a storm that refuses some requests, the same item may be refused again and again.
             return anyio.current_time() - first_failed_at >= self._grace_s
         return (self._newest_judged if of_judge else self._newest_answered) >= first_failed_at
@@ -156,6 +160,14 @@ class Outage:
             self._interval_s = _FIRST_INTERVAL_S
             self._next_probe_at = self._began_at + self._interval_s
 
+    def _postpone_probe(self, error: BaseException | None) -> None:
+        """Wait as long as the server asked for, within the longest interval."""
+        retry_after_s: object = getattr(error, "retry_after_s", None)
+        # An error of the user's own may have anything there.
+        if isinstance(retry_after_s, int | float):
+            wanted = anyio.current_time() + min(retry_after_s, _LONGEST_INTERVAL_S)
+            self._next_probe_at = max(self._next_probe_at, wanted)
+
     def _announce(self, grace_s: float, error: BaseException | None) -> None:
         if self._pause is None:
             fields = {"error_type": type(error).__name__, "error": quoted(str(error), _MAX_ERROR_CHARS)}
@@ -166,7 +178,7 @@ class Outage:
 
     def _grace(self, error: BaseException | None) -> float:
         """Return the time to wait for an answer after this error."""
-        if self._is_last() and not isinstance(error, _ABOUT_SERVER):
+        if self._is_last() and not _is_about_server(error):
             return min(self._grace_s, _LAST_ITEM_GRACE_S)
         return self._grace_s
 
@@ -246,6 +258,10 @@ def _transient_error_of(attempt: Slice[Any]) -> BaseException | None:
 def _is_of_judge(outcome: ItemOutcome[Any], error: BaseException | None) -> bool:
     slices = () if outcome.result is None else outcome.result.slices
     return any(validation.error is error for attempt in slices for validation in attempt.validations)
+
+
+def _is_about_server(error: BaseException | None) -> bool:
+    return isinstance(error, _ABOUT_SERVER) or (isinstance(error, BackendError) and error.status in _OVERLOADED)
 
 
 def _is_transient(error: BaseException | None) -> bool:

@@ -528,6 +528,11 @@ class Session:
 
     # Write new entries.
 
+    @property
+    def has_enough_intents(self) -> bool:
+        """True if no item is to be started before the next batch is on disk."""
+        return self._writer.has_enough_intents
+
     def intend(self, item: Item[Any], digest: int, context: ContextVars) -> None:
         """Queue the intent to sample an item. It is to be started in this context when the intent is on disk."""
         if self.state.interrupted:
@@ -609,7 +614,9 @@ class Session:
         return (*row, outcome_checksum(*row), self._positions.get(slot))
 
 
-NOT_OPENED = JournalState(run_id="", recorded=0, last_item=-1, interrupted={}, spent=Spent(), changes=())
+NOT_OPENED = JournalState(
+    run_id="", recorded=0, answered=False, last_item=-1, interrupted={}, spent=Spent(), changes=()
+)
 
 
 def _changed_item(given: object, index: int, python: str | None) -> str:

@@ -140,6 +140,9 @@ class JournalState:
     recorded: int
     """The number of items with an outcome."""
 
+    answered: bool
+    """Whether an item had an answer. One that errored had none, whatever the cause."""
+
     last_item: int
     """The highest index with an outcome or an intent, or -1."""
 
@@ -260,6 +263,9 @@ class Store:
         recorded, last_item = self._connection.execute(
             "SELECT count(*), coalesce(max(item), -1) FROM outcomes"
         ).fetchone()
+        (answered,) = self._connection.execute(
+            f"SELECT EXISTS (SELECT 1 FROM {ALL_OUTCOMES} WHERE status <> 'errored')"  # noqa: S608 - ours
+        ).fetchone()
         amounts = ("input_tokens", "output_tokens", "cost", "cached_input_tokens", "reasoning_tokens")
         counts = ("attempts", "requests", "estimated_tokens")
         names = (*amounts, *counts)
@@ -273,6 +279,7 @@ class Store:
         return JournalState(
             run_id=run_id,
             recorded=recorded,
+            answered=bool(answered),
             last_item=max([last_item, *interrupted]),
             interrupted=interrupted,
             spent=recorded_spent.plus(other_spent),

@@ -22,6 +22,9 @@ Intent: TypeAlias = tuple[Item[Any], int, Context]
 _MAX_CHECKPOINTS = 16
 """The number of turns that other tasks get to add to a batch before it is written. Each write waits for the disk."""
 
+_MAX_INTENTS = 250
+"""The number of intents in a batch. Its items start together, and thousands would block the event loop."""
+
 _MAX_IDLE_CHECKPOINTS = 2
 """
 The number of turns without a new entry after which a batch is written.
@@ -64,8 +67,8 @@ class Writer(Generic[E]):
 
     def __init__(self, write: Callable[[Batch[E]], Awaitable[None]], *, max_intents: int) -> None:
         self._write = write
-        self._max_intents = max_intents
-        """The number of items in flight. If as many intents wait, all items do, and no entry can follow."""
+        self._max_intents = min(max_intents, _MAX_INTENTS)
+        """If as many intents wait as items may be in flight, all items do, and no entry can follow."""
 
         self.on_end: Callable[[Batch[E]], None] = lambda _: None
         """Called when a batch is on disk, or could not be written."""
@@ -78,6 +81,11 @@ class Writer(Generic[E]):
 
         self.unsaved: list[E] = []
         """Outcomes of the failed batch and of all later ones."""
+
+    @property
+    def has_enough_intents(self) -> bool:
+        """True if further intents are to wait for the next batch."""
+        return len(self._batch.intents) >= self._max_intents
 
     def put_intent(self, intent: Intent) -> None:
         """Queue the intent to sample an item."""
@@ -149,7 +157,7 @@ class Writer(Generic[E]):
         for _ in range(_MAX_CHECKPOINTS):
             size = batch.size
             idle = idle + 1 if size == before else 0
-            if idle == _MAX_IDLE_CHECKPOINTS or len(batch.intents) >= self._max_intents:
+            if idle == _MAX_IDLE_CHECKPOINTS or self.has_enough_intents:
                 break
             before = size
             await checkpoint()
