@@ -69,7 +69,7 @@ def _is_plain_result(result: SamplingResult[Any], attempt: Slice[Any]) -> bool:
         and result.stop_detail is None
         and result.agreement is None
         and type(result.max_attempts) is int
-        and result.max_attempts <= MAX_NUMBER
+        and 0 <= result.max_attempts <= MAX_NUMBER
         and type(started_s) is type(finished_s) is type(elapsed_s) is float
         and 0.0 <= started_s <= finished_s <= elapsed_s <= MAX_NUMBER
         and attempt.iteration_id == iteration_id(result.sampling_id, 1)
