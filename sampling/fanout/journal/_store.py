@@ -40,6 +40,7 @@ from sampling.fanout.journal._schema import (
     create_or_migrate,
     intent_checksum,
     outcome_checksum,
+    sums_of,
 )
 from sampling.usage import NO_USAGE, Usage
 
@@ -268,8 +269,8 @@ class Store:
         )
 
     def _sums(self, table: str, columns: Iterable[str]) -> tuple[Any, ...]:
-        sums = ", ".join(f"coalesce(sum({name}), 0)" for name in columns)
-        return cast("tuple[Any, ...]", self._connection.execute(f"SELECT {sums} FROM {table}").fetchone())  # noqa: S608 - ours
+        query = f"SELECT {sums_of(columns)} FROM {table}"  # noqa: S608 - ours
+        return cast("tuple[Any, ...]", self._connection.execute(query).fetchone())
 
     def _interrupted(self) -> dict[int, int]:
         query = f"SELECT item, life, digest, checksum FROM intents WHERE {IS_UNFINISHED}"  # noqa: S608 - ours

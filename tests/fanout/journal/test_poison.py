@@ -11,9 +11,11 @@ import pytest
 
 from sampling import Action, Budget, Generation, Journal, RateLimited, RejectionSamplingStrategy, Usage, fan_out
 from sampling._serialization.errors import load_error
+from sampling._serialization.values import MAX_NUMBER
 from sampling.errors import ErrorFromJournal
 from sampling.fanout.engines import LocalEngine
 from sampling.fanout.journal import _records, export
+from sampling.testing import After
 from tests.faults.journals import YES, InlineJournal, answering, asked, is_whole, numbers, rows
 
 ONCE = RejectionSamplingStrategy()
@@ -375,6 +377,20 @@ def test_a_detail_that_fails_leaves_the_message(run, path, error):
     """F15: an attribute that can't be stored or read does not cost the message of the error."""
     _, again = twice(run, path, numbers(2), answering({"1": error}))
     assert "slow" in str(again.outcomes[1].error)
+
+
+def test_counts_that_add_up_to_more_than_sqlite_can_hold_do_not_end_a_journal(run, path):
+    """F15: thousands of absurd counts are read, shown and resumed like any others."""
+    items = numbers(9_300)
+    assert 9_300 * MAX_NUMBER > 2**63
+    backend = answering(default=After(1.0, Generation("yes", Usage(2**70, 3))))
+    call = {"journal": InlineJournal(path), "max_concurrency": 100}
+    run(fan_out, ONCE, items, None, backend, **call)
+    resumed = run(fan_out, ONCE, items, None, answering(default=AssertionError("asked again")), **call)
+    assert 9_300 == resumed.counts()["succeeded"]
+    assert resumed.usage == Journal(path).summary().usage
+    assert (2**63 - 1, 27_900) == (resumed.usage.input_tokens, resumed.usage.output_tokens)
+    assert "9,300 of 9,300 items have a valid answer" in Journal(path).to_html()
 
 
 def test_the_errors_in_a_group_are_kept(run, path):
