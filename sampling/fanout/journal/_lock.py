@@ -37,6 +37,11 @@ class FileLock:
         self.path = path
         self._descriptor: int | None = None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether this process holds the lock. A child process that was forked from the owner does not."""
+        return self._descriptor is not None
+
     def acquire(self) -> None:
         """Take the lock, or raise `JournalLocked` with the owner."""
         if fcntl is None:

@@ -315,6 +315,9 @@ class Store:
 
     def close(self) -> None:
         """Close the file and release the lock."""
+        if not self._lock.is_held:
+            # It was not opened, or this is a forked child, which must not use the connection of its parent.
+            return
         database, self._database = self._database, None
         try:
             if database is not None:
@@ -452,6 +455,9 @@ class Store:
     def _connection(self) -> sqlite3.Connection:
         if self._database is None:
             raise JournalError(f"{self.path} is not open")
+        if not self._lock.is_held:
+            # SQLite does not know of the fork, and would corrupt the file.
+            raise JournalError(f"{self.path} was opened by the process from which this one was forked")
         return self._database
 
     @contextmanager

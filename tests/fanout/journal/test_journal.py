@@ -747,6 +747,46 @@ class TestLock:
         finally:
             os.kill(child, signal.SIGKILL)
 
+    def test_a_child_that_is_forked_can_not_write(self, path):
+        """F14: SQLite can't be used by a child. A check that forks and returns there, too, must not harm the run."""
+        command = [sys.executable, "-W", "ignore", "-c", INHERITING, str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+        assert ("", 0) == (done.stderr, done.returncode)
+        assert ["write", "read", "record_end"] == done.stdout.split()
+        assert [("running", None)] == rows(path, "SELECT status, ended_s FROM lives")
+
+
+INHERITING = """
+import os, sys
+from pathlib import Path
+from sampling.errors import JournalError
+from sampling.fanout.journal._fingerprint import fingerprint_of
+from sampling.fanout.journal._store import Spent, Store
+from sampling.strategies import RejectionSamplingStrategy
+
+path = Path(sys.argv[1])
+store = Store(path)
+store.open(fingerprint_of(RejectionSamplingStrategy(), [], None, None, None), "refuse")
+beside = sorted(os.listdir(path.parent))
+attempts = {
+    "write": lambda: store.write([(0, 1, 2, 3)], []),
+    "read": lambda: store.read(0, 10),
+    "record_end": lambda: store.record_end("completed", None, None, Spent()),
+}
+if not os.fork():
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except JournalError as error:
+            assert "was opened by the process from which this one was forked" in str(error)
+            print(name, flush=True)
+    store.close()
+    os._exit(0)
+assert os.wait()[1] == 0
+assert beside == sorted(os.listdir(path.parent))
+assert store.read(0, 10) == []
+store.close()
+"""
 
 FORKING = """
 import os, sys, time, anyio
