@@ -14,7 +14,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
@@ -322,6 +322,9 @@ class Store:
         try:
             if database is not None:
                 self._shared_locks.release()
+                # The last connection does this when it is closed, but another program may still be reading.
+                with suppress(sqlite3.Error):
+                    database.execute("PRAGMA wal_checkpoint(PASSIVE)")
                 database.close()
         finally:
             self._shared_locks.close()

@@ -1,5 +1,6 @@
 """The journal: what is in it, what comes back out of it, and which files it refuses."""
 
+import contextlib
 import csv
 import json
 import os
@@ -8,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import anyio
 import attrs
@@ -45,7 +47,7 @@ from sampling.errors import (
     JournalTooNew,
     JournalWriteFailed,
 )
-from sampling.fanout.journal import export
+from sampling.fanout.journal import _lock, export
 from sampling.fanout.journal._export import live_row
 from sampling.fanout.journal._records import Recorder
 from sampling.testing import After, ScriptedBackend
@@ -736,6 +738,14 @@ class TestLock:
         assert 3 == len(backend.requests)
         assert (0, 1, 2) == result.maybe_billed_twice == Journal(path).summary().maybe_billed_twice
 
+    def test_a_lock_that_cannot_be_checked_is_not_kept(self, run, path, monkeypatch):
+        """F14: the file may be unreachable for a moment. The next call of this process is not refused."""
+        with monkeypatch.context() as patch:
+            patch.setattr(_lock, "_is_same_file", Mock(side_effect=PermissionError("unreachable")))
+            with pytest.raises(JournalWriteFailed, match="unreachable"):
+                run(fan_out, ONCE, numbers(1), None, answering(), journal=InlineJournal(path))
+        assert 1 == len(run(fan_out, ONCE, numbers(1), None, answering(), journal=InlineJournal(path)).outcomes)
+
     def test_a_child_that_is_forked_does_not_hold_it(self, run, path):
         """Row 63: freed by the death of its owner, not of all who descend from it."""
         with subprocess.Popen([sys.executable, "-c", FORKING, str(path)], stdout=subprocess.PIPE, text=True) as owner:  # noqa: S603
@@ -941,6 +951,45 @@ def test_a_copy_of_the_file_is_a_backup(run, path, tmp_path):
     backend = answering()
     run(fan_out, ONCE, numbers(3), None, backend, journal=InlineJournal(tmp_path / "copy.db"))
     assert not backend.requests
+
+
+def test_a_copy_is_whole_although_another_program_has_the_file_open(run, path, tmp_path):
+    """F14: SQLite merges its log when the last connection is closed, which is not that of the run then."""
+
+    async def main():
+        async with open_fan_out(ONCE, numbers(50), None, answering(), journal=InlineJournal(path)) as outcomes:
+            await anext(outcomes)
+            reader = stack.enter_context(contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)))
+            reader.execute("SELECT count(*) FROM outcomes").fetchone()
+            return len([outcome async for outcome in outcomes])
+
+    with contextlib.ExitStack() as stack:
+        assert 49 == run(main)
+        assert path.with_name("run.db-wal").exists()
+        shutil.copy(path, tmp_path / "copy.db")
+        assert 50 == Journal(tmp_path / "copy.db").summary().succeeded
+
+
+def test_a_backup_by_sqlite_is_a_journal(run, path, tmp_path):
+    """F14: a backup that is made during a run has every outcome of that moment, and can be resumed."""
+
+    async def main():
+        async with open_fan_out(ONCE, numbers(50), None, answering(), journal=InlineJournal(path)) as outcomes:
+            await anext(outcomes)
+            with (
+                contextlib.closing(sqlite3.connect(path)) as source,
+                contextlib.closing(sqlite3.connect(copy)) as target,
+            ):
+                source.backup(target)
+            return [outcome async for outcome in outcomes]
+
+    copy = tmp_path / "copy.db"
+    run(main)
+    recorded = stored(copy)
+    assert recorded.items() <= stored(path).items()
+    backend = answering()
+    assert 50 == len(run(fan_out, ONCE, numbers(50), None, backend, journal=InlineJournal(copy)).outcomes)
+    assert 50 - len(recorded) == len(backend.requests)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere: .ci/run runs this as another user")
