@@ -488,6 +488,8 @@ def connect(path: Path) -> sqlite3.Connection:
     try:
         # With write-ahead logging, lower levels do not sync each commit.
         database.execute("PRAGMA synchronous = FULL")
+        # Elsewhere than on macOS this has no effect. There, a plain sync leaves the data in the cache of the disk.
+        database.execute("PRAGMA fullfsync = ON")
         # In pages. A sync takes longer while the log grows, and a run waits for every merge of the log into the file.
         database.execute("PRAGMA wal_autocheckpoint = 250")
         version = _check_version(database, path)
