@@ -62,12 +62,12 @@ class Ending:
         terminal = self._terminal
         return terminal.index if terminal is not None and terminal.error is None else None
 
-    @property
-    def reason(self) -> str | None:
-        """The type of the error that ended the run, the item that halted it, or the limit of the budget."""
-        if self.raised is not None:
+    def reason(self, journal_failure: BaseException | None) -> str | None:
+        """Return the type of the error that ended the run, the item that halted it, or the limit of the budget."""
+        error = self.raised or self.error(journal_failure)
+        if error is not None:
             # Only the type: the message may contain prompts or keys.
-            return type(self.raised).__name__
+            return type(error).__name__
         return self.stop_reason if self.halted_by is None else f"item {self.halted_by}"
 
     def is_outcome(self, outcome: ItemOutcome[Any]) -> bool:
