@@ -4,9 +4,12 @@ Journals that earlier versions of the code wrote are read, shown, exported and r
 Each archive in `fixtures` is named for the version of its tables and the format of its fingerprint. It has two journals
 of the run in `older_run`: a finished one, and one whose process was killed while it asked for the fifth item. No code
 that wrote version 1 or 3 was ever in use. To add one, call `older_run.run` with `backend()` and `backend(kill=True)`.
+Python 3.11 wrote all of them.
 """
 
 import json
+import re
+import sys
 import zipfile
 from functools import partial
 from pathlib import Path
@@ -22,6 +25,8 @@ from tests.fanout.journal import older_run
 from tests.faults.journals import InlineJournal, rows
 
 ARCHIVES = sorted(Path(__file__).with_name("fixtures").glob("version-*-format-*.zip"))
+
+same_python = pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the code of the parser is compared")
 
 
 @pytest.fixture(params=ARCHIVES, ids=lambda archive: archive.stem)
@@ -50,9 +55,11 @@ def check_all(result):
     assert Usage(21, 14, 1.75) == result.usage
 
 
-def test_the_current_version_and_format_are_among_them():
-    """A change of the tables or of the fingerprint needs a journal from before the next change."""
-    assert f"version-{VERSION}-format-{FORMAT}" in {archive.stem for archive in ARCHIVES}
+def test_every_earlier_version_and_format_is_among_them():
+    """F17: a change of the tables or of the fingerprint needs a journal from before."""
+    found = [re.findall(r"\d+", archive.stem) for archive in ARCHIVES]
+    assert {2, 4, *range(5, VERSION)} <= {int(version) for version, _ in found}
+    assert {*range(1, FORMAT)} <= {int(number) for _, number in found}
 
 
 def test_a_reader_changes_nothing(folder, tmp_path_factory):
@@ -69,6 +76,7 @@ def test_a_reader_changes_nothing(folder, tmp_path_factory):
     assert before == contents(folder)
 
 
+@same_python
 def test_a_finished_run_is_resumed(folder, run):
     """F11, F17: every outcome comes back, and nothing is asked."""
     result, asked = resume(run, folder / "finished.db")
@@ -77,6 +85,7 @@ def test_a_finished_run_is_resumed(folder, run):
     assert [(VERSION,)] == rows(folder / "finished.db", "PRAGMA user_version")
 
 
+@same_python
 @pytest.mark.parametrize("on_change", ["refuse", "continue"])
 def test_a_killed_run_is_resumed(folder, run, on_change):
     """F11, F17: only what has no outcome is asked, and the item in flight may be billed twice."""
@@ -94,6 +103,7 @@ def test_a_change_is_seen(folder, run, monkeypatch, name):
         resume(run, folder / name)
 
 
+@same_python
 @pytest.mark.parametrize("name", ["finished.db", "killed.db"])
 def test_items_are_asked_again(folder, run, name):
     """F18: the earlier outcomes of a failed and an errored item stay in the file."""
