@@ -215,6 +215,17 @@ def test_a_count_that_is_no_plain_number_can_be_read_back(run, path, number, kep
     assert [("yes", kept)] * 2 == [(one.result.text, one.result.max_attempts) for one in again.outcomes]
 
 
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_reason_that_is_no_json_can_be_read_back(run, path, attempts):
+    """F15: an engine of a user may return any text, for an ordinary call and for another."""
+
+    def change(result):
+        return attrs.evolve(result, stop_reason='a "quoted" \\ reason', attempts=result.attempts * attempts)
+
+    _, again = twice(run, path, numbers(2), answering(), engine=Changing(change))
+    assert ['a "quoted" \\ reason'] * 2 == [one.result.stop_reason for one in again.outcomes]
+
+
 @pytest.mark.parametrize(
     ("number", "kept"),
     [(2, 2), (MyFloat(1.5), 1.5), (math.inf, None), (math.nan, None), (Decimal("0.5"), "Decimal('0.5')")],
