@@ -373,6 +373,7 @@ def test_the_journal_is_right_in_every_schedule(tmp_path):
 def test_a_crash_anywhere_in_a_run_fails_it(tmp_path, monkeypatch, owner, name, error):
     """F7, rows 43 and 44: wherever memory runs out, the run ends with that error, and its journal says so."""
     path, taken, calls, real = tmp_path / "run.db", set(), [], getattr(owner, name)
+    backend = answering()
 
     def crash_once(*args, **kwargs):
         calls.append(args)
@@ -382,7 +383,7 @@ def test_a_crash_anywhere_in_a_run_fails_it(tmp_path, monkeypatch, owner, name, 
 
     async def main():
         journal = InlineJournal(path)
-        async with open_fan_out(ONCE, numbers(20), None, answering(), journal=journal, max_concurrency=3) as run:
+        async with open_fan_out(ONCE, numbers(50), None, backend, journal=journal, max_concurrency=3) as run:
             async for outcome in run:
                 taken.add(outcome.index)
 
@@ -392,10 +393,11 @@ def test_a_crash_anywhere_in_a_run_fails_it(tmp_path, monkeypatch, owner, name, 
     monkeypatch.undo()
     assert error is caught.value
     assert taken <= set(stored(path))
+    assert len(backend.requests) < 20, "items were started after the crash"
     assert [("failed", type(error).__name__)] == rows(path, "SELECT status, error FROM lives")
     assert not path.with_name("run.db.lock").exists()
-    result = run_virtual(partial(fan_out, journal=InlineJournal(path)), ONCE, numbers(20), None, answering())
-    assert 20 == len(result.outcomes)
+    result = run_virtual(partial(fan_out, journal=InlineJournal(path)), ONCE, numbers(50), None, answering())
+    assert 50 == len(result.outcomes)
 
 
 INTERRUPTED = """

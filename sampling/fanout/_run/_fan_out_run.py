@@ -460,8 +460,6 @@ class FanOut(Generic[T]):
         """End the task of an item. The writer hands out its queued outcome."""
         if not is_queued:
             self._slots.alive -= 1
-        if self._session is not None and self._session.failure is not None:
-            self._stop_admitting()
         if not self._slots.alive:
             self._check_over()
 
