@@ -753,6 +753,18 @@ class TestLock:
                 run(fan_out, ONCE, numbers(1), None, answering(), journal=InlineJournal(path))
         assert 1 == len(run(fan_out, ONCE, numbers(1), None, answering(), journal=InlineJournal(path)).outcomes)
 
+    def test_a_lock_whose_file_is_removed_meanwhile_is_taken_again(self, path, monkeypatch):
+        """Row 63: the owner removes the file between the open and the lock of the next one. Two would hold it."""
+        first, second, third = (_lock.FileLock(path) for _ in range(3))
+        lock = _lock.fcntl.flock
+        first.acquire()
+        monkeypatch.setattr(_lock.fcntl, "flock", lambda *args: (first.release(), lock(*args)))
+        second.acquire()
+        with pytest.raises(JournalLocked, match=f"process {os.getpid()} "):
+            third.acquire()
+        second.release()
+        assert not path.exists()
+
     def test_a_child_that_is_forked_does_not_hold_it(self, run, path):
         """Row 63: freed by the death of its owner, not of all who descend from it."""
         with subprocess.Popen([sys.executable, "-c", FORKING, str(path)], stdout=subprocess.PIPE, text=True) as owner:  # noqa: S603
