@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 MAX_NUMBER: Final = 10**15
-"""The largest count in a row. SQLite can add up thousands of them."""
+"""The largest count in a row of a journal. As a float, it is exact."""
 
 _DEEPEST: Final = 20
 _MAX_PARTS: Final = 200_000

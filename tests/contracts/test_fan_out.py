@@ -6,6 +6,7 @@ import math
 import re
 import warnings
 import weakref
+from contextlib import aclosing
 
 import anyio
 import pytest
@@ -518,6 +519,26 @@ class TestStreaming:
                     if outcome.index == 2:
                         break
             return backend.in_flight, outcomes.status, anyio.current_time()
+
+        assert (0, "stopped", 2.0) == run(main)
+
+    def test_closing_a_generator_around_it_is_no_failure(self, run):
+        """F12, row 42: the reader of a generator that yields the outcomes has had enough."""
+
+        async def main():
+            backend = ScriptedBackend(lambda request: After(float(asked(request)), "yes"))
+            run = open_fan_out(ONCE, numbers(100), None, backend, max_concurrency=5)
+
+            async def outcomes():
+                async with run:
+                    async for outcome in run:
+                        yield outcome
+
+            async with aclosing(outcomes()) as generator:
+                async for outcome in generator:
+                    if outcome.index == 2:
+                        break
+            return backend.in_flight, run.status, anyio.current_time()
 
         assert (0, "stopped", 2.0) == run(main)
 

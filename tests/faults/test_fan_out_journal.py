@@ -17,7 +17,11 @@ from structlog.testing import capture_logs
 
 from sampling import Budget, Journal, RejectionSamplingStrategy, Requirement, fan_out, open_fan_out
 from sampling.errors import JournalDamaged, JournalError, JournalWriteFailed
+from sampling.fanout import FanOut
+from sampling.fanout._delivery import OutcomeBuffer
 from sampling.fanout.journal import _store as store
+from sampling.fanout.journal._journal import Session
+from sampling.fanout.journal._records import Recorder
 from sampling.testing import After, ScriptedBackend, cancel_at_every_step, explore, run_virtual
 from tests.faults.journals import InlineJournal, answering, asked, is_whole, numbers, rows, stored
 
@@ -351,6 +355,49 @@ def test_the_journal_is_right_in_every_schedule(tmp_path):
         return sorted(calls), raised
 
     explore(scenario, seeds=range(40), must_reach=["cancelled", "raised"])
+
+
+@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt()], ids=["memory", "interrupt"])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (Recorder, "dump"),
+        (store.Store, "write"),
+        (Session, "intend"),
+        (Session, "record"),
+        (FanOut, "_start"),
+        (OutcomeBuffer, "put"),
+    ],
+    ids=lambda place: place if isinstance(place, str) else place.__name__,
+)
+def test_a_crash_anywhere_in_a_run_fails_it(tmp_path, monkeypatch, owner, name, error):
+    """F7, rows 43 and 44: wherever memory runs out, the run ends with that error, and its journal says so."""
+    path, taken, calls, real = tmp_path / "run.db", set(), [], getattr(owner, name)
+    backend = answering()
+
+    def crash_once(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 4:
+            raise error
+        return real(*args, **kwargs)
+
+    async def main():
+        journal = InlineJournal(path)
+        async with open_fan_out(ONCE, numbers(50), None, backend, journal=journal, max_concurrency=3) as run:
+            async for outcome in run:
+                taken.add(outcome.index)
+
+    monkeypatch.setattr(owner, name, crash_once)
+    with pytest.raises(type(error)) as caught:
+        run_virtual(main)
+    monkeypatch.undo()
+    assert error is caught.value
+    assert taken <= set(stored(path))
+    assert len(backend.requests) < 20, "items were started after the crash"
+    assert [("failed", type(error).__name__)] == rows(path, "SELECT status, error FROM lives")
+    assert not path.with_name("run.db.lock").exists()
+    result = run_virtual(partial(fan_out, journal=InlineJournal(path)), ONCE, numbers(50), None, answering())
+    assert 50 == len(result.outcomes)
 
 
 INTERRUPTED = """

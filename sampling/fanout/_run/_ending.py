@@ -62,12 +62,12 @@ class Ending:
         terminal = self._terminal
         return terminal.index if terminal is not None and terminal.error is None else None
 
-    @property
-    def reason(self) -> str | None:
-        """The type of the error that ended the run, the item that halted it, or the limit of the budget."""
-        if self.raised is not None:
+    def reason(self, journal_failure: BaseException | None) -> str | None:
+        """Return the type of the error that ended the run, the item that halted it, or the limit of the budget."""
+        error = self.raised or self.error(journal_failure)
+        if error is not None:
             # Only the type: the message may contain prompts or keys.
-            return type(self.raised).__name__
+            return type(error).__name__
         return self.stop_reason if self.halted_by is None else f"item {self.halted_by}"
 
     def is_outcome(self, outcome: ItemOutcome[Any]) -> bool:
@@ -106,7 +106,7 @@ class Ending:
     def status(self, journal_failure: BaseException | None, *, exhausted: bool) -> RunStatus:
         """Return the final status of the run."""
         left_with = self.left_with
-        if left_with is not None and (left_with is self.raised or not _is_cancellation(left_with)):
+        if left_with is not None and (left_with is self.raised or not _only_leaves(left_with)):
             return "failed"
         if self._crash is not None or journal_failure is not None:
             return "failed"
@@ -119,5 +119,6 @@ class Ending:
         return "completed" if exhausted else "stopped"
 
 
-def _is_cancellation(error: BaseException) -> bool:
-    return isinstance(error, anyio.get_cancelled_exc_class())
+def _only_leaves(error: BaseException) -> bool:
+    """Return whether an exception means that the block was left: it was cancelled, or its generator was closed."""
+    return isinstance(error, (anyio.get_cancelled_exc_class(), GeneratorExit))

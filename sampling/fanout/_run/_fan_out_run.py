@@ -242,7 +242,7 @@ class FanOut(Generic[T]):
             await session.close(
                 self._final_status(),
                 items=self._source.count if self._source.exhausted else None,
-                reason=ending.reason,
+                reason=ending.reason(self._journal_failure()),
                 unrecorded=self._unrecorded,
                 budget=self._arguments.budget,
             )
@@ -387,13 +387,14 @@ class FanOut(Generic[T]):
 
     def _admit_item(self, item: Item[T], digest: int) -> None:
         """Start an item. With a journal, it starts when its intent is on disk."""
-        self._slots.acquire()
         if self._session is None:
             self._start(item, digest)
         else:
             self._running[item.index] = None
             # In the context of now: the source may have set variables for this item.
             self._session.intend(item, digest, copy_context())
+        # Last: if the above was interrupted, there is no task that gives the slot back, and the run would wait for it.
+        self._slots.acquire()
 
     def _start(self, item: Item[T], digest: int) -> None:
         # The handle cancels this task alone, even before its first step.
@@ -467,8 +468,6 @@ class FanOut(Generic[T]):
         """End the task of an item. The writer hands out its queued outcome."""
         if not is_queued:
             self._slots.alive -= 1
-        if self._session is not None and self._session.failure is not None:
-            self._stop_admitting()
         if not self._slots.alive:
             self._check_over()
 

@@ -36,7 +36,13 @@ from sampling.fanout.journal._notes import BATCH, JournalNotes, NoteStore
 from sampling.fanout.journal._page import read_findings, render_findings
 from sampling.fanout.journal._pauses import Pause
 from sampling.fanout.journal._records import Recorder
-from sampling.fanout.journal._schema import IS_INTERRUPTED, SAMPLED_AGAIN, intent_checksum, outcome_checksum
+from sampling.fanout.journal._schema import (
+    IS_INTERRUPTED,
+    SAMPLED_AGAIN,
+    intent_checksum,
+    outcome_checksum,
+    sums_of,
+)
 from sampling.fanout.journal._store import (
     ALL_OUTCOMES,
     IntentRow,
@@ -140,8 +146,7 @@ class Journal:
                 ).fetchall()
             )
             amounts = ("input_tokens", "output_tokens", "cost", "cached_input_tokens", "reasoning_tokens")
-            sums = ", ".join(f"coalesce(sum({name}), 0)" for name in amounts)
-            used = database.execute(f"SELECT {sums} FROM {ALL_OUTCOMES}").fetchone()  # noqa: S608 - ours
+            used = database.execute(f"SELECT {sums_of(amounts)} FROM {ALL_OUTCOMES}").fetchone()  # noqa: S608 - ours
             (interrupted,) = database.execute(
                 f"SELECT count(DISTINCT item) FROM intents WHERE {IS_INTERRUPTED}"  # noqa: S608 - ours
             ).fetchone()

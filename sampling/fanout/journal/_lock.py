@@ -37,6 +37,11 @@ class FileLock:
         self.path = path
         self._descriptor: int | None = None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether this process holds the lock. A child process that was forked from the owner does not."""
+        return self._descriptor is not None
+
     def acquire(self) -> None:
         """Take the lock, or raise `JournalLocked` with the owner."""
         if fcntl is None:
@@ -46,6 +51,7 @@ class FileLock:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_ours = _is_same_file(descriptor, self.path)
             except BlockingIOError:
                 owner = _read_owner(descriptor)
                 os.close(descriptor)
@@ -53,7 +59,7 @@ class FileLock:
             except BaseException:
                 os.close(descriptor)
                 raise
-            if _is_same_file(descriptor, self.path):
+            if is_ours:
                 self._descriptor = descriptor
             else:
                 # The previous owner removed the file between our open and our lock, so this is a deleted file. Retry.

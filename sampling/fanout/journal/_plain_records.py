@@ -48,7 +48,7 @@ def plain_record(
         others += f',"validations":[{",".join([f"[{position},true]" for position in positions])}]'
     parent_id = result.parent_id
     text = (
-        f'{{"success":true,"stop_reason":"{result.stop_reason}","sampling_id":{encode_text(result.sampling_id)},'
+        f'{{"success":true,"stop_reason":{encode_text(result.stop_reason)},"sampling_id":{encode_text(result.sampling_id)},'
         f'"elapsed_s":{result.elapsed_s!r},"max_attempts":{result.max_attempts},"best":1,'
         f'"parent_id":{"null" if parent_id is None else encode_text(parent_id)},"attempts":[{{"iteration":1,'
         f'"outcome":"valid","started_s":{attempt.started_s!r},"finished_s":{attempt.finished_s!r},'

@@ -128,7 +128,7 @@ class Recorder:
             self._dump_attempt(attempt, result.sampling_id, messages, problems, notes) for attempt in result.attempts
         ]
         fields = (
-            f'"success":{"true" if result.success else "false"},"stop_reason":"{result.stop_reason}",'
+            f'"success":{"true" if result.success else "false"},"stop_reason":{encode_text(result.stop_reason)},'
             f'"sampling_id":{encode_text(result.sampling_id)},"elapsed_s":{encode_number(result.elapsed_s, notes)},'
             f'"max_attempts":{encode_number(result.max_attempts, notes)},'
             f'"best":{"null" if best is None else format(best.iteration, "d")},'
@@ -178,7 +178,7 @@ class Recorder:
         notes: list[str],
     ) -> str:
         fields = (
-            f'"iteration":{attempt.iteration:d},"outcome":"{attempt.outcome}",'
+            f'"iteration":{attempt.iteration:d},"outcome":{encode_text(attempt.outcome)},'
             f'"started_s":{encode_number(attempt.started_s, notes)},'
             f'"finished_s":{encode_number(attempt.finished_s, notes)}'
         )

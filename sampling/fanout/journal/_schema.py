@@ -7,6 +7,7 @@ A "life" is one process that worked on the run. An "intent" is an item that was 
 import sqlite3
 import struct
 import zlib
+from collections.abc import Iterable
 from typing import Final
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "create_or_migrate",
     "intent_checksum",
     "outcome_checksum",
+    "sums_of",
 ]
 
 APPLICATION_ID: Final = 0x53414D50
@@ -164,6 +166,16 @@ IS_INTERRUPTED: Final = (
     " AND life > (SELECT coalesce(max(life), 0) FROM lives WHERE status = 'completed')"
 )
 """The condition for intents of items that still wait for an outcome. A run that completed left none among its items."""
+
+
+def sums_of(columns: Iterable[str]) -> str:
+    """
+    Return the SQL for the sums of columns, which are integers except for costs.
+
+    Not `sum`, which fails if integers add up to more than 2**63, as the counts of a broken server may.
+    """
+    totals = [(name, f"total({name})") for name in columns]
+    return ", ".join(total if name.endswith("cost") else f"CAST({total} AS INTEGER)" for name, total in totals)
 
 
 def create_or_migrate(database: sqlite3.Connection, version: int, *, up_to: int = VERSION) -> None:

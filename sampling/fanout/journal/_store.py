@@ -14,7 +14,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
@@ -40,6 +40,7 @@ from sampling.fanout.journal._schema import (
     create_or_migrate,
     intent_checksum,
     outcome_checksum,
+    sums_of,
 )
 from sampling.usage import NO_USAGE, Usage
 
@@ -289,8 +290,8 @@ class Store:
         )
 
     def _sums(self, table: str, columns: Iterable[str]) -> tuple[Any, ...]:
-        sums = ", ".join(f"coalesce(sum({name}), 0)" for name in columns)
-        return cast("tuple[Any, ...]", self._connection.execute(f"SELECT {sums} FROM {table}").fetchone())  # noqa: S608 - ours
+        query = f"SELECT {sums_of(columns)} FROM {table}"  # noqa: S608 - ours
+        return cast("tuple[Any, ...]", self._connection.execute(query).fetchone())
 
     def _interrupted(self) -> dict[int, int]:
         query = f"SELECT item, life, digest, checksum FROM intents WHERE {IS_UNFINISHED}"  # noqa: S608 - ours
@@ -335,10 +336,16 @@ class Store:
 
     def close(self) -> None:
         """Close the file and release the lock."""
+        if not self._lock.is_held:
+            # It was not opened, or this is a forked child, which must not use the connection of its parent.
+            return
         database, self._database = self._database, None
         try:
             if database is not None:
                 self._shared_locks.release()
+                # The last connection does this when it is closed, but another program may still be reading.
+                with suppress(sqlite3.Error):
+                    database.execute("PRAGMA wal_checkpoint(PASSIVE)")
                 database.close()
         finally:
             self._shared_locks.close()
@@ -472,6 +479,9 @@ class Store:
     def _connection(self) -> sqlite3.Connection:
         if self._database is None:
             raise JournalError(f"{self.path} is not open")
+        if not self._lock.is_held:
+            # SQLite does not know of the fork, and would corrupt the file.
+            raise JournalError(f"{self.path} was opened by the process from which this one was forked")
         return self._database
 
     @contextmanager
@@ -499,6 +509,8 @@ def connect(path: Path) -> sqlite3.Connection:
     try:
         # With write-ahead logging, lower levels do not sync each commit.
         database.execute("PRAGMA synchronous = FULL")
+        # Elsewhere than on macOS this has no effect. There, a plain sync leaves the data in the cache of the disk.
+        database.execute("PRAGMA fullfsync = ON")
         # In pages. A sync takes longer while the log grows, and a run waits for every merge of the log into the file.
         database.execute("PRAGMA wal_autocheckpoint = 250")
         version = _check_version(database, path)

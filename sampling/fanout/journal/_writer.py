@@ -165,12 +165,12 @@ class Writer(Generic[E]):
     async def _write_batch(self, batch: Batch[E]) -> None:
         try:
             await self._write(batch)
+            batch.stored = True
+            self._end(batch)
         except BaseException as error:  # noqa: ASYNC103 - no cancellation gets here: it is shielded
             self.failure = error
-            self._give_up(batch)
+            if not batch.stored:
+                self._give_up(batch)
             self._give_up(self._batch)
             if not isinstance(error, JournalError):
                 raise
-        else:
-            batch.stored = True
-            self._end(batch)

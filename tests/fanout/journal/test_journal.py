@@ -1,5 +1,6 @@
 """The journal: what is in it, what comes back out of it, and which files it refuses."""
 
+import contextlib
 import csv
 import json
 import os
@@ -8,6 +9,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
+from unittest.mock import Mock
 
 import anyio
 import attrs
@@ -45,7 +48,8 @@ from sampling.errors import (
     JournalTooNew,
     JournalWriteFailed,
 )
-from sampling.fanout.journal import export
+from sampling.fanout.journal import _lock, export
+from sampling.fanout.journal import _store as store
 from sampling.fanout.journal._export import live_row
 from sampling.fanout.journal._records import Recorder
 from sampling.testing import After, ScriptedBackend
@@ -466,9 +470,7 @@ class TestFile:
 
     @pytest.mark.anyio
     async def test_writes_are_synced_and_wait_for_others(self, path):
-        """F14: the journal uses WAL, `synchronous=FULL` and a busy timeout of 30 s."""
-        from sampling.fanout.journal import _store as store
-
+        """F14, row 65: `synchronous=FULL`, past the cache of the disk on macOS, and a busy timeout of 30 s."""
         seen = []
 
         class Watched(Journal):
@@ -478,20 +480,27 @@ class TestFile:
         real = store.Store.write
 
         def write(self, *args, **more):
-            seen.append(
-                [self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "busy_timeout")]
-            )
+            names = ("synchronous", "fullfsync", "busy_timeout")
+            seen.append([self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names])
             return real(self, *args, **more)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(store.Store, "write", write)
             await fan_out(ONCE, numbers(3), None, answering(), journal=Watched(path))
-        assert [2, 30_000] == seen[0]
+        assert [2, 1, 30_000] == seen[0]
+
+    def test_a_new_file_is_synced_before_and_after_it_gets_its_name(self, run, path, monkeypatch):
+        """Row 65: after a power cut, there is a whole journal or none."""
+        steps = []
+        sync, replace = store._sync, Path.replace
+        monkeypatch.setattr(store, "_sync", lambda path: (steps.append(("sync", path)), sync(path)))
+        monkeypatch.setattr(Path, "replace", lambda path, to: (steps.append(("move", path)), replace(path, to)))
+        run(fan_out, ONCE, numbers(3), None, answering(), journal=InlineJournal(path))
+        new = path.with_name("run.db.new")
+        assert [("sync", new), ("move", new), ("sync", path.parent)] == steps
 
     def test_many_items_share_a_transaction(self, run, path, monkeypatch):
         """F14: group commit: 64 at once do not need 64 writes each."""
-        from sampling.fanout.journal import _store as store
-
         writes = []
         real = store.Store.write
 
@@ -736,6 +745,26 @@ class TestLock:
         assert 3 == len(backend.requests)
         assert (0, 1, 2) == result.maybe_billed_twice == Journal(path).summary().maybe_billed_twice
 
+    def test_a_lock_that_cannot_be_checked_is_not_kept(self, run, path, monkeypatch):
+        """F14: the file may be unreachable for a moment. The next call of this process is not refused."""
+        with monkeypatch.context() as patch:
+            patch.setattr(_lock, "_is_same_file", Mock(side_effect=PermissionError("unreachable")))
+            with pytest.raises(JournalWriteFailed, match="unreachable"):
+                run(fan_out, ONCE, numbers(1), None, answering(), journal=InlineJournal(path))
+        assert 1 == len(run(fan_out, ONCE, numbers(1), None, answering(), journal=InlineJournal(path)).outcomes)
+
+    def test_a_lock_whose_file_is_removed_meanwhile_is_taken_again(self, path, monkeypatch):
+        """Row 63: the owner removes the file between the open and the lock of the next one. Two would hold it."""
+        first, second, third = (_lock.FileLock(path) for _ in range(3))
+        lock = _lock.fcntl.flock
+        first.acquire()
+        monkeypatch.setattr(_lock.fcntl, "flock", lambda *args: (first.release(), lock(*args)))
+        second.acquire()
+        with pytest.raises(JournalLocked, match=f"process {os.getpid()} "):
+            third.acquire()
+        second.release()
+        assert not path.exists()
+
     def test_a_child_that_is_forked_does_not_hold_it(self, run, path):
         """Row 63: freed by the death of its owner, not of all who descend from it."""
         with subprocess.Popen([sys.executable, "-c", FORKING, str(path)], stdout=subprocess.PIPE, text=True) as owner:  # noqa: S603
@@ -747,6 +776,46 @@ class TestLock:
         finally:
             os.kill(child, signal.SIGKILL)
 
+    def test_a_child_that_is_forked_can_not_write(self, path):
+        """F14: SQLite can't be used by a child. A check that forks and returns there, too, must not harm the run."""
+        command = [sys.executable, "-W", "ignore", "-c", INHERITING, str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+        assert ("", 0) == (done.stderr, done.returncode)
+        assert ["write", "read", "record_end"] == done.stdout.split()
+        assert [("running", None)] == rows(path, "SELECT status, ended_s FROM lives")
+
+
+INHERITING = """
+import os, sys
+from pathlib import Path
+from sampling.errors import JournalError
+from sampling.fanout.journal._fingerprint import fingerprint_of
+from sampling.fanout.journal._store import Spent, Store
+from sampling.strategies import RejectionSamplingStrategy
+
+path = Path(sys.argv[1])
+store = Store(path)
+store.open(fingerprint_of(RejectionSamplingStrategy(), [], None, None, None), "refuse")
+beside = sorted(os.listdir(path.parent))
+attempts = {
+    "write": lambda: store.write([(0, 1, 2, 3)], []),
+    "read": lambda: store.read(0, 10),
+    "record_end": lambda: store.record_end("completed", None, None, Spent()),
+}
+if not os.fork():
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except JournalError as error:
+            assert "was opened by the process from which this one was forked" in str(error)
+            print(name, flush=True)
+    store.close()
+    os._exit(0)
+assert os.wait()[1] == 0
+assert beside == sorted(os.listdir(path.parent))
+assert store.read(0, 10) == []
+store.close()
+"""
 
 FORKING = """
 import os, sys, time, anyio
@@ -901,6 +970,45 @@ def test_a_copy_of_the_file_is_a_backup(run, path, tmp_path):
     backend = answering()
     run(fan_out, ONCE, numbers(3), None, backend, journal=InlineJournal(tmp_path / "copy.db"))
     assert not backend.requests
+
+
+def test_a_copy_is_whole_although_another_program_has_the_file_open(run, path, tmp_path):
+    """F14: SQLite merges its log when the last connection is closed, which is not that of the run then."""
+
+    async def main():
+        async with open_fan_out(ONCE, numbers(50), None, answering(), journal=InlineJournal(path)) as outcomes:
+            await anext(outcomes)
+            reader = stack.enter_context(contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)))
+            reader.execute("SELECT count(*) FROM outcomes").fetchone()
+            return len([outcome async for outcome in outcomes])
+
+    with contextlib.ExitStack() as stack:
+        assert 49 == run(main)
+        assert path.with_name("run.db-wal").exists()
+        shutil.copy(path, tmp_path / "copy.db")
+        assert 50 == Journal(tmp_path / "copy.db").summary().succeeded
+
+
+def test_a_backup_by_sqlite_is_a_journal(run, path, tmp_path):
+    """F14: a backup that is made during a run has every outcome of that moment, and can be resumed."""
+
+    async def main():
+        async with open_fan_out(ONCE, numbers(50), None, answering(), journal=InlineJournal(path)) as outcomes:
+            await anext(outcomes)
+            with (
+                contextlib.closing(sqlite3.connect(path)) as source,
+                contextlib.closing(sqlite3.connect(copy)) as target,
+            ):
+                source.backup(target)
+            return [outcome async for outcome in outcomes]
+
+    copy = tmp_path / "copy.db"
+    run(main)
+    recorded = stored(copy)
+    assert recorded.items() <= stored(path).items()
+    backend = answering()
+    assert 50 == len(run(fan_out, ONCE, numbers(50), None, backend, journal=InlineJournal(copy)).outcomes)
+    assert 50 - len(recorded) == len(backend.requests)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere: .ci/run runs this as another user")

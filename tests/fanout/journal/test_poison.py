@@ -11,9 +11,11 @@ import pytest
 
 from sampling import Action, Budget, Generation, Journal, RateLimited, RejectionSamplingStrategy, Usage, fan_out
 from sampling._serialization.errors import load_error
+from sampling._serialization.values import MAX_NUMBER
 from sampling.errors import ErrorFromJournal
 from sampling.fanout.engines import LocalEngine
 from sampling.fanout.journal import _records, export
+from sampling.testing import After
 from tests.faults.journals import YES, InlineJournal, answering, asked, is_whole, numbers, rows
 
 ONCE = RejectionSamplingStrategy()
@@ -213,6 +215,17 @@ def test_a_count_that_is_no_plain_number_can_be_read_back(run, path, number, kep
     assert [("yes", kept)] * 2 == [(one.result.text, one.result.max_attempts) for one in again.outcomes]
 
 
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_reason_that_is_no_json_can_be_read_back(run, path, attempts):
+    """F15: an engine of a user may return any text, for an ordinary call and for another."""
+
+    def change(result):
+        return attrs.evolve(result, stop_reason='a "quoted" \\ reason', attempts=result.attempts * attempts)
+
+    _, again = twice(run, path, numbers(2), answering(), engine=Changing(change))
+    assert ['a "quoted" \\ reason'] * 2 == [one.result.stop_reason for one in again.outcomes]
+
+
 @pytest.mark.parametrize(
     ("number", "kept"),
     [(2, 2), (MyFloat(1.5), 1.5), (math.inf, None), (math.nan, None), (Decimal("0.5"), "Decimal('0.5')")],
@@ -395,6 +408,20 @@ def test_a_message_that_is_made_from_attributes_is_kept(run, path, error):
         error = raised.value
     first, again = twice(run, path, numbers(2), answering({"1": error}))
     assert str(first.outcomes[1].error) == str(again.outcomes[1].error).removeprefix("UnicodeDecodeError: ")
+
+
+def test_counts_that_add_up_to_more_than_sqlite_can_hold_do_not_end_a_journal(run, path):
+    """F15: thousands of absurd counts are read, shown and resumed like any others."""
+    items = numbers(9_300)
+    assert 9_300 * MAX_NUMBER > 2**63
+    backend = answering(default=After(1.0, Generation("yes", Usage(2**70, 3))))
+    call = {"journal": InlineJournal(path), "max_concurrency": 100}
+    run(fan_out, ONCE, items, None, backend, **call)
+    resumed = run(fan_out, ONCE, items, None, answering(default=AssertionError("asked again")), **call)
+    assert 9_300 == resumed.counts()["succeeded"]
+    assert resumed.usage == Journal(path).summary().usage
+    assert (2**63 - 1, 27_900) == (resumed.usage.input_tokens, resumed.usage.output_tokens)
+    assert "9,300 of 9,300 items have a valid answer" in Journal(path).to_html()
 
 
 def test_the_errors_in_a_group_are_kept(run, path):

@@ -17,7 +17,7 @@ from sampling.fanout.journal._notes import read_notes
 from sampling.fanout.journal._page.timeline import Durations, Interval, Timeline
 from sampling.fanout.journal._pauses import PAUSE, Pause
 from sampling.fanout.journal._records import describe_requirement, padded_validation
-from sampling.fanout.journal._schema import IS_INTERRUPTED, SAMPLED_AGAIN
+from sampling.fanout.journal._schema import IS_INTERRUPTED, SAMPLED_AGAIN, sums_of
 from sampling.fanout.journal._store import (
     ALL_OUTCOMES,
     OutcomeRow,
@@ -202,9 +202,8 @@ def read_findings(journal: Path) -> Findings:
 def _read_totals(database: Connection, journal: Path) -> Findings:
     run_id, created_s, fingerprint = run_of(database, journal)
     used = "input_tokens", "output_tokens", "cost", "attempts", "requests"
-    sums = ", ".join(f"coalesce(sum({name}), 0)" for name in used)
-    found = database.execute(f"SELECT {sums} FROM {ALL_OUTCOMES}").fetchone()  # noqa: S608 - ours
-    others = ", ".join(f"coalesce(sum(other_{name}), 0)" for name in used)
+    found = database.execute(f"SELECT {sums_of(used)} FROM {ALL_OUTCOMES}").fetchone()  # noqa: S608 - ours
+    others = sums_of(f"other_{name}" for name in used)
     unrecorded = database.execute(f"SELECT {others} FROM lives").fetchone()  # noqa: S608 - ours
     tokens_in, tokens_out, cost, attempts, requests = (a + b for a, b in zip(found, unrecorded, strict=True))
     processes = list(_processes(database))
