@@ -55,6 +55,9 @@ class Lane:
         self._most = self._limit = min(settings.max_batch_requests or client.max_requests, client.max_requests)
         self._max_bytes = min(settings.max_batch_bytes, client.max_bytes)
         self._paused_until = 0.0
+        self._refused_at: float | None = None
+        """The time of the first refusal since a batch has ended, while the queue of the account is full."""
+
         self._has_created = False
 
     def add(self, request: ParkedRequest) -> None:
@@ -67,19 +70,28 @@ class Lane:
         if len(self._queue) == 1 or self._is_full:
             self._wake.set()
 
-    def pause(self, pause_s: float) -> None:
-        """Create no batch for a while, because the queue of the account is full."""
-        self._paused_until = anyio.current_time() + pause_s
+    def wait_for_room(self, refused: int, *, is_alone: bool) -> bool:
+        """
+        Create no batch for a while, because the queue of the account is full, and then none larger than this one.
 
-    def shrink(self, refused: int) -> None:
-        """Create smaller batches, because one of this size was refused although no other was in progress."""
-        self._limit = max(1, min(self._limit, refused // 2))
+        If no other batch of the run was in progress, it may have been too large, so the next one is smaller. Others
+        may have filled the queue as well. Return False if there was no room for as long as a run waits.
+        """
+        now = anyio.current_time()
+        if self._refused_at is None or not is_alone:
+            self._refused_at = now
+        self._pause()
+        self._limit = max(1, min(self._limit, refused // 2 if is_alone else refused))
+        return now < self._refused_at + self._settings.max_wait_s
 
     def resume(self) -> None:
-        """End a pause, and make larger batches again, because one has ended."""
+        """End a pause, because a batch has ended."""
         self._paused_until = 0.0
-        self._limit = min(2 * self._limit, self._most)
+        self._refused_at = None
         self._wake.set()
+
+    def _pause(self) -> None:
+        self._paused_until = anyio.current_time() + self._settings.max_poll_interval_s
 
     @property
     def _is_full(self) -> bool:
@@ -156,7 +168,14 @@ class Lane:
         for request in requests:
             request.tries += 1
             request.is_sent = True
+        self._grow()
         self._started(batch)
+
+    def _grow(self) -> None:
+        """Make the next batch larger. After a refusal, wait a while first, because this one may be refused too."""
+        self._limit = min(2 * self._limit, self._most)
+        if self._refused_at is not None:
+            self._pause()
 
     async def _forget(self, batch: Batch) -> None:
         if batch.is_in_doubt:
