@@ -42,6 +42,9 @@ _PAUSES_S: Final = (10.0, 60.0, 300.0)
 GONE: Final = frozenset({404, 410})
 """The statuses of a batch or a file that the provider does not have, or no longer."""
 
+_SERVER_FAILED: Final = frozenset({"api_error", "internal_error", "internal_server_error", "server_error"})
+"""The codes of a batch that was refused because the server failed."""
+
 _CUSTOM_ID: Final = re.compile(rb'"custom_id"\s*:\s*"([\w-]{1,64})"')
 _HEAD_BYTES: Final = 1_000
 _NOBODY: Final = Redactor([])
@@ -126,8 +129,11 @@ class Results:
 
     @property
     def _has_all(self) -> bool:
-        """True if there were lines for as many requests as the provider has processed."""
-        return self._batch.size - len(self._batch.requests) >= self.state.done
+        """True if there were lines for all requests that the provider has processed."""
+        batch = self._batch
+        # The counts may lag behind, so they only matter if the batch ended before all of its requests were run.
+        expected = batch.size if self.state.not_run is None else self.state.done
+        return batch.size - len(batch.requests) >= expected
 
     async def _are_there(self) -> bool:
         """Read the lines, and return False if the provider does not have them, or sends something else."""
@@ -276,4 +282,5 @@ def error_of_problem(problem: BatchProblem) -> BackendError:
     if problem.is_about_limit:
         return RateLimited(f"the batch was refused: {found.message}")
     # An unknown code is no failure of the server, as it would be in a stream.
-    return attrs.evolve(found, status=400 if found.status == 500 else found.status).as_error()
+    is_unknown = found.status == 500 and _SERVER_FAILED.isdisjoint(found.codes)
+    return attrs.evolve(found, status=400 if is_unknown else found.status).as_error()
