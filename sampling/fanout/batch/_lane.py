@@ -240,7 +240,7 @@ async def possible_batches(batch: Batch, known: set[str]) -> list[str]:
         return []
     if client.keeps_names:
         return [state.batch_id for state in states if state.name == batch.name]
-    latest = batch.created_s + _CREATE_GRACE_S + _CLOCK_SKEW_S
+    latest = batch.created_s + _CREATE_GRACE_S + _CLOCK_SKEW_S - client.clock_lead_s
     return [
         state.batch_id
         for state in states
