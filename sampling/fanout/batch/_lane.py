@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 import anyio
@@ -10,7 +10,7 @@ import anyio
 from sampling._engine.scope import new_sampling_id
 from sampling._log import Logger
 from sampling.backends.http._batches import BatchClient
-from sampling.errors import BackendError, BadRequest, ConnectFailed, RateLimited, ServerError, Timeout
+from sampling.errors import BackendError, BadRequest, ConnectFailed, RateLimited, RequestTooLarge, ServerError, Timeout
 from sampling.fanout.batch._ledger import Batch, Ledger
 from sampling.fanout.batch._settings import Settings
 from sampling.fanout.batch._tickets import ParkedRequest
@@ -162,6 +162,9 @@ class Lane:
             # Before an item ends because of it, so that its notes do not name a batch.
             with anyio.CancelScope(shield=True):
                 await self._forget(batch)
+            if isinstance(error, RequestTooLarge) and len(requests) > 1:
+                self._split(requests)
+                return
             for request in requests:
                 request.fail(error)
             return
@@ -170,6 +173,12 @@ class Lane:
             request.is_sent = True
         self._grow()
         self._started(batch)
+
+    def _split(self, requests: Sequence[ParkedRequest]) -> None:
+        """Queue the requests of a batch again that a server or a proxy refused for its size."""
+        self._max_bytes = sum([len(request.body) for request in requests]) // 2
+        for request in requests:
+            self.add(request)
 
     def _grow(self) -> None:
         """Make the next batch larger. After a refusal, wait a while first, because this one may be refused too."""

@@ -1,4 +1,4 @@
-"""The queue of an account that has no room, because others use it or a batch is too large."""
+"""Limits that a run can't know: the queue of an account that others fill, and the size that a proxy accepts."""
 
 import anyio
 import pytest
@@ -6,7 +6,8 @@ import pytest
 from sampling.errors import RateLimited
 from sampling.fanout import BatchEngine
 from sampling.testing.batch_servers import Verdict
-from tests.fanout.batch.batch_kit import HOUR, batched, openai, paid_twice, questions, server_of, sizes
+from tests.fanout.batch.batch_kit import HOUR, PROVIDERS, batched, openai, paid_twice, questions, server_of, sizes
+from tests.faults.journals import InlineJournal
 
 
 def full_until(seconds):
@@ -82,3 +83,22 @@ def test_a_refusal_is_not_a_try(run):
     server.answer = answer
     result = run(batched, openai(server), questions(1), engine=BatchEngine(max_tries=3))
     assert (1, 3) == (result.counts()["succeeded"], len(seen))
+
+
+@pytest.mark.parametrize("provider", PROVIDERS.values(), ids=PROVIDERS)
+@pytest.mark.parametrize(("limit", "errored"), [(4000, 0), (1000, 1)], ids=["the file", "a request"])
+def test_a_batch_that_is_too_large_for_a_proxy_is_split(run, provider, tmp_path, limit, errored):
+    """F21: only a request that is too large by itself is an error."""
+    server = server_of()
+    handle = server.handle
+
+    def limited(method, target, headers, body):
+        return (413, b"<html>Too large</html>") if len(body) > limit else handle(method, target, headers, body)
+
+    server.handle = limited
+    items = [*questions(20), "x" * 2000]
+    settings = {"on_error": "continue", "journal": InlineJournal(tmp_path / "run.db")}
+    result = run(batched, provider(server), items, outage_grace_s=0, **settings)
+    assert (21 - errored, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+    assert ["RequestTooLarge"] * errored == [type(one.error).__name__ for one in result.outcomes if one.error]
+    assert not paid_twice(server)
