@@ -84,6 +84,9 @@ class Results:
     found: int = 0
     """The number of requests that have a line."""
 
+    _processed: int = 0
+    """The number of those that the provider has processed, so that they were paid for."""
+
     async def read(self) -> None:
         """
         Read all lines. After a broken connection, read again from the beginning: settled requests are skipped.
@@ -124,16 +127,17 @@ class Results:
         batch = self._batch
         if not await self._are_there():
             return False
-        is_stranger = not self.found and not batch.is_verified
+        # Without any line, the file may not be there yet.
+        is_stranger = bool(self.ignored) and not self.found and not batch.is_verified
         return is_stranger or self._has_all
 
     @property
     def _has_all(self) -> bool:
         """True if there were lines for all requests that the provider has processed."""
-        batch = self._batch
-        # The counts may lag behind, so they only matter if the batch ended before all of its requests were run.
-        expected = batch.size if self.state.not_run is None else self.state.done
-        return batch.size - len(batch.requests) >= expected
+        if not self._batch.requests:
+            return True
+        # Only a batch that ended early may lack lines. Other counts may lag behind.
+        return self.state.not_run is not None and self._processed >= self.state.done
 
     async def _are_there(self) -> bool:
         """Read the lines, and return False if the provider does not have them, or sends something else."""
@@ -195,6 +199,7 @@ class Results:
         lost = [custom_id for custom_id, entry in others if isinstance(entry, BackendError)]
         await self._ledger.settle(batch, answers, [custom_id for custom_id, _ in others], lost)
         self.found += len(answers) + len(others)
+        self._processed += len(answers) + len([one for _, one in others if _is_processed(one)])
         for custom_id, reply in answers:
             del batch.requests[custom_id]
             ticket = batch.tickets.pop(custom_id, None)
@@ -259,6 +264,10 @@ class Results:
                 self._again(ticket)
             else:
                 ticket.fail(MalformedResponse("the results of the batch have no line for the request"))
+
+
+def _is_processed(entry: BatchReply | BackendError) -> bool:
+    return isinstance(entry, BackendError) or entry.kind == "answered"
 
 
 def _named(line: bytes, error: BackendError) -> tuple[str, BackendError | None]:

@@ -8,11 +8,13 @@ import pytest
 from sampling import Options, Priced
 from sampling.errors import FatalError, QuotaExhausted, ServerError
 from sampling.fanout import BatchEngine
+from sampling.testing.batch_servers import Verdict
 from sampling.usage import Price
 from tests.fanout.batch.batch_kit import (
     HOUR,
     PROVIDERS,
     batched,
+    losing_creations,
     openai,
     paid_twice,
     questions,
@@ -265,3 +267,40 @@ def test_a_server_that_fails_to_process_every_batch_is_an_error(run):
     result = run(batched, openai(server), questions(3), **ALL_ERRORS)
     assert ["ServerError"] * 3 == [type(one.error).__name__ for one in result.outcomes]
     assert [0, 0, 0] == sizes(server)
+
+
+@pytest.mark.parametrize("cut", [1, 9], ids=["for a moment", "for ever"])
+def test_lines_of_expired_requests_do_not_stand_for_missing_answers(run, tmp_path, cut):
+    """F21: two of five expired, and of the three answers only one is in the file at first."""
+    server, reads = server_of(), []
+
+    def answer(request):
+        is_late = len(server.batches) == 1 and request.prompt[-1] in "34"
+        return Verdict("expired") if is_late else "yes"
+
+    def mangle(lines):
+        if len(server.batches) > 1 or b"batch_expired" in lines[0]:
+            return lines
+        reads.append(lines)
+        return lines[:1] if len(reads) <= cut else lines
+
+    server.answer, server.mangle = answer, mangle
+    result = run(batched, openai(server), questions(5), journal=InlineJournal(tmp_path / "run.db"))
+    assert 5 == result.counts()["succeeded"]
+    # What is asked again although it was paid for is reported.
+    assert len(paid_twice(server)) <= len(result.maybe_billed_twice)
+    assert cut > 1 or (2, ()) == (len(server.batches[1].requests), result.maybe_billed_twice)
+
+
+def test_a_found_batch_whose_results_are_empty_at_first_is_ours(run, tmp_path):
+    """F21: Anthropic keeps no names, and a file without lines shows nothing about whose batch it is."""
+    server, reads = losing_creations(server_of()), []
+
+    def mangle(lines):
+        reads.append(lines)
+        return [] if len(reads) == 1 else lines
+
+    server.mangle = mangle
+    result = run(batched, PROVIDERS["anthropic"](server), questions(3), journal=InlineJournal(tmp_path / "run.db"))
+    assert (3, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+    assert ([3], {}) == (sizes(server), paid_twice(server))
