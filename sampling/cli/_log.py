@@ -25,6 +25,9 @@ _SENTENCES = {
 }
 """The events that a user has to act on, as sentences."""
 
+_SHOWN_ALREADY = frozenset({"batch_created", "batch_ended"})
+"""The events that a command prints itself: `BatchLines`."""
+
 
 @contextmanager
 def logging_to_stderr() -> Generator[None]:
@@ -37,7 +40,7 @@ def logging_to_stderr() -> Generator[None]:
         yield
         return
     structlog.configure(
-        processors=[structlog.contextvars.merge_contextvars, RepeatedLines(), _render],
+        processors=[structlog.contextvars.merge_contextvars, _drop_shown, RepeatedLines(), _render],
         wrapper_class=structlog.make_filtering_bound_logger("info"),
         logger_factory=_StderrLogger,
         cache_logger_on_first_use=False,
@@ -46,6 +49,13 @@ def logging_to_stderr() -> Generator[None]:
         yield
     finally:
         structlog.reset_defaults()
+
+
+def _drop_shown(_logger: object, _method: str, fields: _Fields) -> _Fields:
+    """Raise DropEvent for a line that a command prints itself."""
+    if fields.get("event") in _SHOWN_ALREADY:
+        raise structlog.DropEvent
+    return fields
 
 
 class RepeatedLines:

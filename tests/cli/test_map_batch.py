@@ -48,6 +48,19 @@ def test_a_file_is_answered_in_a_batch(server, prompts, tmp_path, capsys, api):
     assert 5 == server.billed.total()
 
 
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+def test_each_state_of_a_batch_is_printed_once(server, prompts, capsys, api):
+    """F21: not by the display and by a log line."""
+    server.latency_s = 0.2
+    assert 0 == run(arguments(prompts, server, api))
+    about_batches = [line for line in capsys.readouterr().err.splitlines() if "batch" in line]
+    ended = "completed" if api == "openai" else "ended"
+    assert ["created, 0 of 5 done", f"{ended}, 5 of 5 done"] == [
+        line.partition(": ")[2] for line in about_batches if "in_progress" not in line
+    ]
+    assert all(line.startswith("batch 1 (") for line in about_batches)
+
+
 def test_a_dry_run_shows_batch_prices(server, prompts, capsys):
     """F21: half of --price, and nothing is sent."""
     shared = ["--max-tokens", 100, "--price", "1/2", "--dry-run"]

@@ -126,10 +126,11 @@ class AnthropicBackend(ChatBackend):
 
     def batch_client(self) -> BatchClient:
         """Return a client of Anthropic's Message Batches API, for `BatchEngine`."""
+        base_url = self.base_url.removesuffix("/v1")
         return AnthropicBatches(
             self._rest_client(),
-            base_url=self.base_url.removesuffix("/v1"),
-            where=f"anthropic {self.base_url}",
+            base_url=base_url,
+            where=f"anthropic {base_url}",
             max_line_bytes=self.max_response_bytes,
         )
 

@@ -123,18 +123,24 @@ class BatchClient(ABC):
         return self._state(await self._rest.json("GET", self._url_of(batch_id)))
 
     async def recent(self, since_s: float) -> list[BatchState]:
-        """Return the batches that were created since this time, the newest first."""
+        """Return the batches that were created since this time, by the clock of this machine, the newest first."""
         found: list[BatchState] = []
         after = ""
         for _ in range(_PAGES):
             page = await self._rest.json("GET", f"{self._url}?limit=100{after}")
             states = [self._state(one) for one in list_of_objects(page, "data")]
-            new = [state for state in states if (state.created_s or 0.0) >= since_s]
+            limit_s = since_s - self._rest.clock_lead_s
+            new = [state for state in states if state.created_s is None or state.created_s >= limit_s]
             found += new
             if len(new) < len(states) or not states or page.get("has_more") is not True:
                 break
             after = f"&{self.after_parameter}={quote(states[-1].batch_id, safe='')}"
         return found
+
+    @property
+    def clock_lead_s(self) -> float:
+        """How far the clock of this machine is ahead of the provider's, as its last response shows."""
+        return self._rest.clock_lead_s
 
     async def cancel(self, batch_id: str) -> None:
         """Ask the provider to cancel a batch. Requests that are finished by then are kept and billed."""

@@ -1,7 +1,9 @@
 """Calls of a provider's API other than streams: JSON, uploads, and files that are read line by line."""
 
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Self, cast
 
@@ -47,6 +49,8 @@ class RestClient:
         self._redactor = redactor
         self._timeout_s = timeout_s
         self._transport: Transport | None = None
+        self.clock_lead_s = 0.0
+        """How far the clock of this machine is ahead of the server's, as its last response shows."""
 
     async def __aenter__(self) -> Self:
         self._transport = self._new_transport()
@@ -122,6 +126,7 @@ class RestClient:
             response = await self._transport.open(self._wire(method, url, body, headers))
         if response is None:
             raise self._timeout()
+        self.clock_lead_s = _clock_lead_s(response.headers.get("date", ""))
         try:
             if response.status >= 300:
                 raise self._as_error(response, await self._beginning(response))
@@ -156,6 +161,14 @@ class RestClient:
 
     def _timeout(self) -> Timeout:
         return Timeout(f"the server sent nothing for {self._timeout_s:g} s")
+
+
+def _clock_lead_s(date: str) -> float:
+    """Return how far the clock of this machine is ahead of a Date header, or 0 if there is none."""
+    try:
+        return time.time() - parsedate_to_datetime(date).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 async def _pass_on(line: bytearray, take: Callable[[bytes], Awaitable[bool]]) -> bool:

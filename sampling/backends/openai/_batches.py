@@ -68,25 +68,38 @@ class OpenAIBatches(BatchClient):
         custom_id, response, error = line.get("custom_id"), line.get("response"), line.get("error")
         if not isinstance(custom_id, str):
             return None
-        if isinstance(response, dict):
-            fields = cast("Json", response)
-            status, body = fields.get("status_code"), json.dumps(fields.get("body")).encode()
-            # Some replies have the status 0, which is that of a request that got no response.
-            is_status = isinstance(status, int) and 100 <= status <= 599
-            return BatchReply(custom_id, "answered", DeferredReply(int(status or 0) if is_status else 500, body))
-        if isinstance(error, dict):
-            code = str(cast("Json", error).get("code"))
-            if code in _NOT_RUN:
-                return BatchReply(custom_id, _NOT_RUN[code])
-            body = json.dumps({"error": error}).encode()
-            return BatchReply(custom_id, "answered", DeferredReply(504 if code == "request_timeout" else 0, body))
-        return None
+        fields = cast("Json", response) if isinstance(response, dict) else {}
+        status, body = _status(fields), fields.get("body")
+        # Some servers send the error beside an empty response.
+        if error and not (status and body):
+            return _failed(custom_id, status, error)
+        if not isinstance(response, dict):
+            return None
+        return BatchReply(custom_id, "answered", DeferredReply(status or 500, json.dumps(body).encode()))
 
     def _state(self, batch: Json) -> BatchState:
         return _state(batch)
 
     def _file_url(self, file: str) -> str:
         return f"{self._base_url}/files/{quote(file, safe='')}/content"
+
+
+def _status(response: Json) -> int:
+    """Return the status of a response, or 0 if there was none."""
+    status, body = response.get("status_code"), response.get("body")
+    if isinstance(status, int) and 100 <= status <= 599:
+        return 200 if 200 <= status < 300 else status
+    # An answer without a status was paid for as well.
+    return 200 if isinstance(body, dict) and body and "error" not in body else 0
+
+
+def _failed(custom_id: str, status: int, error: object) -> BatchReply:
+    code = str(cast("Json", error).get("code")) if isinstance(error, dict) else ""
+    if code in _NOT_RUN:
+        return BatchReply(custom_id, _NOT_RUN[code])
+    # Without a status of an error, only the error tells it.
+    status = status if status >= 400 else 504 if code == "request_timeout" else 0
+    return BatchReply(custom_id, "answered", DeferredReply(status, json.dumps({"error": error}).encode()))
 
 
 def _id(fields: Json) -> str:
@@ -101,20 +114,21 @@ def _state(batch: Json) -> BatchState:
     errors = object_or_none(batch, "errors") or {}
     metadata = object_or_none(batch, "metadata") or {}
     status = optional(batch, "status", str) or ""
+    kind = status.lower()
     files = [optional(batch, name, str) for name in ("output_file_id", "error_file_id")]
     return BatchState(
         batch_id=_id(batch),
         status=status,
-        ended=status in _ENDED,
+        ended=kind in _ENDED,
         total=optional(counts, "total", int) or 0,
         done=(optional(counts, "completed", int) or 0) + (optional(counts, "failed", int) or 0),
         failed=optional(counts, "failed", int) or 0,
         created_s=_number(batch.get("created_at")),
         name=optional(metadata, _NAME, str),
         files=tuple([file for file in files if file]),
-        problems=tuple([_problem(error) for error in list_of_objects(errors, "data")]) if status == "failed" else (),
+        problems=tuple([_problem(error) for error in list_of_objects(errors, "data")]) if kind == "failed" else (),
         # Some servers write no lines for requests that were not run.
-        not_run=_ENDED_EARLY.get(status),
+        not_run=_ENDED_EARLY.get(kind),
     )
 
 

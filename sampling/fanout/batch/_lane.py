@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 import anyio
@@ -10,7 +10,7 @@ import anyio
 from sampling._engine.scope import new_sampling_id
 from sampling._log import Logger
 from sampling.backends.http._batches import BatchClient
-from sampling.errors import BackendError, BadRequest, ConnectFailed, RateLimited, ServerError, Timeout
+from sampling.errors import BackendError, BadRequest, ConnectFailed, RateLimited, RequestTooLarge, ServerError, Timeout
 from sampling.fanout.batch._ledger import Batch, Ledger
 from sampling.fanout.batch._settings import Settings
 from sampling.fanout.batch._tickets import ParkedRequest
@@ -55,6 +55,9 @@ class Lane:
         self._most = self._limit = min(settings.max_batch_requests or client.max_requests, client.max_requests)
         self._max_bytes = min(settings.max_batch_bytes, client.max_bytes)
         self._paused_until = 0.0
+        self._refused_at: float | None = None
+        """The time of the first refusal since a batch has ended, while the queue of the account is full."""
+
         self._has_created = False
 
     def add(self, request: ParkedRequest) -> None:
@@ -67,19 +70,28 @@ class Lane:
         if len(self._queue) == 1 or self._is_full:
             self._wake.set()
 
-    def pause(self, pause_s: float) -> None:
-        """Create no batch for a while, because the queue of the account is full."""
-        self._paused_until = anyio.current_time() + pause_s
+    def wait_for_room(self, refused: int, *, is_alone: bool) -> bool:
+        """
+        Create no batch for a while, because the queue of the account is full, and then none larger than this one.
 
-    def shrink(self, refused: int) -> None:
-        """Create smaller batches, because one of this size was refused although no other was in progress."""
-        self._limit = max(1, min(self._limit, refused // 2))
+        If no other batch of the run was in progress, it may have been too large, so the next one is smaller. Others
+        may have filled the queue as well. Return False if there was no room for as long as a run waits.
+        """
+        now = anyio.current_time()
+        if self._refused_at is None or not is_alone:
+            self._refused_at = now
+        self._pause()
+        self._limit = max(1, min(self._limit, refused // 2 if is_alone else refused))
+        return now < self._refused_at + self._settings.max_wait_s
 
     def resume(self) -> None:
-        """End a pause, and make larger batches again, because one has ended."""
+        """End a pause, because a batch has ended."""
         self._paused_until = 0.0
-        self._limit = min(2 * self._limit, self._most)
+        self._refused_at = None
         self._wake.set()
+
+    def _pause(self) -> None:
+        self._paused_until = anyio.current_time() + self._settings.max_poll_interval_s
 
     @property
     def _is_full(self) -> bool:
@@ -150,13 +162,29 @@ class Lane:
             # Before an item ends because of it, so that its notes do not name a batch.
             with anyio.CancelScope(shield=True):
                 await self._forget(batch)
+            if isinstance(error, RequestTooLarge) and len(requests) > 1:
+                self._split(requests)
+                return
             for request in requests:
                 request.fail(error)
             return
         for request in requests:
             request.tries += 1
             request.is_sent = True
+        self._grow()
         self._started(batch)
+
+    def _split(self, requests: Sequence[ParkedRequest]) -> None:
+        """Queue the requests of a batch again that a server or a proxy refused for its size."""
+        self._max_bytes = sum([len(request.body) for request in requests]) // 2
+        for request in requests:
+            self.add(request)
+
+    def _grow(self) -> None:
+        """Make the next batch larger. After a refusal, wait a while first, because this one may be refused too."""
+        self._limit = min(2 * self._limit, self._most)
+        if self._refused_at is not None:
+            self._pause()
 
     async def _forget(self, batch: Batch) -> None:
         if batch.is_in_doubt:
@@ -221,7 +249,7 @@ async def possible_batches(batch: Batch, known: set[str]) -> list[str]:
         return []
     if client.keeps_names:
         return [state.batch_id for state in states if state.name == batch.name]
-    latest = batch.created_s + _CREATE_GRACE_S + _CLOCK_SKEW_S
+    latest = batch.created_s + _CREATE_GRACE_S + _CLOCK_SKEW_S - client.clock_lead_s
     return [
         state.batch_id
         for state in states

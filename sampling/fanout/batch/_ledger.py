@@ -119,7 +119,9 @@ class Ledger:
         for note in await self._notes.read(BATCH):
             fields: dict[str, Any] = loads(note.value)
             self.known_ids.add(fields["batch_id"])
-            client, requested = clients.get(fields["where"]), members.get(note.name, {})
+            # Older journals have the address of Anthropic as it was given.
+            client = clients.get(fields["where"]) or clients.get(fields["where"].removesuffix("/v1"))
+            requested = members.get(note.name, {})
             if fields["state"] != "prepared":
                 self._inherit(requested.items())
             if client is not None:

@@ -42,6 +42,9 @@ _PAUSES_S: Final = (10.0, 60.0, 300.0)
 GONE: Final = frozenset({404, 410})
 """The statuses of a batch or a file that the provider does not have, or no longer."""
 
+_SERVER_FAILED: Final = frozenset({"api_error", "internal_error", "internal_server_error", "server_error"})
+"""The codes of a batch that was refused because the server failed."""
+
 _CUSTOM_ID: Final = re.compile(rb'"custom_id"\s*:\s*"([\w-]{1,64})"')
 _HEAD_BYTES: Final = 1_000
 _NOBODY: Final = Redactor([])
@@ -80,6 +83,9 @@ class Results:
 
     found: int = 0
     """The number of requests that have a line."""
+
+    _processed: int = 0
+    """The number of those that the provider has processed, so that they were paid for."""
 
     async def read(self) -> None:
         """
@@ -121,13 +127,17 @@ class Results:
         batch = self._batch
         if not await self._are_there():
             return False
-        is_stranger = not self.found and not batch.is_verified
+        # Without any line, the file may not be there yet.
+        is_stranger = bool(self.ignored) and not self.found and not batch.is_verified
         return is_stranger or self._has_all
 
     @property
     def _has_all(self) -> bool:
-        """True if there were lines for as many requests as the provider has processed."""
-        return self._batch.size - len(self._batch.requests) >= self.state.done
+        """True if there were lines for all requests that the provider has processed."""
+        if not self._batch.requests:
+            return True
+        # Only a batch that ended early may lack lines. Other counts may lag behind.
+        return self.state.not_run is not None and self._processed >= self.state.done
 
     async def _are_there(self) -> bool:
         """Read the lines, and return False if the provider does not have them, or sends something else."""
@@ -189,6 +199,7 @@ class Results:
         lost = [custom_id for custom_id, entry in others if isinstance(entry, BackendError)]
         await self._ledger.settle(batch, answers, [custom_id for custom_id, _ in others], lost)
         self.found += len(answers) + len(others)
+        self._processed += len(answers) + len([one for _, one in others if _is_processed(one)])
         for custom_id, reply in answers:
             del batch.requests[custom_id]
             ticket = batch.tickets.pop(custom_id, None)
@@ -255,6 +266,10 @@ class Results:
                 ticket.fail(MalformedResponse("the results of the batch have no line for the request"))
 
 
+def _is_processed(entry: BatchReply | BackendError) -> bool:
+    return isinstance(entry, BackendError) or entry.kind == "answered"
+
+
 def _named(line: bytes, error: BackendError) -> tuple[str, BackendError | None]:
     """Return the request that an unreadable line belongs to, if it is recognisable, and its error."""
     found = _CUSTOM_ID.search(line[:_HEAD_BYTES])
@@ -276,4 +291,5 @@ def error_of_problem(problem: BatchProblem) -> BackendError:
     if problem.is_about_limit:
         return RateLimited(f"the batch was refused: {found.message}")
     # An unknown code is no failure of the server, as it would be in a stream.
-    return attrs.evolve(found, status=400 if found.status == 500 else found.status).as_error()
+    is_unknown = found.status == 500 and _SERVER_FAILED.isdisjoint(found.codes)
+    return attrs.evolve(found, status=400 if is_unknown else found.status).as_error()

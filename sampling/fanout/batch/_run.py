@@ -311,30 +311,35 @@ class BatchRun:
         await self._ledger.end(batch)
         batch.requests.clear()
         problem = state.problems[0]
+        error = error_of_problem(problem)
         if problem.is_about_limit:
-            self._send_smaller(batch, list(tickets.values()), error_of_problem(problem))
+            self._send_when_there_is_room(batch, list(tickets.values()), error)
             return
         at_fault = {ids[one.line - 1]: one for one in state.problems if one.line and one.line <= len(ids)}
         for custom_id, ticket in tickets.items():
-            if not at_fault:
-                ticket.refuse(error_of_problem(problem))
-            elif custom_id in at_fault:
+            if custom_id in at_fault:
                 ticket.refuse(error_of_problem(at_fault[custom_id]))
-            else:
-                self._send_again(ticket)
-
-    def _send_smaller(self, batch: Batch, tickets: list[ParkedRequest], error: BackendError) -> None:
-        """Wait for room in the queue of the account, or create smaller batches if it is empty."""
-        is_alone = len(self._running) == 1
-        for lane in {ticket.lane for ticket in tickets}:
-            lane.pause(self._settings.max_poll_interval_s)
-            if is_alone:
-                lane.shrink(batch.size)
-        for ticket in tickets:
-            if batch.size > 1 or not is_alone or ticket.tries < self._settings.max_tries:
+            elif at_fault:
+                self._send_refused_again(ticket)
+            elif error.retryable and ticket.tries < self._settings.max_tries:
                 self._send_again(ticket)
             else:
                 ticket.refuse(error)
+
+    def _send_when_there_is_room(self, batch: Batch, tickets: list[ParkedRequest], error: BackendError) -> None:
+        """Send requests again that the queue of the account had no room for, or end them if that lasts too long."""
+        is_alone = len(self._running) == 1
+        waits = {lane: lane.wait_for_room(batch.size, is_alone=is_alone) for lane in {one.lane for one in tickets}}
+        for ticket in tickets:
+            if waits[ticket.lane]:
+                self._send_refused_again(ticket)
+            else:
+                ticket.refuse(error)
+
+    def _send_refused_again(self, request: ParkedRequest) -> None:
+        """Send a request again that the provider has refused to try."""
+        request.tries -= 1
+        self._send_again(request)
 
     async def _try_candidates(self, batch: Batch) -> None:
         """Wait for the other batches at the provider that may be this one. Without any, it is lost."""

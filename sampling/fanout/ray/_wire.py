@@ -274,22 +274,32 @@ def pack_reply(reply: WorkerReply, names: Names) -> bytes:
 
     The outcome is a pickle inside of the reply, so that the driver learns what was spent even if it can't read it.
     """
+    what = _described(reply)
     try:
         outcome = pack((reply.result, reply.error, reply.exit), names)
     except Exception as cause:  # noqa: BLE001 - pickling user objects may raise anything
-        what = "the result" if reply.error is None else f"the error {type(reply.error).__name__}: {reply.error}"
         outcome = pack((None, NotSendable(what, cause), None))
-    return pack((attrs.evolve(reply, result=None, error=None, exit=None), outcome))
+    return pack((attrs.evolve(reply, result=None, error=None, exit=None), what, outcome))
+
+
+def _described(reply: WorkerReply) -> str:
+    """Return what a reply holds, for an error that says that it can't be sent."""
+    if reply.error is None:
+        return "the result"
+    try:
+        return f"the error {type(reply.error).__name__}: {reply.error}"
+    except Exception:  # noqa: BLE001 - an error of others may have no text
+        return f"the error {type(reply.error).__name__}"
 
 
 def unpack_reply(packed: bytes, names: Names) -> WorkerReply:
     """Unpickle a reply of a worker. If its outcome can't be unpickled, a `NotSendable` error replaces it."""
     reply: WorkerReply
-    reply, outcome = unpack(packed)
+    reply, what, outcome = unpack(packed)
     try:
         result, error, exit_request = unpack(outcome, names)
     except Exception as cause:  # noqa: BLE001 - unpickling user objects may raise anything
-        return attrs.evolve(reply, error=NotSendable("the result", cause))
+        return attrs.evolve(reply, error=NotSendable(what, cause))
     return attrs.evolve(reply, result=result, error=error, exit=exit_request)
 
 

@@ -1,13 +1,24 @@
 """What was paid for is used, and what may be paid for twice is reported, also with layers and after changes."""
 
+import contextlib
 import json
+import re
+import sqlite3
+import time
+from collections.abc import Callable
+from email.utils import formatdate
+from types import SimpleNamespace
 
 import anyio
+import attrs
 import pytest
 
 from sampling import Journal, MultiTurnStrategy, Options, Requirement, Retrying
+from sampling.backends.anthropic import AnthropicBackend
 from sampling.errors import MalformedResponse
 from sampling.fanout import BatchEngine
+from sampling.fanout.journal._schema import checksum
+from sampling.testing import batch_servers
 from sampling.testing.batch_servers import BatchServer, Verdict
 from tests.fanout.batch.batch_kit import (
     HOUR,
@@ -151,3 +162,74 @@ def test_a_creation_whose_answer_is_lost_is_not_sent_again(provider, path, loop,
         result = anyio.run(main, backend=loop)
         assert 3 == result.counts()["failed"]
         assert ([3, 3], {}) == (sizes(server), paid_twice(server))
+
+
+@attrs.define
+class Dated:
+    """A transport whose responses have the date of a server."""
+
+    transport: object
+    now: Callable[[], float]
+
+    async def open(self, request):
+        return attrs.evolve(await self.transport.open(request), headers={"date": formatdate(self.now(), usegmt=True)})
+
+    async def aclose(self):
+        await self.transport.aclose()
+
+
+@pytest.mark.parametrize("lead_s", [-5 * HOUR, -600.0, 600.0, 5 * HOUR])
+def test_a_lost_batch_is_found_although_the_clock_is_wrong(run, provider, path, monkeypatch, lead_s):
+    """F21: the provider says by its own clock when a batch was created."""
+    now = time.time
+    monkeypatch.setattr(batch_servers, "time", SimpleNamespace(time=lambda: now() - lead_s, monotonic=time.monotonic))
+    server = losing_creations(server_of())
+    direct = server.transport
+    server.transport = lambda: Dated(direct(), lambda: now() - lead_s)
+    result = run(batched, provider(server), questions(3), journal=InlineJournal(path))
+    assert (3, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+    assert ([3], {}) == (sizes(server), paid_twice(server))
+
+
+def test_a_lost_batch_is_found_although_the_server_tells_no_times(run, path):
+    """F21: the name shows whose it is."""
+    server = losing_creations(server_of())
+    handle = server.handle
+
+    def without_times(method, target, headers, body):
+        status, answer = handle(method, target, headers, body)
+        return status, re.sub(rb'"created_at": \d+, ', b"", answer)
+
+    server.handle = without_times
+    result = run(batched, PROVIDERS["openai"](server), questions(3), journal=InlineJournal(path))
+    assert (3, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+    assert ([3], {}) == (sizes(server), paid_twice(server))
+
+
+def rewrite_address(path):
+    """Write the address of a batch as older versions did: as the backend was given it."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        name, value = database.execute("SELECT name, value FROM notes WHERE kind = 'batch'").fetchone()
+        value = value.replace("127.0.0.1:9", "127.0.0.1:9/v1")
+        new = ("batch", name, None, value)
+        database.execute("UPDATE notes SET value = ?, checksum = ? WHERE kind = 'batch'", (value, checksum(*new)))
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["new", "old"])
+@pytest.mark.parametrize(("before", "after"), [("/v1", ""), ("", "/v1")])
+def test_the_address_of_anthropic_may_end_in_v1_or_not(run, path, before, after, is_old):
+    """F21: it is the same place, so the batch is waited for, also if an older version has recorded the address."""
+    server = server_of()
+
+    def backend(ending):
+        base_url = server.url.removesuffix("/v1") + ending
+        return AnthropicBackend("model", "key", base_url=base_url, transport=server.transport)
+
+    engine = BatchEngine(**LEFT_RUNNING)
+    run(cut_off, HOUR / 2, backend(before), questions(3), journal=InlineJournal(path), engine=engine)
+    if is_old:
+        rewrite_address(path)
+    restart(server)
+    result = run(batched, backend(after), questions(3), journal=InlineJournal(path))
+    assert (3, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+    assert ([3], {}) == (sizes(server), paid_twice(server))

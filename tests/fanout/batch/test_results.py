@@ -7,11 +7,14 @@ import pytest
 
 from sampling import Options, Priced
 from sampling.errors import FatalError, QuotaExhausted, ServerError
+from sampling.fanout import BatchEngine
+from sampling.testing.batch_servers import Verdict
 from sampling.usage import Price
 from tests.fanout.batch.batch_kit import (
     HOUR,
     PROVIDERS,
     batched,
+    losing_creations,
     openai,
     paid_twice,
     questions,
@@ -163,3 +166,141 @@ def test_requests_that_were_not_run_cost_nothing(run, errors):
     result = run(batched, backend, questions(1), options=Options(max_tokens=5), **ALL_ERRORS)
     assert {"succeeded": 0, "failed": 0, "errored": 1} == result.counts()
     assert (0, 0.0) == (result.usage.total_tokens, result.usage.cost)
+
+
+COUNTS_THAT_LAG = [None, {"total": 5, "completed": 1, "failed": 0}]
+
+
+@pytest.mark.parametrize("counts", COUNTS_THAT_LAG, ids=["none", "old"])
+def test_results_that_are_not_whole_are_read_again_if_the_counts_lag(run, tmp_path, counts):
+    """F21: a completed batch has a line for each request, whatever its counts say."""
+    server, reads = ending(server_of(), request_counts=counts), []
+
+    def mangle(lines):
+        reads.append(lines)
+        return lines[:2] if len(reads) == 1 else lines
+
+    server.mangle = mangle
+    result = run(batched, openai(server), questions(5), journal=InlineJournal(tmp_path / "run.db"))
+    assert (5, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+    assert ([5], {}, 2) == (sizes(server), paid_twice(server), len(reads))
+
+
+def with_lines(server, change):
+    """Change the lines of the first batch, as JSON."""
+
+    def mangle(lines):
+        if len(server.batches) > 1:
+            return lines
+        return [json.dumps({**(line := json.loads(one)), **change(line)}).encode() for one in lines]
+
+    server.mangle = mangle
+    return server
+
+
+EMPTY_RESPONSES = [{}, {"status_code": 0, "request_id": "", "body": None}, {"status_code": None, "body": {}}, "none"]
+
+
+@pytest.mark.parametrize("response", EMPTY_RESPONSES, ids=["empty", "zero", "null", "text"])
+def test_an_error_beside_an_empty_response_counts(run, response):
+    """F21: a request that expired is a timeout in the end, not an error of the server."""
+    error = {"code": "batch_expired", "message": "This request could not be executed."}
+    server = with_lines(server_of(), lambda _: {"response": response, "error": error})
+    result = run(batched, openai(server), questions(3), engine=BatchEngine(max_tries=1), **ALL_ERRORS)
+    assert ["Timeout"] * 3 == [type(one.error).__name__ for one in result.outcomes]
+
+
+@pytest.mark.parametrize("error", [{"code": "400", "message": "the prompt is too long"}, "the prompt is too long"])
+def test_the_reason_beside_a_response_without_a_body_is_told(run, error):
+    """F21: as some servers write the lines of refused requests."""
+    response = {"status_code": 400, "request_id": "req_1", "body": None}
+    server = with_lines(server_of(), lambda _: {"response": response, "error": error})
+    result = run(batched, openai(server), questions(1), **ALL_ERRORS)
+    assert "BadRequest" == type(result.outcomes[0].error).__name__
+    assert "the prompt is too long" in str(result.outcomes[0].error)
+
+
+@pytest.mark.parametrize("status", ["none", 201])
+def test_an_answer_with_an_unusual_status_is_an_answer(run, status):
+    """F21: it was paid for, so it is neither an error nor sent again."""
+    server = with_lines(server_of(), lambda line: {"response": {**line["response"], "status_code": status}})
+    result = run(batched, openai(server), questions(3))
+    assert (3, [3]) == (result.counts()["succeeded"], sizes(server))
+
+
+def test_the_status_of_a_batch_may_be_in_capitals(run):
+    """F21: as some servers write it. Otherwise the batch would never end."""
+    server = ending(server_of(), status="COMPLETED")
+    result = run(batched, openai(server), questions(3))
+    assert (3, [3]) == (result.counts()["succeeded"], sizes(server))
+
+
+def refusing(server, code, times):
+    """Refuse the first batches because of an error of the server."""
+    create = server._openai_create
+
+    def create_or_refuse(fields):
+        answer = create(fields)
+        if len(server.batches) <= times:
+            batch = server.batches[-1]
+            batch.status, batch.requests = "failed", []
+            batch.errors = [{"code": code, "message": "Failed to process the batch.", "line": None, "param": None}]
+            answer = {**answer, "status": "failed", "errors": {"object": "list", "data": batch.errors}}
+        return answer
+
+    server._openai_create = create_or_refuse
+    return server
+
+
+@pytest.mark.parametrize("code", ["server_error", "internal_error", "internal_server_error", "api_error"])
+def test_a_batch_that_the_server_failed_to_process_is_sent_again(run, tmp_path, code):
+    """F21: nothing was wrong with the requests, and nothing was billed."""
+    server = refusing(server_of(), code, times=1)
+    result = run(batched, openai(server), questions(3), journal=InlineJournal(tmp_path / "run.db"))
+    assert (3, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+    assert [0, 3] == sizes(server)
+
+
+def test_a_server_that_fails_to_process_every_batch_is_an_error(run):
+    """F21: after `max_tries` batches."""
+    server = refusing(server_of(), "server_error", times=9)
+    result = run(batched, openai(server), questions(3), **ALL_ERRORS)
+    assert ["ServerError"] * 3 == [type(one.error).__name__ for one in result.outcomes]
+    assert [0, 0, 0] == sizes(server)
+
+
+@pytest.mark.parametrize("cut", [1, 9], ids=["for a moment", "for ever"])
+def test_lines_of_expired_requests_do_not_stand_for_missing_answers(run, tmp_path, cut):
+    """F21: two of five expired, and of the three answers only one is in the file at first."""
+    server, reads = server_of(), []
+
+    def answer(request):
+        is_late = len(server.batches) == 1 and request.prompt[-1] in "34"
+        return Verdict("expired") if is_late else "yes"
+
+    def mangle(lines):
+        if len(server.batches) > 1 or b"batch_expired" in lines[0]:
+            return lines
+        reads.append(lines)
+        return lines[:1] if len(reads) <= cut else lines
+
+    server.answer, server.mangle = answer, mangle
+    result = run(batched, openai(server), questions(5), journal=InlineJournal(tmp_path / "run.db"))
+    assert 5 == result.counts()["succeeded"]
+    # What is asked again although it was paid for is reported.
+    assert len(paid_twice(server)) <= len(result.maybe_billed_twice)
+    assert cut > 1 or (2, ()) == (len(server.batches[1].requests), result.maybe_billed_twice)
+
+
+def test_a_found_batch_whose_results_are_empty_at_first_is_ours(run, tmp_path):
+    """F21: Anthropic keeps no names, and a file without lines shows nothing about whose batch it is."""
+    server, reads = losing_creations(server_of()), []
+
+    def mangle(lines):
+        reads.append(lines)
+        return [] if len(reads) == 1 else lines
+
+    server.mangle = mangle
+    result = run(batched, PROVIDERS["anthropic"](server), questions(3), journal=InlineJournal(tmp_path / "run.db"))
+    assert (3, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+    assert ([3], {}) == (sizes(server), paid_twice(server))

@@ -169,6 +169,37 @@ def test_what_cannot_come_back_is_an_error_that_says_so(broken):
     assert (NotSendable, Usage(1, 2)) == (type(reply.error), reply.usage)
 
 
+class Unreadable(Exception):
+    """An error that can be pickled, and not unpickled."""
+
+    def __reduce__(self):
+        return _broken, ()
+
+
+class Mute(Unreadable):
+    """It has no text either."""
+
+    def __str__(self):
+        raise ValueError("no text")
+
+
+def _broken():
+    raise RuntimeError("it can't be made")
+
+
+@pytest.mark.parametrize(("error", "named"), [(Unreadable("words"), "Unreadable: words"), (Mute("x"), "Mute")])
+def test_an_error_that_can_not_be_read_is_named(error, named):
+    """F13: its type and its words, beside the reason why it can't be read."""
+    there = unpack_reply(pack_reply(WorkerReply(error=error), {}), {}).error
+    assert f"the error {named} can't be sent between processes: RuntimeError: it can't be made" == str(there)
+
+
+@pytest.mark.parametrize("error", [NoValidAnswer(threading.Lock()), Mute(threading.Lock())])
+def test_an_error_without_a_text_is_named(error):
+    """F13: the reply gets there."""
+    assert isinstance(unpack_reply(pack_reply(WorkerReply(error=error), {}), {}).error, NotSendable)
+
+
 # A worker.
 
 
