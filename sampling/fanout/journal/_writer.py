@@ -22,7 +22,7 @@ Intent: TypeAlias = tuple[Item[Any], int, Context]
 _MAX_CHECKPOINTS = 16
 """The number of turns that other tasks get to add to a batch before it is written. Each write waits for the disk."""
 
-_MAX_INTENTS = 250
+_MAX_INTENTS = 256
 """The number of intents in a batch. Its items start together, and thousands would block the event loop."""
 
 _MAX_IDLE_CHECKPOINTS = 2
