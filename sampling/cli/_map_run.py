@@ -22,7 +22,7 @@ from sampling.cli._flags import usage_errors
 from sampling.cli._headers import without_header_values
 from sampling.cli._jsonl import AnswersNotWritten, growing_file, print_row, write_rows
 from sampling.cli._prompts import Prompts
-from sampling.cli._signals import SignalHandler
+from sampling.cli._signals import SignalHandler, ignore_hangup
 from sampling.cli._specs import open_backend
 from sampling.cli._status import print_status
 from sampling.cli._stdout import ReaderLeft, only_results, write_result
@@ -228,8 +228,9 @@ def run(job: MapJob, signal_handler: SignalHandler) -> int:
         # The journal belongs to another run, so nothing may be written.
         print_status(f"sampling: {error}\n{_ACCEPT_CHANGES if isinstance(error, JournalMismatch) else error.hint}")
         return REFUSED
-    not_written = _export_answers(job, state)
-    page_not_written = _write_page(job, state)
+    with ignore_hangup():
+        not_written = _export_answers(job, state)
+        page_not_written = _write_page(job, state)
     _print_summary(job, state)
     for problem in filter(None, (not_written, page_not_written)):
         print_status(f"sampling: {problem}")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import signal
 import sqlite3
 import subprocess
@@ -67,9 +68,9 @@ def finished(arguments: list[str], **settings) -> subprocess.CompletedProcess:
     return done
 
 
-def started(arguments: list[str]) -> subprocess.Popen:
+def started(arguments: list[str], stderr: int = subprocess.PIPE) -> subprocess.Popen:
     """Start a command."""
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: S603
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=stderr, text=True)  # noqa: S603
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -300,6 +301,39 @@ def test_a_second_ctrl_c_cancels_what_is_in_flight(server, prompts, tmp_path):
 
     assert (130, 3) == (process.returncode, len(server.requests))
     wait_until(lambda: server.disconnects == 3)
+
+
+@pytest.mark.usefixtures("default_hangup")
+def test_a_dropped_connection_lets_what_is_in_flight_finish(server, prompts, tmp_path):
+    """
+    Row 60: its terminal is gone, and SIGHUP comes from the system and from the shell. The answers are written.
+    """
+    server.reply = lambda request: echo(request, interval_s=0.5)
+    out = tmp_path / "answers.jsonl"
+    terminal, its_side = pty.openpty()
+    process = started(command(server, prompts(12), "--out", out, "-k", "4"), stderr=its_side)
+    os.close(its_side)
+    wait_until(lambda: len(server.requests) == 4)
+    os.close(terminal)
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=60)
+
+    assert (129, 4) == (process.returncode, len(server.requests))
+    assert ["k0", "k1", "k2", "k3"] == keys_of(out)
+
+
+def test_nohup_keeps_a_run_going(server, prompts, tmp_path):
+    """It makes a command ignore SIGHUP, so that nothing has to be resumed after a connection has dropped."""
+    server.reply = lambda request: echo(request, interval_s=0.2)
+    out = tmp_path / "answers.jsonl"
+    ignoring = "import os, signal, sys; signal.signal(1, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    process = started([sys.executable, "-c", ignoring, *command(server, prompts(6), "--out", out, "-k", "2")])
+    wait_until(lambda: len(server.requests) == 2)
+    process.send_signal(signal.SIGHUP)
+    _, told = process.communicate(timeout=60)
+
+    assert (0, 6) == (process.returncode, len(keys_of(out))), told
 
 
 def test_the_grace_time_ends(server, prompts, tmp_path):
