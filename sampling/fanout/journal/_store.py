@@ -275,8 +275,7 @@ class Store:
         query = f"SELECT item, life, digest, checksum FROM intents WHERE {IS_UNFINISHED}"  # noqa: S608 - ours
         interrupted: dict[int, int] = {}
         for item, process, digest, stored in self._connection.execute(query):
-            if intent_checksum(item, process, digest) != stored:
-                raise JournalDamaged(f"{self.path} is damaged: the intent of item {item} has a wrong checksum")
+            _check_intent(item, process, digest, stored, self.path)
             interrupted[item] = digest
         return interrupted
 
@@ -567,14 +566,26 @@ def _check_whole(database: sqlite3.Connection, path: Path) -> None:
             raise JournalDamaged(f"{path} is damaged: the entry of process {life[0]} has a wrong checksum")
 
 
+def _check_intents(database: sqlite3.Connection, path: Path) -> None:
+    """Raise JournalDamaged if an intent has a wrong checksum. A run checks those that it uses."""
+    for item, process, digest, stored in database.execute("SELECT item, life, digest, checksum FROM intents"):
+        _check_intent(item, process, digest, stored, path)
+
+
+def _check_intent(item: int, process: int, digest: int, stored: int, path: Path) -> None:
+    if intent_checksum(item, process, digest) != stored:
+        raise JournalDamaged(f"{path} is damaged: the intent of item {item} has a wrong checksum")
+
+
 def _process_checksum(row: Sequence[Any]) -> int:
     """Return the checksum of a process. Rows from before versions 3, 4 and 6 lack the last columns."""
-    if row[-1]:
+    # A damaged column may be empty, which is not 0.
+    if row[-1] != 0:
         return checksum(*row)
     row = row[:-1]
-    if row[-1]:
+    if row[-1] != 0:
         return checksum(*row)
-    return checksum(*(row[:-1] if any(row[-3:-1]) else row[:-3]))
+    return checksum(*(row[:-3] if row[-3:-1] == (0, 0) else row[:-1]))
 
 
 def run_of(database: sqlite3.Connection, path: Path) -> tuple[str, float, str]:
@@ -626,6 +637,8 @@ def connect_to_read(path: Path) -> Generator[sqlite3.Connection]:
         if _check_version(database, path) < VERSION:
             # The queries are those of the current version, and a reader must not change the file.
             database = stack.enter_context(closing(connect(_copy(path, stack))))
+        _check_whole(database, path)
+        _check_intents(database, path)
         yield database
 
 

@@ -22,7 +22,7 @@ from sampling import (
     open_fan_out,
 )
 from sampling.checks import one_of
-from sampling.errors import JournalError, JournalLocked, JournalWriteFailed
+from sampling.errors import JournalDamaged, JournalError, JournalLocked, JournalWriteFailed
 from sampling.fanout.journal import _store as store
 from sampling.fanout.journal import export
 from tests.faults.journals import InlineJournal, answering, numbers, stored
@@ -97,6 +97,34 @@ def test_a_reader_never_deletes_the_log_of_a_run_that_lost_its_locks(path, tmp_p
         handed_out = [int(line) for line in program.stdout]
     assert 9 == program.returncode
     assert set(handed_out) <= stored(path).keys()
+
+
+@pytest.mark.parametrize("reads", [lambda path, _: Journal(path).summary(), export], ids=["summary", "export"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE outcomes SET status = 'failed' WHERE item = 3",
+        "UPDATE outcomes SET input_tokens = 1000 WHERE item = 3",
+        "UPDATE outcomes SET reasoning_tokens = x'' WHERE item = 3",
+        "UPDATE lives SET other_cost = 9.0",
+        "UPDATE lives SET other_attempts = x''",
+        "UPDATE intents SET digest = digest + 1 WHERE item = 3",
+        "UPDATE intents SET item = 30 WHERE item = 3",
+    ],
+)
+def test_no_reader_counts_what_is_damaged(journal, tmp_path, reads, damage):
+    """F20, row 62: a figure that differs from what was recorded is refused by a summary as well as by an export."""
+    with closing(sqlite3.connect(journal)) as database:
+        triggers = database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for name, _ in triggers:
+            database.execute(f"DROP TRIGGER {name}")
+        database.execute(damage)
+        for _, sql in triggers:
+            database.execute(sql)
+        database.commit()
+    with pytest.raises(JournalDamaged, match="damaged"):
+        reads(journal, tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_a_read_leaves_nothing_behind(journal, tmp_path):
