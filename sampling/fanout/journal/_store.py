@@ -25,7 +25,14 @@ from sampling._engine.scope import new_sampling_id
 from sampling._json import bounded as bounded_json
 from sampling._serialization.messages import canonical
 from sampling._serialization.values import MAX_NUMBER
-from sampling.errors import JournalDamaged, JournalError, JournalMismatch, JournalTooNew, JournalWriteFailed
+from sampling.errors import (
+    JournalDamaged,
+    JournalError,
+    JournalLocked,
+    JournalMismatch,
+    JournalTooNew,
+    JournalWriteFailed,
+)
 from sampling.fanout.engines import Note
 from sampling.fanout.items import ItemStatus
 from sampling.fanout.journal._fingerprint import differences
@@ -381,6 +388,7 @@ class Store:
         database = self._connection
         database.execute("BEGIN IMMEDIATE")
         try:
+            self._keep_lock()
             yield database
             database.execute("COMMIT")
             self._check_in_place()
@@ -388,6 +396,16 @@ class Store:
             if database.in_transaction:
                 database.execute("ROLLBACK")
             raise
+
+    def _keep_lock(self) -> None:
+        """Raise JournalWriteFailed if the lock was removed, and another run has begun. Two runs must not write."""
+        try:
+            self._lock.keep()
+        except JournalLocked as error:
+            raise JournalWriteFailed(f"{self.path} could not be written: its lock was removed, and {error}") from error
+        except FileNotFoundError:
+            # The directory is gone. `_check_in_place` says more about that.
+            return
 
     def _check_in_place(self) -> None:
         """Raise JournalWriteFailed if the file or its log is gone. Nothing that is written to it would be found."""

@@ -25,6 +25,7 @@ from sampling.checks import one_of
 from sampling.errors import JournalDamaged, JournalError, JournalLocked, JournalWriteFailed
 from sampling.fanout.journal import _store as store
 from sampling.fanout.journal import export
+from sampling.fanout.journal._lock import FileLock
 from tests.faults.journals import InlineJournal, answering, numbers, stored
 
 ONCE = RejectionSamplingStrategy()
@@ -149,6 +150,47 @@ def test_a_symlink_is_the_same_journal(journal, tmp_path, run):
 
     with pytest.raises(JournalLocked):
         run(twice)
+
+
+def test_a_lock_that_is_removed_is_taken_again(path, run):
+    """Row 63: whoever takes it for a stale one does not let a second run in."""
+    lock = path.with_name("run.db.lock")
+
+    async def main():
+        journal = InlineJournal(path)
+        async with open_fan_out(ONCE, numbers(20), None, answering(), journal=journal, max_concurrency=1) as outcomes:
+            async for outcome in outcomes:
+                if outcome.index == 5:
+                    lock.unlink()
+                elif outcome.index == 10:
+                    with pytest.raises(JournalLocked, match=f"process {os.getpid()}"):
+                        await fan_out(ONCE, numbers(20), None, answering(), journal=InlineJournal(path))
+
+    run(main)
+    assert (20, ["run.db"]) == (len(stored(path)), names(path))
+
+
+def test_a_run_ends_if_another_one_has_taken_its_lock(path, run):
+    """Row 63: two runs must not write to one file. The lock of the other one stays."""
+    lock, other = path.with_name("run.db.lock"), FileLock(path.with_name("run.db.lock"))
+
+    async def main():
+        journal = InlineJournal(path)
+        async with open_fan_out(ONCE, numbers(20), None, answering(), journal=journal, max_concurrency=1) as outcomes:
+            async for outcome in outcomes:
+                if outcome.index == 5:
+                    lock.unlink()
+                    other.acquire()
+
+    with pytest.raises(
+        JournalWriteFailed, match=r"its lock was removed, and run\.db\.lock is held by process \d+"
+    ) as caught:
+        run(main)
+    assert lock.exists()
+    other.release()
+    backend = answering()
+    assert 20 == run(fan_out, ONCE, numbers(20), None, backend, journal=path).counts()["succeeded"]
+    assert len(caught.value.unsaved) <= len(backend.requests) < 15
 
 
 @pytest.mark.parametrize("change", ["moved", "deleted", "replaced"])
