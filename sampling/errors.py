@@ -530,7 +530,7 @@ class JournalWriteFailed(JournalError):
     """
 
     hint = (
-        "Free some disk space, or make the file writable, then make the same call again: "
+        "Remove the cause, such as a full disk, then make the same call again: "
         "it runs only the items that are not in the journal."
     )
 

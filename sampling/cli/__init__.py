@@ -25,11 +25,11 @@ def _run() -> int:
     try:
         # Imported here because it needs the `cli` extra. Without it, the user gets one line instead of a traceback.
         from sampling.cli._app import run  # noqa: PLC0415
-        from sampling.cli._signals import raise_on_sigterm  # noqa: PLC0415
+        from sampling.cli._signals import raise_on_signals  # noqa: PLC0415
     except MissingExtra as missing:
         sys.stderr.write(f"sampling: {missing}\n")
         return 2
-    raise_on_sigterm()
+    raise_on_signals()
     for stream in (sys.stdout, sys.stderr):
         # A model may answer with half of a surrogate pair, which no encoding has.
         if isinstance(stream, TextIOWrapper):

@@ -14,6 +14,7 @@ Exit codes of all commands:
   0    it succeeded: a valid answer, an SLO that held, checks that passed
   1    it failed: no valid answer, an SLO that did not hold, an error of the server
   2    a flag or a file is wrong, or a package is missing; nothing was sent
+  129  the terminal was closed (SIGHUP); everything gathered until then is written
   130  interrupted by Ctrl-C; everything gathered until then is written
   143  terminated by SIGTERM; everything gathered until then is written
 """

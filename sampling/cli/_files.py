@@ -102,4 +102,4 @@ def is_same_file(one: Path, other: Path) -> bool:
 
 def reason_of(error: OSError) -> str:
     """Return the reason of an error of the system, such as "No space left on device"."""
-    return error.strerror or type(error).__name__
+    return error.strerror or str(error) or type(error).__name__

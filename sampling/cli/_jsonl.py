@@ -47,7 +47,7 @@ def growing_file(path: Path) -> Generator[RowWriter]:
         if part is not target and not rows.failed:
             part.replace(target)
     except OSError as error:
-        raise AnswersNotWritten(f"{path} could not be written: {reason_of(error)}") from error
+        raise AnswersNotWritten(f"{path} could not be written: {reason_of(error)}.") from error
 
 
 class _GrowingRows:

@@ -9,6 +9,7 @@ import attrs
 from anyio.abc import TaskStatus
 
 from sampling.cli._files import reason_of
+from sampling.cli._signals import stop_signals, wait_for_second_signal
 from sampling.cli._status import print_status
 from sampling.telemetry.run_progress import run_progress
 
@@ -51,8 +52,9 @@ async def run_with_progress(
     """
     Await `run()` and show its progress.
 
-    On a terminal the progress is a bar, elsewhere a line every few seconds. The first SIGINT or SIGTERM calls `stop`,
-    and the run returns what it has. A second one, or an error of the system, ends it with the results so far.
+    On a terminal the progress is a bar, elsewhere a line every few seconds. The first signal that
+    stops a command calls `stop`, and the run returns what it has. A second one, or an error of the system, ends it with
+    the results so far.
     """
     signals = _Signals(stop)
     result: T | None = None
@@ -81,12 +83,12 @@ class _Signals:
 
     async def handle(self, scope: anyio.CancelScope, *, task_status: TaskStatus[None]) -> None:  # noqa: ASYNC114
         """Wait for signals."""
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with anyio.open_signal_receiver(*stop_signals()) as signals:
             task_status.started()
             self.received = await anext(signals)
             print_status(f"{self.received.name}: stopping. Results so far are kept. Press Ctrl-C again to end at once.")
             self._stop()
-            await anext(signals)
+            await wait_for_second_signal(signals)
             scope.cancel()
 
 

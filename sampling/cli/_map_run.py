@@ -22,7 +22,7 @@ from sampling.cli._flags import usage_errors
 from sampling.cli._headers import without_header_values
 from sampling.cli._jsonl import AnswersNotWritten, growing_file, print_row, write_rows
 from sampling.cli._prompts import Prompts
-from sampling.cli._signals import SignalHandler
+from sampling.cli._signals import SignalHandler, ignore_hangup
 from sampling.cli._specs import open_backend
 from sampling.cli._status import print_status
 from sampling.cli._stdout import ReaderLeft, only_results, write_result
@@ -191,6 +191,12 @@ class _RunState:
 
     budget_is_spent: bool = False
     reader_left: bool = False
+    not_written: AnswersNotWritten | None = None
+    """The error that ended the writing of answers, if any."""
+
+    unwritten: list[ItemOutcome[Any]] = attrs.field(factory=list[ItemOutcome[Any]])
+    """The outcomes after that error, if no journal has them."""
+
     error: Exception | None = None
 
     def count(self, outcome: ItemOutcome[Any]) -> None:
@@ -228,8 +234,9 @@ def run(job: MapJob, signal_handler: SignalHandler) -> int:
         # The journal belongs to another run, so nothing may be written.
         print_status(f"sampling: {error}\n{_ACCEPT_CHANGES if isinstance(error, JournalMismatch) else error.hint}")
         return REFUSED
-    not_written = _export_answers(job, state)
-    page_not_written = _write_page(job, state)
+    with ignore_hangup():
+        not_written = _export_answers(job, state)
+        page_not_written = _write_page(job, state)
     _print_summary(job, state)
     for problem in filter(None, (not_written, page_not_written)):
         print_status(f"sampling: {problem}")
@@ -248,15 +255,27 @@ async def _run_job(job: MapJob, backend: Backend, signal_handler: SignalHandler,
             group.start_soon(signal_handler.handle, signals, group.cancel_scope)
             # On a cluster, the workers open backends of their own.
             async with open_backend(backend) if job.engine is None else nullcontext():
-                with (
-                    fan_out_progress(total=len(job.prompts), print_every_s=_LINE_EVERY_S) as hooks,
-                    _open_writer(job) as write,
-                ):
+                with fan_out_progress(total=len(job.prompts), print_every_s=_LINE_EVERY_S) as hooks:
                     try:
-                        await _fan_out(job, backend, hooks, write, signal_handler, state)
-                    except Exception as error:  # noqa: BLE001 - reported, or raised, after the answers are written
-                        state.error = error
+                        with _open_writer(job) as write:
+                            await _run_and_write(job, backend, hooks, write, signal_handler, state)
+                    except AnswersNotWritten as error:
+                        state.not_written = state.not_written or error
             group.cancel_scope.cancel()
+
+
+async def _run_and_write(
+    job: MapJob,
+    backend: Backend,
+    hooks: Hooks,
+    write: OutcomeWriter,
+    signal_handler: SignalHandler,
+    state: _RunState,
+) -> None:
+    try:
+        await _fan_out(job, backend, hooks, write, signal_handler, state)
+    except Exception as error:  # noqa: BLE001 - reported, or raised, after the answers are written
+        state.error = error
 
 
 async def _fan_out(
@@ -301,13 +320,21 @@ async def _fan_out(
 
 
 def _write(outcome: ItemOutcome[Any], write: OutcomeWriter, job: MapJob, state: _RunState) -> None:
-    try:
-        write(outcome)
-    except ReaderLeft:
-        # The answers are no longer read, so no more are requested. A journal keeps those in flight.
-        state.reader_left = True
-        if state.run is not None:
-            (state.run.cancel if job.journal is None else state.run.drain)()
+    if state.not_written is None:
+        try:
+            write(outcome)
+        except ReaderLeft:
+            # The answers are no longer read, so no more are requested. A journal keeps those in flight.
+            state.reader_left = True
+            if state.run is not None:
+                (state.run.cancel if job.journal is None else state.run.drain)()
+        except AnswersNotWritten as error:
+            state.not_written = error
+            # What is in flight is paid for.
+            if state.run is not None:
+                state.run.drain()
+    if state.not_written is not None and job.journal is None:
+        state.unwritten.append(outcome)
 
 
 @contextmanager
@@ -326,8 +353,8 @@ def _open_writer(job: MapJob) -> Generator[OutcomeWriter]:
 
 def _export_answers(job: MapJob, state: _RunState) -> str | None:
     """Write the answers of the journal to `--out`. If that fails, return the problem and what was saved."""
-    if isinstance(state.error, AnswersNotWritten):
-        return f"{state.error} {_how_to_go_on(job, state.error)}"
+    if state.not_written is not None:
+        return f"{state.not_written} {_how_to_go_on(job, state.error)}"
     if job.out is None or job.journal is None or state.run is None:
         return None
     counts = Counter[ItemStatus]()
@@ -359,7 +386,9 @@ def _write_page(job: MapJob, state: _RunState) -> str | None:
 def _how_to_go_on(job: MapJob, error: Exception | None) -> str:
     if job.journal is None:
         return "Fix that, and run it again: without a journal it starts from the beginning."
-    kept = "All other answers" if isinstance(error, JournalWriteFailed) and error.unsaved else "All answers"
+    if not job.journal.path.exists():
+        return f"The journal {job.journal.path} is gone. Move it back, and run: {_resume_command()}"
+    kept = "All other answers" if _unsaved(error) else "All answers"
     return f"{kept} are kept in {job.journal.path}. Fix that, and run: {_resume_command()}"
 
 
@@ -376,12 +405,15 @@ def _counted(rows: Iterable[dict[str, Any]], counts: Counter[ItemStatus]) -> Ite
 
 
 def _print_summary(job: MapJob, state: _RunState) -> None:
-    run = state.run
-    if run is None:
-        print_status(
-            "stopped before anything was sent" if state.error is None else f"sampling: {_describe_error(state.error)}"
-        )
-        return
+    if state.run is not None:
+        _print_run(job, state, state.run)
+    elif state.error is not None:
+        print_status(f"sampling: {_describe_error(state.error)}")
+    elif state.not_written is None:
+        print_status("stopped before anything was sent")
+
+
+def _print_run(job: MapJob, state: _RunState, run: FanOut[Any]) -> None:
     done = state.counts.total()
     counts = ", ".join(f"{count:,} {status}" for status, count in state.counts.items())
     shown = f" ({counts})" if counts else ""
@@ -394,26 +426,39 @@ def _print_summary(job: MapJob, state: _RunState) -> None:
         print_status(f"{asked} asked again, because an earlier run or a worker ended without the answer")
     if state.reader_left:
         print_status("stdout was closed by its reader, so the run was stopped")
-    if state.error is not None and not isinstance(state.error, AnswersNotWritten):
+    if state.error is not None:
         print_status(f"ended by an error: {_describe_error(state.error)}")
-    unsaved = state.error.unsaved if isinstance(state.error, JournalWriteFailed) else ()
-    if unsaved:
-        print_status(_rescue(unsaved, job.all_requirements))
+    if unsaved := _unsaved(state.error):
+        print_status(_rescue(unsaved, job, "stored, and a resume asks for them again"))
+    if state.unwritten:
+        print_status(_rescue(state.unwritten, job, "written"))
     if state.budget_is_spent:
         go_on = "resume" if job.journal is not None else "run it again, from the beginning: it has no journal"
         print_status(f"the budget is spent: {job.budget!r}. Raise it to {go_on}")
     if run.status in {"stopped", "failed"}:
-        kept = "all other answers are kept" if unsaved else "all answers are kept"
-        hint = f"{kept}. Resume with:\n  {_resume_command()}"
-        print_status(hint if job.journal is not None else "the run can't be resumed: it has no journal")
+        print_status(_how_to_resume(job, state))
 
 
-def _rescue(unsaved: Sequence[ItemOutcome[Any]], requirements: Sequence[Requirement]) -> str:
-    """Save answers that the journal has no room for in the directory for temporary files, and say where."""
-    problem = f"{len(unsaved):,} answers could not be stored, and a resume asks for them again"
+def _how_to_resume(job: MapJob, state: _RunState) -> str:
+    if job.journal is None:
+        return "the run can't be resumed: it has no journal"
+    kept = "all other answers are kept" if _unsaved(state.error) else "all answers are kept"
+    if not job.journal.path.exists():
+        kept = f"the journal {job.journal.path} is gone. Move it back"
+    return f"{kept}. Resume with:\n  {_resume_command()}"
+
+
+def _unsaved(error: Exception | None) -> Sequence[ItemOutcome[Any]]:
+    """Return the outcomes that could not be stored in the journal."""
+    return error.unsaved if isinstance(error, JournalWriteFailed) else ()
+
+
+def _rescue(unsaved: Sequence[ItemOutcome[Any]], job: MapJob, missed: str) -> str:
+    """Save answers that there was no room for in the directory for temporary files, and say where."""
+    problem = f"{len(unsaved):,} answers could not be {missed}"
     try:
         saved = Path(tempfile.mkdtemp(prefix="sampling-")) / "answers.jsonl"
-        write_rows(saved, (live_row(outcome, requirements) for outcome in unsaved))
+        write_rows(saved, (live_row(outcome, job.all_requirements) for outcome in unsaved))
     except OSError as error:
         return f"{problem}. No other file could be written either: {reason_of(error)}"
     return f"{problem}. They are saved in {saved}"

@@ -1,8 +1,8 @@
 """Drain a run on the first Ctrl-C, and cancel it on the second."""
 
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -13,14 +13,55 @@ if TYPE_CHECKING:
     # `--help` needs none of it.
     from sampling.fanout import FanOut
 
-__all__ = ["Interrupted", "SignalHandler", "raise_on_sigterm", "run_interruptible"]
+__all__ = [
+    "Interrupted",
+    "SignalHandler",
+    "ignore_hangup",
+    "raise_on_signals",
+    "run_interruptible",
+    "stop_signals",
+    "wait_for_second_signal",
+]
 
 T = TypeVar("T")
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that stop a command: SIGINT, SIGTERM, and SIGHUP unless it is ignored, as after `nohup`."""
+    ends = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        ends.append(signal.SIGHUP)
+    return ends
+
+
+async def wait_for_second_signal(signals: AsyncIterator[signal.Signals]) -> None:
+    """
+    Wait for the signal that cancels what the first one lets finish.
+
+    SIGHUP is not one: when a connection drops, both the system and the shell may send it.
+    """
+    async for received in signals:
+        if received.name != "SIGHUP":
+            return
+
+
+@contextmanager
+def ignore_hangup() -> Generator[None]:
+    """Ignore SIGHUP inside the block, which writes results. A shell may send it once more, and a loop has ended."""
+    if signal.SIGHUP not in stop_signals():
+        yield
+        return
+    # Not SIG_IGN, which programs that are started here would inherit.
+    before = signal.signal(signal.SIGHUP, lambda _number, _frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 class SignalHandler:
     """
-    Stops a run on SIGINT or SIGTERM.
+    Stops a run on SIGINT, SIGTERM or SIGHUP.
 
     The first signal starts nothing new and gives calls in flight `grace_s` seconds to finish. The second signal,
     or the end of that time, cancels them. Before the run has begun, the first signal cancels.
@@ -34,8 +75,8 @@ class SignalHandler:
         """The first signal received, if any."""
 
     def open(self) -> AbstractContextManager[AsyncIterator[signal.Signals]]:
-        """Receive SIGINT and SIGTERM inside the block."""
-        return anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM)
+        """Receive the signals that stop a command inside the block."""
+        return anyio.open_signal_receiver(*stop_signals())
 
     def attach(self, run: "FanOut[Any]") -> None:
         """Set the run that signals stop."""
@@ -53,7 +94,7 @@ class SignalHandler:
             "Press Ctrl-C again to cancel them."
         )
         with anyio.move_on_after(self._grace_s):
-            await anext(signals)
+            await wait_for_second_signal(signals)
         self._print_line("cancelling the calls in flight")
         self._run.cancel()
 
@@ -70,9 +111,12 @@ class Interrupted(Picklable, BaseException):
         self.received = received
 
 
-def raise_on_sigterm() -> None:
-    """Make SIGTERM raise in the main thread, so that the exit code is the documented one."""
-    signal.signal(signal.SIGTERM, _raise)
+def raise_on_signals() -> None:
+    """Make SIGTERM and SIGHUP raise in the main thread, so that the exit code is the documented one."""
+    for number in stop_signals():
+        # Python itself raises KeyboardInterrupt for SIGINT.
+        if number != signal.SIGINT:
+            signal.signal(number, _raise)
 
 
 def _raise(number: int, _frame: object) -> None:
@@ -80,7 +124,7 @@ def _raise(number: int, _frame: object) -> None:
 
 
 async def run_interruptible(run: Callable[[], Awaitable[T]]) -> T:
-    """Await `run()`. SIGINT and SIGTERM cancel it and raise `Interrupted`."""
+    """Await `run()`. A signal that stops the command cancels it and raises `Interrupted`."""
     received: signal.Signals | None = None
 
     async def cancel_on_signal(signals: AsyncIterator[signal.Signals]) -> None:
@@ -90,7 +134,7 @@ async def run_interruptible(run: Callable[[], Awaitable[T]]) -> T:
 
     result: list[T] = []
     failure: Exception | None = None
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with anyio.open_signal_receiver(*stop_signals()) as signals:
         async with anyio.create_task_group() as group:
             group.start_soon(cancel_on_signal, signals)
             try:

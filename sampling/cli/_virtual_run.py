@@ -4,6 +4,8 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from sampling.cli._signals import stop_signals
+
 __all__ = ["run_virtual_until_signal"]
 
 T = TypeVar("T")
@@ -18,8 +20,8 @@ def run_virtual_until_signal(
     """
     Run in virtual time, and return the result and the signal that stopped it, if any.
 
-    SIGINT or SIGTERM calls `stop`, and the run returns what it has. A virtual loop waits for no signals, so a flag is
-    looked at between two steps of tasks.
+    A signal that stops a command calls `stop`, and the run returns what it has. A virtual loop waits for no signals,
+    so a flag is looked at between two steps of tasks.
     """
     # It imports trio's test kit, which takes longer than the rest of the command line.
     from sampling._virtual_time import run_virtual  # noqa: PLC0415
@@ -28,16 +30,17 @@ def run_virtual_until_signal(
     passed_on: list[signal.Signals] = []
 
     def receive(number: int, _frame: object) -> None:
-        if received:
+        if not received:
+            received.append(signal.Signals(number))
+        elif signal.Signals(number).name != "SIGHUP":
             raise KeyboardInterrupt  # the second one ends at once
-        received.append(signal.Signals(number))
 
     def pass_on() -> None:
         if received and not passed_on:
             passed_on.extend(received)
             stop()
 
-    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, receive) for number in stop_signals()}
     try:
         result = run_virtual(run, horizon_s=_HORIZON_S, on_step=pass_on)
     finally:

@@ -155,7 +155,7 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
         bool, typer.Option("--dry-run", help="Show the maximum requests, tokens and cost. Send nothing.")
     ] = False,
     text: Annotated[
-        bool, typer.Option("--text", help="Lines are plain prompts, not JSON. A .csv file is read as a table.")
+        bool, typer.Option("--text", help="Lines are plain prompts, not JSON, also those of a .csv file.")
     ] = False,
     key_field: Annotated[str, typer.Option(help="The name of the key field.")] = "key",
     prompt_field: Annotated[str, typer.Option(help="The name of the prompt field.")] = "prompt",

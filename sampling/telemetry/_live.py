@@ -51,7 +51,7 @@ def live_display(
             yield True
     elif console.is_terminal if show is None else check_bool("show", show):
         # rich prints output to stdout above the display. Redirect it only if stdout is a terminal, not a file or pipe.
-        live = Live(
+        live = _Display(
             console=console,
             get_renderable=render,
             auto_refresh=False,
@@ -65,6 +65,20 @@ def live_display(
             yield True
     else:
         yield False
+
+
+class _Display(Live):
+    """A live display that goes silent when its terminal is closed. That must not end a run that is paid for."""
+
+    def refresh(self) -> None:
+        """Draw, if there is still a terminal."""
+        with suppress(OSError):
+            super().refresh()
+
+    def stop(self) -> None:
+        """Restore the terminal, if there is still one."""
+        with suppress(OSError):
+            super().stop()
 
 
 @contextmanager

@@ -2,6 +2,9 @@
 
 import json
 import os
+import pty
+import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -67,9 +70,9 @@ def finished(arguments: list[str], **settings) -> subprocess.CompletedProcess:
     return done
 
 
-def started(arguments: list[str]) -> subprocess.Popen:
+def started(arguments: list[str], stderr: int = subprocess.PIPE) -> subprocess.Popen:
     """Start a command."""
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: S603
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=stderr, text=True)  # noqa: S603
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -292,7 +295,7 @@ def test_a_second_ctrl_c_cancels_what_is_in_flight(server, prompts, tmp_path):
     """The server sees its clients go."""
     server.reply = lambda request: echo(request, interval_s=0.05, endless=True)
     process = started(command(server, prompts(6), "--out", tmp_path / "answers.jsonl", "-k", "3"))
-    wait_until(lambda: len(server.requests) == 3)
+    wait_until(lambda: len(server.requests) >= 3)
     process.send_signal(signal.SIGINT)
     assert "nothing new is started" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
@@ -300,6 +303,39 @@ def test_a_second_ctrl_c_cancels_what_is_in_flight(server, prompts, tmp_path):
 
     assert (130, 3) == (process.returncode, len(server.requests))
     wait_until(lambda: server.disconnects == 3)
+
+
+@pytest.mark.usefixtures("default_hangup")
+def test_a_dropped_connection_lets_what_is_in_flight_finish(server, prompts, tmp_path):
+    """
+    Row 60: its terminal is gone, and SIGHUP comes from the system and from the shell. The answers are written.
+    """
+    server.reply = lambda request: echo(request, interval_s=0.5)
+    out = tmp_path / "answers.jsonl"
+    terminal, its_side = pty.openpty()
+    process = started(command(server, prompts(12), "--out", out, "-k", "4"), stderr=its_side)
+    os.close(its_side)
+    wait_until(lambda: len(server.requests) == 4)
+    os.close(terminal)
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=60)
+
+    assert (129, 4) == (process.returncode, len(server.requests))
+    assert ["k0", "k1", "k2", "k3"] == keys_of(out)
+
+
+def test_nohup_keeps_a_run_going(server, prompts, tmp_path):
+    """It makes a command ignore SIGHUP, so that nothing has to be resumed after a connection has dropped."""
+    server.reply = lambda request: echo(request, interval_s=0.2)
+    out = tmp_path / "answers.jsonl"
+    ignoring = "import os, signal, sys; signal.signal(1, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    process = started([sys.executable, "-c", ignoring, *command(server, prompts(6), "--out", out, "-k", "2")])
+    wait_until(lambda: len(server.requests) == 2)
+    process.send_signal(signal.SIGHUP)
+    _, told = process.communicate(timeout=60)
+
+    assert (0, 6) == (process.returncode, len(keys_of(out))), told
 
 
 def test_the_grace_time_ends(server, prompts, tmp_path):
@@ -328,6 +364,63 @@ def test_answers_after_a_prompt_that_hangs_are_written_and_counted(server, promp
     found = keys_of(out) if keeps_journal else [json.loads(line)["key"] for line in answers.splitlines()]
     assert (143, ["k0", "k2", "k3"]) == (process.returncode, found)
     assert "stopped: 3 of 4 prompts (3 succeeded)" in told
+
+
+# Answers that can't be written.
+
+
+def test_answers_that_a_full_stdout_has_no_room_for_are_saved(server, prompts):
+    """Row 61: without a journal, those in flight are paid for as well, and a message says where they all are."""
+    server.reply = lambda request: echo(request, interval_s=0.3)
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(  # noqa: S603
+            command(server, prompts(12), "-k", "4"), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    said = re.search(r"(\d+) answers could not be written\. They are saved in (\S+)", done.stderr)
+    assert said is not None, done.stderr
+    assert "sampling: stdout could not be written: No space left on device" in done.stderr
+    assert [f"k{number}" for number in range(len(server.requests))] == keys_of(Path(said[2]))
+    assert (1, len(server.requests)) == (done.returncode, int(said[1]))
+    assert len(server.requests) < 12
+
+
+@pytest.mark.parametrize("fault", ["the part is a directory", "the directory is deleted"])
+def test_answers_without_a_journal_that_have_no_place_are_one_line(server, prompts, tmp_path, fault):
+    """Row 61: it may be noticed before the first request, or after the last one."""
+    server.reply = lambda request: echo(request, interval_s=0.3)
+    directory = tmp_path / "answers"
+    directory.mkdir()
+    if fault == "the part is a directory":
+        (directory / "a.jsonl.part").mkdir()
+    process = started(command(server, prompts(2), "--out", directory / "a.jsonl", "--no-journal"))
+    if fault == "the directory is deleted":
+        wait_until(lambda: len(server.requests) == 2)
+        shutil.rmtree(directory)
+    _, told = process.communicate(timeout=60)
+
+    assert 1 == process.returncode
+    assert "Traceback" not in told
+    assert "a.jsonl could not be written: " in told.splitlines()[-1]
+
+
+def test_no_answers_are_said_to_be_kept_in_a_journal_that_is_gone(server, prompts, tmp_path):
+    """F11: the message says what is missing, and what to do about it."""
+    server.reply = lambda request: echo(request, interval_s=0.3)
+    directory = tmp_path / "journals"
+    directory.mkdir()
+    flags = ["--journal", directory / "run.db", "--out", tmp_path / "answers.jsonl", "-k", "2"]
+    process = started(command(server, prompts(6), *flags))
+    wait_until(lambda: len(server.requests) >= 3)
+    directory.rename(tmp_path / "elsewhere")
+    _, told = process.communicate(timeout=60)
+
+    assert 1 == process.returncode
+    assert "answers are kept" not in told
+    assert "FileNotFoundError" not in told
+    assert f"the journal {directory / 'run.db'} is gone. Move it back. Resume with:" in told
+    (tmp_path / "elsewhere").rename(directory)
+    assert 0 == finished(command(server, prompts(6), *flags, "--resume")).returncode
+    assert [f"k{number}" for number in range(6)] == keys_of(tmp_path / "answers.jsonl")
 
 
 # What it may cost.

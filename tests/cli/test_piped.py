@@ -390,7 +390,8 @@ def test_a_pipe_gets_the_bytes_as_they_are(server):
 # Signals.
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.usefixtures("default_hangup")
 def test_a_signal_has_its_exit_code(number, code, server):
     """R16: also where there is nothing to write. The connections to the server are closed."""
     server.reply = Reply(["x"], endless=True, interval_s=0.02)

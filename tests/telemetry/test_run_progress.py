@@ -197,3 +197,29 @@ def test_a_load_run_has_the_same_line(run):
 
     run(send)
     assert " s: 6 sent, 0 in flight, 6 answered" in drawn(console)
+
+
+class ClosedTerminal(StringIO):
+    """A terminal whose connection drops."""
+
+    is_gone = False
+
+    def write(self, text):
+        if self.is_gone:
+            raise OSError(5, "Input/output error")
+        return super().write(text)
+
+
+def test_a_closed_terminal_does_not_end_a_run():
+    """Whatever is drawn on it is lost, and nothing else."""
+    terminal = ClosedTerminal()
+    drawn_since = threading.Event()
+
+    def render():
+        if terminal.is_gone:
+            drawn_since.set()
+        return Text("line")
+
+    with live_display(render, Console(file=terminal, force_terminal=True), show=None) as is_drawn:
+        terminal.is_gone = True
+        assert (True, True) == (is_drawn, drawn_since.wait(30))

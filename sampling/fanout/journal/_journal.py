@@ -1,7 +1,7 @@
 """`Journal`, the file of a run, and `Session`, its use by one run."""
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context as ContextVars
@@ -53,7 +53,9 @@ from sampling.fanout.journal._store import (
     RawRow,
     Spent,
     Store,
+    all_outcomes,
     connect_to_read,
+    former_outcomes,
     run_of,
 )
 from sampling.fanout.journal._writer import Batch, Intent, Writer
@@ -137,14 +139,14 @@ class Journal:
         self.on_change: OnChange = on_change
 
     def summary(self) -> JournalSummary:
-        """Return the state of the run. This reads the file, and blocks meanwhile."""
+        """Return the state of the run. This reads the whole file and checks it, and blocks meanwhile."""
         with connect_to_read(self.path) as database:
+            # One transaction, so that all numbers are of the same moment.
+            database.execute("BEGIN")
             run_id, _, _ = run_of(database, self.path)
-            counts = dict(
-                database.execute(
-                    "SELECT status, count(*) FROM outcomes WHERE coalesce(position, item) >= 0 GROUP BY status"
-                ).fetchall()
-            )
+            # Not counted by SQLite, which knows no checksums.
+            counts = Counter(row.status for row in all_outcomes(database, self.path))
+            deque(former_outcomes(database, self.path), maxlen=0)
             amounts = ("input_tokens", "output_tokens", "cost", "cached_input_tokens", "reasoning_tokens")
             used = database.execute(f"SELECT {sums_of(amounts)} FROM {ALL_OUTCOMES}").fetchone()  # noqa: S608 - ours
             (interrupted,) = database.execute(
@@ -155,9 +157,9 @@ class Journal:
         return JournalSummary(
             run_id=run_id,
             status="running" if last is None else last[1],
-            succeeded=counts.get("succeeded", 0),
-            failed=counts.get("failed", 0),
-            errored=counts.get("errored", 0),
+            succeeded=counts["succeeded"],
+            failed=counts["failed"],
+            errored=counts["errored"],
             interrupted=interrupted,
             maybe_billed_twice=tuple(item for (item,) in twice),
             usage=Usage(*used),

@@ -67,12 +67,20 @@ class FileLock:
         _write_owner(self._descriptor)
         _held.add(self)
 
+    def keep(self) -> None:
+        """Take the lock again if its file was removed. If another run has taken it since, raise `JournalLocked`."""
+        if self._descriptor is not None and not _is_same_file(self._descriptor, self.path):
+            self.close()
+            self.acquire()
+
     def release(self) -> None:
         """Release the lock and remove its file."""
         if self._descriptor is not None:
-            # Before the lock is freed, because afterwards the file may belong to another run.
+            # Before the lock is freed, because afterwards the file may belong to another run. If the file was removed,
+            # it may do so already.
             with contextlib.suppress(OSError):
-                self.path.unlink()
+                if _is_same_file(self._descriptor, self.path):
+                    self.path.unlink()
             self.close()
 
     def close(self) -> None:

@@ -212,10 +212,10 @@ def outcome_checksum(  # noqa: PLR0913, PLR0917 - the columns of a row
     It is faster than `checksum`, because a resume reads all outcomes.
     """
     numbers = _NUMBERS(item, life, digest, input_tokens, output_tokens, cost, attempts, requests)
-    # Rows from before version 3 or 4 have none of these, and keep their checksums.
-    if cached or reasoning:
+    # Rows from before version 3 or 4 have none of these, and keep their checksums. A damaged column may be empty.
+    if cached != 0 or reasoning != 0:
         numbers += _ADDED(cached, reasoning)
-    if estimated:
+    if estimated != 0:
         numbers += _ESTIMATED(estimated)
     return zlib.crc32(f"{status}\0{key}{record}".encode(), zlib.crc32(numbers))
 

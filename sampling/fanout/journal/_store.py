@@ -25,7 +25,14 @@ from sampling._engine.scope import new_sampling_id
 from sampling._json import bounded as bounded_json
 from sampling._serialization.messages import canonical
 from sampling._serialization.values import MAX_NUMBER
-from sampling.errors import JournalDamaged, JournalError, JournalMismatch, JournalTooNew, JournalWriteFailed
+from sampling.errors import (
+    JournalDamaged,
+    JournalError,
+    JournalLocked,
+    JournalMismatch,
+    JournalTooNew,
+    JournalWriteFailed,
+)
 from sampling.fanout.engines import Note
 from sampling.fanout.items import ItemStatus
 from sampling.fanout.journal._fingerprint import differences
@@ -297,8 +304,7 @@ class Store:
         query = f"SELECT item, life, digest, checksum FROM intents WHERE {IS_UNFINISHED}"  # noqa: S608 - ours
         interrupted: dict[int, int] = {}
         for item, process, digest, stored in self._connection.execute(query):
-            if intent_checksum(item, process, digest) != stored:
-                raise JournalDamaged(f"{self.path} is damaged: the intent of item {item} has a wrong checksum")
+            _check_intent(item, process, digest, stored, self.path)
             interrupted[item] = digest
         return interrupted
 
@@ -410,6 +416,7 @@ class Store:
         database = self._connection
         database.execute("BEGIN IMMEDIATE")
         try:
+            self._keep_lock()
             yield database
             database.execute("COMMIT")
             self._check_in_place()
@@ -417,6 +424,16 @@ class Store:
             if database.in_transaction:
                 database.execute("ROLLBACK")
             raise
+
+    def _keep_lock(self) -> None:
+        """Raise JournalWriteFailed if the lock was removed, and another run has begun. Two runs must not write."""
+        try:
+            self._lock.keep()
+        except JournalLocked as error:
+            raise JournalWriteFailed(f"{self.path} could not be written: its lock was removed, and {error}") from error
+        except FileNotFoundError:
+            # The directory is gone. `_check_in_place` says more about that.
+            return
 
     def _check_in_place(self) -> None:
         """Raise JournalWriteFailed if the file or its log is gone. Nothing that is written to it would be found."""
@@ -600,14 +617,26 @@ def _check_whole(database: sqlite3.Connection, path: Path) -> None:
             raise JournalDamaged(f"{path} is damaged: the entry of process {life[0]} has a wrong checksum")
 
 
+def _check_intents(database: sqlite3.Connection, path: Path) -> None:
+    """Raise JournalDamaged if an intent has a wrong checksum. A run checks those that it uses."""
+    for item, process, digest, stored in database.execute("SELECT item, life, digest, checksum FROM intents"):
+        _check_intent(item, process, digest, stored, path)
+
+
+def _check_intent(item: int, process: int, digest: int, stored: int, path: Path) -> None:
+    if intent_checksum(item, process, digest) != stored:
+        raise JournalDamaged(f"{path} is damaged: the intent of item {item} has a wrong checksum")
+
+
 def _process_checksum(row: Sequence[Any]) -> int:
     """Return the checksum of a process. Rows from before versions 3, 4 and 6 lack the last columns."""
-    if row[-1]:
+    # A damaged column may be empty, which is not 0.
+    if row[-1] != 0:
         return checksum(*row)
     row = row[:-1]
-    if row[-1]:
+    if row[-1] != 0:
         return checksum(*row)
-    return checksum(*(row[:-1] if any(row[-3:-1]) else row[:-3]))
+    return checksum(*(row[:-3] if row[-3:-1] == (0, 0) else row[:-1]))
 
 
 def run_of(database: sqlite3.Connection, path: Path) -> tuple[str, float, str]:
@@ -659,6 +688,8 @@ def connect_to_read(path: Path) -> Generator[sqlite3.Connection]:
         if _check_version(database, path) < VERSION:
             # The queries are those of the current version, and a reader must not change the file.
             database = stack.enter_context(closing(connect(_copy(path, stack))))
+        _check_whole(database, path)
+        _check_intents(database, path)
         yield database
 
 

@@ -101,8 +101,10 @@ async def first_order(channel: ParentChannel) -> dict[str, Any] | None:
 
 
 if __name__ == "__main__":
-    # Only the parent reacts to Ctrl-C. It stops its workers, and they return what they have recorded.
+    # Only the parent reacts to a terminal. It stops its workers, and they return what they have recorded.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     the_channel = ParentChannel()
     # The order names the event loop to use, so it is read before that loop can start.
     the_order = anyio.run(first_order, the_channel)

@@ -22,9 +22,10 @@ from sampling import (
     open_fan_out,
 )
 from sampling.checks import one_of
-from sampling.errors import JournalError, JournalLocked, JournalWriteFailed
+from sampling.errors import JournalDamaged, JournalError, JournalLocked, JournalWriteFailed
 from sampling.fanout.journal import _store as store
 from sampling.fanout.journal import export
+from sampling.fanout.journal._lock import FileLock
 from tests.faults.journals import InlineJournal, answering, numbers, stored
 
 ONCE = RejectionSamplingStrategy()
@@ -99,6 +100,34 @@ def test_a_reader_never_deletes_the_log_of_a_run_that_lost_its_locks(path, tmp_p
     assert set(handed_out) <= stored(path).keys()
 
 
+@pytest.mark.parametrize("reads", [lambda path, _: Journal(path).summary(), export], ids=["summary", "export"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE outcomes SET status = 'failed' WHERE item = 3",
+        "UPDATE outcomes SET input_tokens = 1000 WHERE item = 3",
+        "UPDATE outcomes SET reasoning_tokens = x'' WHERE item = 3",
+        "UPDATE lives SET other_cost = 9.0",
+        "UPDATE lives SET other_attempts = x''",
+        "UPDATE intents SET digest = digest + 1 WHERE item = 3",
+        "UPDATE intents SET item = 30 WHERE item = 3",
+    ],
+)
+def test_no_reader_counts_what_is_damaged(journal, tmp_path, reads, damage):
+    """F20, row 62: a figure that differs from what was recorded is refused by a summary as well as by an export."""
+    with closing(sqlite3.connect(journal)) as database:
+        triggers = database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for name, _ in triggers:
+            database.execute(f"DROP TRIGGER {name}")
+        database.execute(damage)
+        for _, sql in triggers:
+            database.execute(sql)
+        database.commit()
+    with pytest.raises(JournalDamaged, match="damaged"):
+        reads(journal, tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()
+
+
 def test_a_read_leaves_nothing_behind(journal, tmp_path):
     """F20: the summary and an export of a finished run make no file beside it."""
     before = journal.stat().st_mtime_ns
@@ -121,6 +150,47 @@ def test_a_symlink_is_the_same_journal(journal, tmp_path, run):
 
     with pytest.raises(JournalLocked):
         run(twice)
+
+
+def test_a_lock_that_is_removed_is_taken_again(path, run):
+    """Row 63: whoever takes it for a stale one does not let a second run in."""
+    lock = path.with_name("run.db.lock")
+
+    async def main():
+        journal = InlineJournal(path)
+        async with open_fan_out(ONCE, numbers(20), None, answering(), journal=journal, max_concurrency=1) as outcomes:
+            async for outcome in outcomes:
+                if outcome.index == 5:
+                    lock.unlink()
+                elif outcome.index == 10:
+                    with pytest.raises(JournalLocked, match=f"process {os.getpid()}"):
+                        await fan_out(ONCE, numbers(20), None, answering(), journal=InlineJournal(path))
+
+    run(main)
+    assert (20, ["run.db"]) == (len(stored(path)), names(path))
+
+
+def test_a_run_ends_if_another_one_has_taken_its_lock(path, run):
+    """Row 63: two runs must not write to one file. The lock of the other one stays."""
+    lock, other = path.with_name("run.db.lock"), FileLock(path.with_name("run.db.lock"))
+
+    async def main():
+        journal = InlineJournal(path)
+        async with open_fan_out(ONCE, numbers(20), None, answering(), journal=journal, max_concurrency=1) as outcomes:
+            async for outcome in outcomes:
+                if outcome.index == 5:
+                    lock.unlink()
+                    other.acquire()
+
+    with pytest.raises(
+        JournalWriteFailed, match=r"its lock was removed, and run\.db\.lock is held by process \d+"
+    ) as caught:
+        run(main)
+    assert lock.exists()
+    other.release()
+    backend = answering()
+    assert 20 == run(fan_out, ONCE, numbers(20), None, backend, journal=path).counts()["succeeded"]
+    assert len(caught.value.unsaved) <= len(backend.requests) < 15
 
 
 @pytest.mark.parametrize("change", ["moved", "deleted", "replaced"])
