@@ -216,7 +216,7 @@ class TestWhatComesBack:
             assert [True] * 3 == [outcome.result.attempts[0].from_cache for outcome in result.outcomes]
 
     def test_errors_come_back_with_their_own_types(self, run, path):
-        """F11: our errors and Python's are restored, and others keep their name and message."""
+        """F11: our errors and Python's are restored if they can be. Others keep their name and message."""
         errors = {
             "0": RateLimited("slow"),
             "1": KeyError("gone"),
@@ -227,12 +227,12 @@ class TestWhatComesBack:
             fan_out, ONCE, numbers(5), None, answering(errors), journal=InlineJournal(path), on_error="continue"
         )
         again = run(fan_out, ONCE, numbers(5), None, answering(), journal=InlineJournal(path), on_error="continue")
-        assert [RateLimited, KeyError, ErrorFromJournal, UnicodeDecodeError] == [
-            type(o.error) for o in again.outcomes[:4]
-        ]
+        # The message of a UnicodeDecodeError is made from bytes, which are not recorded.
+        restored = [RateLimited, KeyError, ErrorFromJournal, ErrorFromJournal]
+        assert restored == [type(o.error) for o in again.outcomes[:4]]
         assert ["errored"] * 4 + ["succeeded"] == [o.status for o in again.outcomes]
         assert "OddError: odd" == str(again.outcomes[2].error)
-        assert "OddError" == again.outcomes[2].error.type_name
+        assert ["OddError", "UnicodeDecodeError"] == [o.error.type_name for o in again.outcomes[2:4]]
         assert [str(o.error) for o in first.outcomes[:1]] == [str(o.error) for o in again.outcomes[:1]]
         with pytest.raises(RateLimited):
             run(fan_out, ONCE, numbers(5), None, answering(), journal=InlineJournal(path))
@@ -795,7 +795,8 @@ from sampling.strategies import RejectionSamplingStrategy
 
 path = Path(sys.argv[1])
 store = Store(path)
-store.open(fingerprint_of(RejectionSamplingStrategy(), [], None, None, None), "refuse")
+fingerprint = fingerprint_of(RejectionSamplingStrategy(), [], None, None, None)
+store.open(fingerprint, lambda _: fingerprint, "refuse")
 beside = sorted(os.listdir(path.parent))
 attempts = {
     "write": lambda: store.write([(0, 1, 2, 3)], []),
