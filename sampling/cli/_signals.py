@@ -48,7 +48,7 @@ async def wait_for_second_signal(signals: AsyncIterator[signal.Signals]) -> None
 @contextmanager
 def ignore_hangup() -> Generator[None]:
     """Ignore SIGHUP inside the block, which writes results. A shell may send it once more, and a loop has ended."""
-    if signal.SIGHUP not in stop_signals():
+    if not hasattr(signal, "SIGHUP") or signal.SIGHUP not in stop_signals():
         yield
         return
     # Not SIG_IGN, which programs that are started here would inherit.

@@ -67,7 +67,7 @@ class Source:
             try:
                 yield
             except cancellations() as error:
-                failure = await self._close(scope)  # noqa: ASYNC102 - it has a limit
+                failure = await self._close(scope)  # noqa: ASYNC102, ASYNC120 - it has a limit
                 if cancellation_requested():
                     raise
                 raise failure or UnexpectedCancellation(_CANCELLED, hint=_CANCELLED_HINT) from error  # noqa: ASYNC104
