@@ -49,7 +49,7 @@ class RestClient:
         self._redactor = redactor
         self._timeout_s = timeout_s
         self._transport: Transport | None = None
-        self.clock_lead_s = 0.0
+        self.clock_lead_s: float = 0.0
         """How far the clock of this machine is ahead of the server's, as its last response shows."""
 
     async def __aenter__(self) -> Self:
