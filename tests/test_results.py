@@ -9,6 +9,7 @@ import pytest
 from sampling import (
     Action,
     Budget,
+    EscalationStrategy,
     Generation,
     MultiTurnStrategy,
     NoValidAnswer,
@@ -16,6 +17,7 @@ from sampling import (
     RateLimited,
     RejectionSamplingStrategy,
     Requirement,
+    Tier,
     Usage,
     Validation,
 )
@@ -143,6 +145,9 @@ def test_times_are_whole_nanoseconds(run):
     result = run(sample, RejectionSamplingStrategy(loop_budget=3), backend)
     assert [(0.0, 0.1), (0.1, 0.2), (0.2, 0.3)] == [(one.started_s, one.finished_s) for one in result.attempts]
     assert 0.3 == result.elapsed_s
+    tiers = [Tier(strategy=RejectionSamplingStrategy(loop_budget=count)) for count in (1, 2)]
+    result = run(sample, EscalationStrategy(tiers), backend)
+    assert [(0.0, 0.1), (0.1, 0.2), (0.2, 0.3)] == [(one.started_s, one.finished_s) for one in result.attempts]
 
 
 def test_a_fatal_error_ends_the_call_with_what_there_is(run):

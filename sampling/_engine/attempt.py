@@ -8,7 +8,7 @@ import attrs
 
 from sampling._arguments import wrong_type
 from sampling._completeness import incomplete
-from sampling._engine.call import Call
+from sampling._engine.call import Call, whole_nanoseconds
 from sampling._engine.scope import Scope, enter_part, iteration_id, leave_part, with_limits_of
 from sampling._engine.validation import Checking, CutShort, PartialText, check, first_error, parse
 from sampling._frozen import unchecked
@@ -259,7 +259,7 @@ class RunningAttempt(Generic[T]):
             value,
             error,
             scope.spent,
-            call.seconds_at(self.started_at),
+            whole_nanoseconds(self.started_at - call.started_at),
             call.elapsed_s(),
             scope.requests,
             0,

@@ -14,7 +14,7 @@ from sampling.protocols import BackendLike, Decisions, Variation
 from sampling.requirements import Requirement
 from sampling.results import Slice
 
-__all__ = ["Call"]
+__all__ = ["Call", "whole_nanoseconds"]
 
 T = TypeVar("T")
 
@@ -98,12 +98,13 @@ class Call(Generic[T]):
 
     def elapsed_s(self) -> float:
         """Return the seconds since the start of the call."""
-        return self.seconds_at(self.clock())
+        return whole_nanoseconds(self.clock() - self.started_at)
 
-    def seconds_at(self, instant: float) -> float:
-        """
-        Return the seconds from the start of the call to an instant of its clock, in whole nanoseconds.
 
-        More digits would be noise, and take twice as long to print and to store.
-        """
-        return int((instant - self.started_at) * 1e9 + 0.5) / 1e9
+def whole_nanoseconds(seconds: float) -> float:
+    """
+    Round a duration to nanoseconds.
+
+    More digits would be noise, and take twice as long to print and to store.
+    """
+    return int(seconds * 1e9 + 0.5) / 1e9

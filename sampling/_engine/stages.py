@@ -5,6 +5,7 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from sampling._engine import decisions
+from sampling._engine.call import whole_nanoseconds
 from sampling._engine.run import Run, log_errors
 from sampling.errors import SelectionFailed
 from sampling.hooks import Hooks
@@ -74,7 +75,9 @@ class Stages(Generic[T]):
         counted = {record.iteration_id for record in inner.slices()}
         for record in inner.records():
             adopted = attrs.evolve(
-                record, started_s=record.started_s + started_s, finished_s=record.finished_s + started_s
+                record,
+                started_s=whole_nanoseconds(record.started_s + started_s),
+                finished_s=whole_nanoseconds(record.finished_s + started_s),
             )
             self._adopted[adopted.iteration_id] = adopted
             outer.queue.put(adopted, counts=record.iteration_id in counted)
