@@ -257,24 +257,19 @@ async def _run_job(job: MapJob, backend: Backend, signal_handler: SignalHandler,
             async with open_backend(backend) if job.engine is None else nullcontext():
                 with fan_out_progress(total=len(job.prompts), print_every_s=_LINE_EVERY_S) as hooks:
                     try:
-                        with _open_writer(job) as write:
-                            await _run_and_write(job, backend, hooks, write, signal_handler, state)
+                        with _open_writer(job) as write, _keep_error(state):
+                            await _fan_out(job, backend, hooks, write, signal_handler, state)
                     except AnswersNotWritten as error:
                         state.not_written = state.not_written or error
             group.cancel_scope.cancel()
 
 
-async def _run_and_write(
-    job: MapJob,
-    backend: Backend,
-    hooks: Hooks,
-    write: OutcomeWriter,
-    signal_handler: SignalHandler,
-    state: _RunState,
-) -> None:
+@contextmanager
+def _keep_error(state: _RunState) -> Generator[None]:
+    """Keep an error of the run. It is reported, or raised, after the answers are written."""
     try:
-        await _fan_out(job, backend, hooks, write, signal_handler, state)
-    except Exception as error:  # noqa: BLE001 - reported, or raised, after the answers are written
+        yield
+    except Exception as error:  # noqa: BLE001
         state.error = error
 
 
