@@ -58,8 +58,13 @@ T = TypeVar("T")
 
 log = Logger()
 
-_ITEMS_PER_CHECKPOINT = 100
-"""The number of items to start or replay before other tasks get a turn. Thousands would block the event loop."""
+_MAX_ITEMS_PER_TURN = 256
+"""
+The number of items to start or replay before other tasks get a turn. Thousands would block the event loop.
+
+Counted since the last turn of other tasks, not since the first item: a turn in the middle of items that start together
+would spread them over more turns of the event loop, and each of those has a cost.
+"""
 
 
 class FanOut(Generic[T]):
@@ -348,11 +353,13 @@ class FanOut(Generic[T]):
         source, session, run_id = self._source, self._session, self.run_id
         # The clock of the budget starts with the first item.
         latest = math.inf
+        in_turn = 0
         while not self._stopping:
             extra = 1 if self._outage.needs_another_item else 0
             has_room = self._slots.has_room(source.count - self._buffer.taken, extra=extra)
             if not has_room or (session is not None and session.has_enough_intents):
                 await self._slots.wait_for_change()
+                in_turn = 0
                 continue
             given = await source.next(latest)
             if given is END:
@@ -363,8 +370,10 @@ class FanOut(Generic[T]):
                 self._admit_item(as_item(given, source.count, run_id), digest)
                 latest = self._latest()
             source.count += 1
-            if not source.count % _ITEMS_PER_CHECKPOINT:
+            in_turn += 1
+            if in_turn == _MAX_ITEMS_PER_TURN:
                 await checkpoint()
+                in_turn = 0
         if source.exhausted and session is not None:
             session.check_end(source.count)
 
