@@ -18,6 +18,9 @@ _ENDED: Final = frozenset({"failed", "completed", "expired", "cancelled"})
 _NOT_RUN: Final[dict[str, ReplyKind]] = {"batch_expired": "expired", "batch_cancelled": "cancelled"}
 _ENDED_EARLY: Final[dict[str, ReplyKind]] = {"expired": "expired", "cancelled": "cancelled", "failed": "failed"}
 _LIMIT_CODES: Final = frozenset({"token_limit_exceeded", "rate_limit_exceeded", "request_limit_exceeded"})
+_SHARED_PARAMS: Final = frozenset({"body.model", "method", "model", "url"})
+"""The parameters that all requests of a batch share."""
+
 _NAME: Final = "sampling_batch"
 
 
@@ -133,9 +136,10 @@ def _state(batch: Json) -> BatchState:
 
 
 def _problem(error: Json) -> BatchProblem:
-    is_about_limit = error.get("code") in _LIMIT_CODES
-    line = error.get("line")
-    return BatchProblem(error, line if type(line) is int else None, is_about_limit)
+    code, param, line = str(error.get("code")), str(error.get("param")), error.get("line")
+    # A server may name only the first of the lines that share a wrong value.
+    is_shared = param in _SHARED_PARAMS or code == "model_not_found"
+    return BatchProblem(error, line if type(line) is int and not is_shared else None, code in _LIMIT_CODES)
 
 
 def _number(value: Any) -> float | None:

@@ -235,8 +235,8 @@ def test_the_status_of_a_batch_may_be_in_capitals(run):
     assert (3, [3]) == (result.counts()["succeeded"], sizes(server))
 
 
-def refusing(server, code, times):
-    """Refuse the first batches because of an error of the server."""
+def refusing(server, code, times, *, line=None, param=None):
+    """Refuse the first batches for this reason."""
     create = server._openai_create
 
     def create_or_refuse(fields):
@@ -244,7 +244,7 @@ def refusing(server, code, times):
         if len(server.batches) <= times:
             batch = server.batches[-1]
             batch.status, batch.requests = "failed", []
-            batch.errors = [{"code": code, "message": "Failed to process the batch.", "line": None, "param": None}]
+            batch.errors = [{"code": code, "message": "Failed to process the batch.", "line": line, "param": param}]
             answer = {**answer, "status": "failed", "errors": {"object": "list", "data": batch.errors}}
         return answer
 
@@ -304,3 +304,19 @@ def test_a_found_batch_whose_results_are_empty_at_first_is_ours(run, tmp_path):
     result = run(batched, PROVIDERS["anthropic"](server), questions(3), journal=InlineJournal(tmp_path / "run.db"))
     assert (3, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
     assert ([3], {}) == (sizes(server), paid_twice(server))
+
+
+@pytest.mark.parametrize(
+    ("code", "param", "error"),
+    [
+        ("model_not_found", "body.model", "ModelNotFound"),
+        ("model_not_found", None, "ModelNotFound"),
+        ("url_not_found", "url", "BadRequest"),
+    ],
+)
+def test_a_reason_that_all_requests_share_refuses_all_of_them(run, code, param, error):
+    """F21: a server may name only the first line, and would do so again for each of the others."""
+    server = refusing(server_of(), code, times=9, line=1, param=param)
+    result = run(batched, openai(server), questions(5), **ALL_ERRORS)
+    assert [error] * 5 == [type(one.error).__name__ for one in result.outcomes]
+    assert [0] == sizes(server)
