@@ -30,6 +30,9 @@ _PATIENCE_S: Final = 3600.0
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
 _CREATE_GRACE_S: Final = 120.0
+_FILE_PAUSES_S: Final = (1.0, 5.0, 25.0)
+"""The pauses before a batch is created again of a file that the provider does not find yet."""
+
 _CLOCK_SKEW_S: Final = 300.0
 
 
@@ -151,7 +154,7 @@ class Lane:
             await ledger.begin(batch)
             batch.file_id = await self._retry(lambda: client.upload(lines, batch.name))
             batch.state = "sending"
-            await self._create(batch, lines)
+            await self._create_from_file(batch, lines)
             self._has_created = True
             batch.state = "running"
             # From here on a later process finds it, even if this one is cancelled.
@@ -196,6 +199,18 @@ class Lane:
         except Exception as error:  # noqa: BLE001 - the requests have failed already, most likely for the same reason
             log.warning("batch_not_forgotten", error_type=type(error).__name__)
 
+    async def _create_from_file(self, batch: Batch, lines: list[bytes]) -> None:
+        """Create a batch, and try again if the file that was just uploaded is not found."""
+        for pause_s in _FILE_PAUSES_S:
+            try:
+                return await self._create(batch, lines)
+            except BadRequest as error:
+                if not _lacks_file(error, batch):
+                    raise
+            log.warning("batch_file_not_found", file=batch.file_id, again_in_s=pause_s)
+            await anyio.sleep(pause_s)
+        return await self._create(batch, lines)
+
     async def _create(self, batch: Batch, lines: list[bytes]) -> None:
         """Create a batch. If it is not known whether that succeeded, look for the batch before creating it again."""
 
@@ -233,6 +248,11 @@ class Lane:
         if found:
             batch.batch_id, batch.candidates = found[0], found[1:]
             batch.is_verified = self._client.keeps_names
+
+
+def _lacks_file(error: BadRequest, batch: Batch) -> bool:
+    """Return whether a batch was refused because its file is not found. OpenAI answers that with a 400."""
+    return batch.file_id is not None and (error.status == 404 or batch.file_id in str(error))
 
 
 async def possible_batches(batch: Batch, known: set[str]) -> list[str]:

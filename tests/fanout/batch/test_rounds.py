@@ -434,6 +434,31 @@ class TestErrors:
         assert 5 == run(batched, provider(server), questions(5)).counts()["succeeded"]
         assert ([5], 3) == (sizes(server), len(refused))
 
+    @pytest.mark.parametrize(
+        ("status", "message", "times", "expected"),
+        [
+            (404, "Input file not found", 1, ([3], 2)),
+            (400, "Cannot find file {file}, or project p does not have access to it.", 3, ([3], 4)),
+            (404, "Invalid URL (POST /v1/batches)", 9, ([], 4)),
+            (400, "Invalid value: 'endpoint'.", 9, ([], 1)),
+        ],
+    )
+    def test_a_file_that_is_not_found_for_a_moment_is_tried_again(self, run, status, message, times, expected):
+        """F21: OpenAI may not find a file that was just uploaded, and the run is not over because of it."""
+        server, created = server_of(), []
+
+        def intercept(method, path):
+            if method == "POST" and path.endswith("/batches"):
+                created.append(path)
+                if len(created) <= times:
+                    return status, {"error": {"message": message.format(file=next(iter(server.files)))}}
+            return None
+
+        server.intercept = intercept
+        run(batched, openai(server), questions(3), on_error="continue")
+        assert expected == (sizes(server), len(created))
+        assert 1 == len(server.files)
+
     def test_a_backend_without_batches_is_refused(self, run):
         """F21: the error says what the engine needs."""
         with pytest.raises(Unsupported, match="OpenAIBackend or an AnthropicBackend"):
