@@ -33,6 +33,9 @@ _CREATE_GRACE_S: Final = 120.0
 _FILE_PAUSES_S: Final = (1.0, 5.0, 25.0)
 """The pauses before a batch is created again of a file that the provider does not find yet."""
 
+_GATEWAY_STATUSES: Final = frozenset({502, 504, 520, 524})
+"""The statuses of a gateway that lost the connection or did not wait, while the server may still create the batch."""
+
 _CLOCK_SKEW_S: Final = 300.0
 
 
@@ -232,7 +235,7 @@ class Lane:
             await self._look_for(batch)
             batch.is_in_doubt = False
             if batch.batch_id is None:
-                if not isinstance(failure, ServerError):
+                if not isinstance(failure, ServerError) or failure.status in _GATEWAY_STATUSES:
                     self._ledger.maybe_billed_twice(batch.tickets.values())
                 raise failure
 

@@ -164,6 +164,25 @@ def test_a_creation_whose_answer_is_lost_is_not_sent_again(provider, path, loop,
         assert ([3, 3], {}) == (sizes(server), paid_twice(server))
 
 
+@pytest.mark.parametrize(("status", "reported"), [(502, 3), (503, 0), (504, 3), (520, 3), (524, 3)])
+def test_a_creation_that_a_gateway_gave_up_on_is_reported(run, provider, path, status, reported):
+    """F21: the server may still create the batch when it is looked for. A server that is overloaded does not."""
+    server = server_of()
+    handle, created = server.handle, []
+
+    def slow(method, target, headers, body):
+        listed = target.partition("?")[0].endswith("/batches")
+        if not listed or len(created) > 1:
+            return handle(method, target, headers, body)
+        created.append(method)
+        return (status, b"<html>Too slow</html>") if method == "POST" else (200, b'{"data": []}')
+
+    server.handle = slow
+    result = run(batched, provider(server), questions(3), journal=InlineJournal(path))
+    assert ["POST", "GET"] == created
+    assert (3, reported) == (result.counts()["succeeded"], len(result.maybe_billed_twice))
+
+
 @attrs.define
 class Dated:
     """A transport whose responses have the date of a server."""
