@@ -30,6 +30,10 @@ _PATIENCE_S: Final = 3600.0
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
 _CREATE_GRACE_S: Final = 120.0
+_LONGEST_CREATE_S: Final = 600.0
+_SLOWEST_BYTES_PER_S: Final = 125_000.0
+"""The speed of a slow line, which counts if the requests are sent with the creation."""
+
 _FILE_PAUSES_S: Final = (1.0, 5.0, 25.0)
 """The pauses before a batch is created again of a file that the provider does not find yet."""
 
@@ -216,15 +220,18 @@ class Lane:
 
     async def _create(self, batch: Batch, lines: list[bytes]) -> None:
         """Create a batch. If it is not known whether that succeeded, look for the batch before creating it again."""
+        sent = sum([len(line) for line in lines]) if batch.file_id is None else 0
+        grace_s = min(_CREATE_GRACE_S + sent / _SLOWEST_BYTES_PER_S, _LONGEST_CREATE_S)
 
         async def create() -> None:
             # It may be hours after the last try, and a batch may have to be looked for by its time.
             batch.created_s = time.time()
             await self._ledger.update(batch)
-            failure: BackendError = Timeout(f"the batch was not created within {_CREATE_GRACE_S:g} s")
+            hint = "Set a smaller max_batch_bytes, or try again later."
+            failure: BackendError = Timeout(f"the batch was not created within {grace_s:.0f} s", hint=hint)
             try:
                 # Shielded from cancellation: otherwise the batch might exist without a known id.
-                with anyio.move_on_after(_CREATE_GRACE_S, shield=True):
+                with anyio.move_on_after(grace_s, shield=True):
                     batch.batch_id = await self._client.create(lines, batch.file_id, batch.name)
                     return
             except BackendError as error:
@@ -272,7 +279,7 @@ async def possible_batches(batch: Batch, known: set[str]) -> list[str]:
         return []
     if client.keeps_names:
         return [state.batch_id for state in states if state.name == batch.name]
-    latest = batch.created_s + _CREATE_GRACE_S + _CLOCK_SKEW_S - client.clock_lead_s
+    latest = batch.created_s + _LONGEST_CREATE_S + _CLOCK_SKEW_S - client.clock_lead_s
     return [
         state.batch_id
         for state in states

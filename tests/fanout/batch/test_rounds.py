@@ -223,6 +223,20 @@ class TestLimits:
         assert not paid_twice(server)
 
 
+@attrs.define
+class Slow:
+    """A transport over a slow line."""
+
+    transport: object
+
+    async def open(self, request):
+        await anyio.sleep(len(request.body) / 75_000)
+        return await self.transport.open(request)
+
+    async def aclose(self):
+        await self.transport.aclose()
+
+
 class TestErrors:
     def test_expired_requests_are_sent_again(self, run, provider):
         """F21: partial expiry costs time and nothing else."""
@@ -458,6 +472,16 @@ class TestErrors:
         run(batched, openai(server), questions(3), on_error="continue")
         assert expected == (sizes(server), len(created))
         assert 1 == len(server.files)
+
+    def test_a_large_batch_has_the_time_to_be_sent(self, run, provider, tmp_path):
+        """F21: over 1 Mbit/s, 10 MB take longer than the server has time to create a small batch."""
+        server = server_of()
+        direct = server.transport
+        server.transport = lambda: Slow(direct())
+        items = [f"{number} {'x' * 500_000}" for number in range(20)]
+        result = run(batched, provider(server), items, journal=InlineJournal(tmp_path / "run.db"))
+        assert (20, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+        assert [20] == sizes(server)
 
     def test_a_backend_without_batches_is_refused(self, run):
         """F21: the error says what the engine needs."""
