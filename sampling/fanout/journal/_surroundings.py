@@ -116,11 +116,12 @@ def _readable(
         yield place, value
 
 
-def _imports_in(code: CodeType) -> set[str]:
+@lru_cache(maxsize=1024)
+def _imports_in(code: CodeType) -> frozenset[str]:
     """Return the modules that a function imports itself."""
     nested = [_imports_in(one) for one in code.co_consts if isinstance(one, CodeType)]
     found = {str(one.argval) for one in dis.get_instructions(code) if one.opname == "IMPORT_NAME"}
-    return found.union(*nested)
+    return frozenset(found).union(*nested)
 
 
 def _source_of(module: str) -> bytes | None:
@@ -211,6 +212,7 @@ def globals_changed_by(function: FunctionType) -> frozenset[str]:
     return frozenset(changed)
 
 
+@lru_cache(maxsize=1024)
 def _assigned_in(code: CodeType, operation: str = "STORE_DEREF") -> frozenset[str]:
     """Return the variables of closures that a code assigns, or others with the operation for those."""
     nested = [_assigned_in(one, operation) for one in code.co_consts if isinstance(one, CodeType)]

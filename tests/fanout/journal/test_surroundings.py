@@ -500,3 +500,29 @@ def test_what_is_changed_is_found_in_the_source(load):
     )
     assert {"a", "x", "d", "e", "g"} == changes_in(module.f).names
     assert {"b", "c", "f"} == changes_in(module.f).attributes
+
+
+def test_functions_that_call_each_other_are_described_once(load):
+    """F16: there are any number of ways through the functions of a parser, for example."""
+    functions = [
+        f"def check_{number}(text):\n    return text == '{number}' or "
+        + " or ".join(f"check_{(7 * number + place) % 30}(text)" for place in range(4))
+        for number in range(30)
+    ]
+    source = "\n".join([*functions, "check = check_0"])
+    before = of_check(load(source))
+    assert len(json.dumps(before)) < 10_000
+    (difference,) = differences(before, of_check(load(source.replace("'11'", "'x'"))))
+    assert "check_11.code of Python" in difference
+
+
+def test_functions_of_modules_with_one_name_are_told_apart():
+    """F16: a program may make its modules itself."""
+
+    def check_of(most):
+        made = {"__name__": __name__}
+        exec(f"def short(text): return len(text) < {most}\ndef check(text): return short(text)", made)  # noqa: S102
+        return Requirement("r", made["check"])
+
+    before, after = (fingerprint_of(ONCE, [check_of(7), check_of(most)], None, None, None) for most in (8, 9))
+    assert differences(before, after)
