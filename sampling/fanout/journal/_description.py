@@ -56,6 +56,7 @@ from sampling.fanout.journal._inspection import (
     name_of,
     pydantic_schema,
     setters_in,
+    without_order,
 )
 from sampling.fanout.journal._surroundings import (
     ModuleSource,
@@ -470,6 +471,8 @@ class Describer:
         described: dict[str, Any] = {"class": name_of(kind)}
         # What a check changes itself is its state, which differs from call to call.
         state = attributes_changed_by(kind, self._called) if self._as_of >= _CLASSES else set[str]()
+        if self._as_of >= _DOCSTRINGS:
+            attributes = without_order(attributes)
         for name, attribute in sorted(attributes.items()):
             if name not in state and not self._is_computed(kind, name):
                 described[f".{name}"] = self._part(name, attribute)
