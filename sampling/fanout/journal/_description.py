@@ -118,8 +118,9 @@ _MAX_INT_BITS: Final = 900
 """Integers of more than 300 digits are not read back."""
 
 _ONCE_MAX_INT_BITS: Final = 4_000
-_LONGEST_CONTAINER: Final = 10_000
-"""The largest number of characters of its description. A fingerprint with too many brackets is not read back."""
+_LONGEST: Final = 10_000
+"""The largest number of characters of a text, or of what describes a container. More have a digest: a fingerprint with
+too many brackets is not read back, also if they are in texts."""
 
 _CODE_DIGEST: Final = re.compile(rf'"{re.escape(CODE_KEY)}":"[0-9a-f]+",?')
 
@@ -248,7 +249,8 @@ class Describer:
         return {name: self._type(kind) for name, kind in own_hints(thing).items()}
 
     def _text(self, text: str) -> Any:
-        return secret_digest(text) if self._is_secret(text) else text
+        is_long = len(text) > _LONGEST and self._as_of >= _DOCSTRINGS
+        return secret_digest(text) if is_long or self._is_secret(text) else text
 
     def _integer(self, value: int) -> Any:
         most = _MAX_INT_BITS if self._as_of >= _DOCSTRINGS else _ONCE_MAX_INT_BITS
@@ -294,7 +296,7 @@ class Describer:
 
     def _short(self, container: Any, described: Any) -> Any:
         """Return the description of a container, or a digest of a long one, such as a table of words."""
-        if self._as_of < _DOCSTRINGS or len(text := canonical(described)) <= _LONGEST_CONTAINER:
+        if self._as_of < _DOCSTRINGS or len(text := canonical(described)) <= _LONGEST:
             return described
         # Code has a digest of its own, because it is not compared between versions of Python.
         without_code = _CODE_DIGEST.sub("", text)
@@ -736,7 +738,7 @@ class Describer:
 
 
 def secret_digest(text: str) -> dict[str, Any]:
-    """Describe a text that must not be stored."""
+    """Describe a text that must not be stored, or is too long."""
     return {"class": "str", "sha256": _digest_of(text)}
 
 

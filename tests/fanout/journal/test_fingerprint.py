@@ -454,6 +454,24 @@ def test_a_run_with_a_large_setting_can_be_resumed(run, tmp_path, value):
     assert 1 == len(differences(before, after))
 
 
+@attrs.define
+class Corpus:
+    text: str
+
+    def __call__(self, text):
+        return text in self.text
+
+
+def test_a_run_whose_check_has_a_long_text_can_be_resumed(run, tmp_path):
+    """F11: brackets count in texts, too, when a file is read back."""
+    corpus = '{"words": ["yes"]}' * 60_000
+    for _ in range(2):
+        check, journal = Requirement("r", Corpus(corpus)), InlineJournal(tmp_path / "run.db")
+        assert 1 == run(fan_out, ONCE, ["0"], None, answering(), [check], journal=journal).counts()["succeeded"]
+    assert (tmp_path / "run.db").stat().st_size < 100_000
+    assert 1 == len(differences(with_check(Corpus(corpus)), with_check(Corpus(f"{corpus}."))))
+
+
 def test_a_member_of_a_table_is_compared():
     """F16: a table is compared by its digest, if it is long."""
     before, after = ({f"word {number}": number for number in range(9_000)} for _ in range(2))
