@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final, NamedTuple, cast
@@ -127,13 +128,22 @@ def _imports_in(code: CodeType) -> frozenset[str]:
 def _source_of(module: str) -> bytes | None:
     """Return the source of a module of the program, which need not be imported yet, or None for any other."""
     try:
-        # The parents of a module would be imported, so only those that already are can be found.
-        is_near = module in sys.modules or "." not in module
-        spec = None if is_library(module) or not is_near else importlib.util.find_spec(module)
+        spec = None if is_library(module) else _spec_of(module)
         origin = None if spec is None or not spec.has_location else spec.origin
         return None if origin is None or _is_installed(origin) else Path(origin).read_bytes()
     except (ImportError, OSError, ValueError):
         return None
+
+
+def _spec_of(module: str) -> ModuleSpec | None:
+    """Find a module. It is not imported, and neither are its parents, and it is the same whether they are."""
+    name, *others = module.split(".")
+    spec = importlib.util.find_spec(name)
+    for other in others:
+        name = f"{name}.{other}"
+        places = None if spec is None else spec.submodule_search_locations
+        spec = None if places is None else PathFinder.find_spec(name, places)
+    return spec
 
 
 class Changes(NamedTuple):

@@ -526,3 +526,22 @@ def test_functions_of_modules_with_one_name_are_told_apart():
 
     before, after = (fingerprint_of(ONCE, [check_of(7), check_of(most)], None, None, None) for most in (8, 9))
     assert differences(before, after)
+
+
+@pytest.mark.parametrize("helpers", ["", "import package.part"])
+def test_a_module_is_the_same_before_and_after_its_import(load, tmp_path, monkeypatch, helpers):
+    """F11: a function may import a module of a package when it is called, and the same call may be made again."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    part = tmp_path / "package" / "part.py"
+    part.write_text("def short(text): return len(text) < 7\n")
+    for name in ("package", "package.part"):
+        # Restored after the test.
+        monkeypatch.setitem(sys.modules, name, None)
+        del sys.modules[name]
+    module = load("def check(text):\n    from package.part import short\n    return short(text)\n", helpers)
+    before = of_check(module)
+    assert module.check("yes")
+    assert [] == differences(before, of_check(module))
+    part.write_text("def short(text): return len(text) < 8\n")
+    assert differences(before, of_check(module))
