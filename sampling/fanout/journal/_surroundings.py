@@ -97,7 +97,8 @@ def surroundings_of(function: FunctionType, is_constant: Callable[[str, object],
         is_near = isinstance(value, FunctionType) and value.__module__ == function.__module__
         if name not in changed and not is_near and not is_constant(name, value):
             yield from _readable(f"{prefix}{name}", value, names)
-    for name in sorted(_imports_in(function.__code__)):
+    package = function.__globals__.get("__package__")
+    for name in sorted(_imports_in(function.__code__, package if isinstance(package, str) else "")):
         if (source := _source_of(name)) is not None:
             yield f"import {name}", ModuleSource(source)
 
@@ -118,11 +119,30 @@ def _readable(
 
 
 @lru_cache(maxsize=1024)
-def _imports_in(code: CodeType) -> frozenset[str]:
-    """Return the modules that a function imports itself."""
-    nested = [_imports_in(one) for one in code.co_consts if isinstance(one, CodeType)]
-    found = {str(one.argval) for one in dis.get_instructions(code) if one.opname == "IMPORT_NAME"}
+def _imports_in(code: CodeType, package: str) -> frozenset[str]:
+    """Return the modules that a function of a package imports itself, and what may be one: `b` of `from a import b`."""
+    nested = [_imports_in(one, package) for one in code.co_consts if isinstance(one, CodeType)]
+    found: set[str] = set()
+    module = ""
+    before: list[Any] = [0, 0]
+    for one in dis.get_instructions(code):
+        if one.opname == "IMPORT_NAME":
+            # The level of a relative import is loaded before the names.
+            level = before[-2] if isinstance(before[-2], int) else 0
+            module = _absolute(str(one.argval), level, package)
+            found.add(module)
+        elif one.opname == "IMPORT_FROM":
+            found.add(f"{module}.{one.argval}")
+        before = [before[-1], one.argval]
     return frozenset(found).union(*nested)
+
+
+def _absolute(name: str, level: int, package: str) -> str:
+    """Return the name of a module whose import begins with `level` dots."""
+    try:
+        return importlib.util.resolve_name(f"{'.' * level}{name}", package)
+    except ImportError:
+        return name
 
 
 def _source_of(module: str) -> bytes | None:

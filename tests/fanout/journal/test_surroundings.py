@@ -528,9 +528,9 @@ def test_functions_of_modules_with_one_name_are_told_apart():
     assert differences(before, after)
 
 
-@pytest.mark.parametrize("helpers", ["", "import package.part"])
-def test_a_module_is_the_same_before_and_after_its_import(load, tmp_path, monkeypatch, helpers):
-    """F11: a function may import a module of a package when it is called, and the same call may be made again."""
+@pytest.fixture
+def part(tmp_path, monkeypatch):
+    """The file of a module of a package, which is not imported yet."""
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
     part = tmp_path / "package" / "part.py"
@@ -539,9 +539,18 @@ def test_a_module_is_the_same_before_and_after_its_import(load, tmp_path, monkey
         # Restored after the test.
         monkeypatch.setitem(sys.modules, name, None)
         del sys.modules[name]
-    module = load("def check(text):\n    from package.part import short\n    return short(text)\n", helpers)
+    return part
+
+
+@pytest.mark.parametrize("helpers", ["", "import package.part"])
+@pytest.mark.parametrize("imports", ["from package import part", "import package.part as part", "from . import part"])
+def test_a_module_is_the_same_before_and_after_its_import(load, part, helpers, imports):
+    """F11: a function may import a module of a package when it is called, and the same call may be made again."""
+    source = f"__spec__, __package__ = None, 'package'\ndef check(text):\n    {imports}\n    return part.short(text)\n"
+    module = load(source, helpers)
     before = of_check(module)
     assert module.check("yes")
     assert [] == differences(before, of_check(module))
     part.write_text("def short(text): return len(text) < 8\n")
-    assert differences(before, of_check(module))
+    (difference,) = differences(before, of_check(module))
+    assert "import package.part" in difference
