@@ -84,8 +84,8 @@ class Results:
     found: int = 0
     """The number of requests that have a line."""
 
-    _processed: int = 0
-    """The number of those that the provider has processed, so that they were paid for."""
+    _processed: set[str] = attrs.field(factory=set[str])
+    """Requests that the provider has processed, which were paid for. An earlier process may have settled some."""
 
     async def read(self) -> None:
         """
@@ -137,7 +137,7 @@ class Results:
         if not self._batch.requests:
             return True
         # Only a batch that ended early may lack lines. Other counts may lag behind.
-        return self.state.not_run is not None and self._processed >= self.state.done
+        return self.state.not_run is not None and len(self._processed) >= self.state.done
 
     async def _are_there(self) -> bool:
         """Read the lines, and return False if the provider does not have them, or sends something else."""
@@ -160,11 +160,14 @@ class Results:
 
     async def _take(self, line: bytes) -> bool:
         custom_id, entry = self._entry(line)
+        may_be_read_later = isinstance(entry, BackendError) and entry.retryable and not self._is_last_read
+        if entry is not None and _is_processed(entry) and not may_be_read_later:
+            self._processed.add(custom_id)
         # A second line about the same request does not count.
         if entry is None or custom_id not in self._batch.requests or custom_id in self._pending:
             self.ignored += 1
             return True
-        if isinstance(entry, BackendError) and entry.retryable and not self._is_last_read:
+        if may_be_read_later:
             return True
         self._pending.add(custom_id)
         if isinstance(entry, BatchReply) and entry.reply is not None and entry.reply.status == 200:
@@ -199,7 +202,6 @@ class Results:
         lost = [custom_id for custom_id, entry in others if isinstance(entry, BackendError)]
         await self._ledger.settle(batch, answers, [custom_id for custom_id, _ in others], lost)
         self.found += len(answers) + len(others)
-        self._processed += len(answers) + len([one for _, one in others if _is_processed(one)])
         for custom_id, reply in answers:
             del batch.requests[custom_id]
             ticket = batch.tickets.pop(custom_id, None)

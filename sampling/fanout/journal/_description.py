@@ -56,6 +56,7 @@ from sampling.fanout.journal._inspection import (
     name_of,
     pydantic_schema,
     setters_in,
+    without_order,
 )
 from sampling.fanout.journal._surroundings import (
     ModuleSource,
@@ -98,7 +99,7 @@ what decides the values of fields, methods that are overridden, attributes of fu
 requirements of nested strategies, and has the addresses of functions in types, and the paths of files. 6 leaves out
 how objects of a class are compared, other settings of fields than their values, the classes of generic types, setters,
 what a `try` covers, and docstrings and annotations that code reads, and has all other docstrings. It does not know
-functions of packages by their names.
+functions of packages by their names, and has functions of a module in each other.
 """
 
 _CONSTANTS: Final = 3
@@ -107,12 +108,21 @@ _CLASSES: Final = 5
 _FIELDS: Final = 6
 _DOCSTRINGS: Final = 7
 _DEEPEST: Final = 24
+_MAX_PARTS: Final = 500_000
+"""The largest number of parts of a value. Objects that refer to each other would have any number of them."""
+
+_MAX_UNSEEN: Final = 20
+"""The largest number of places in a value that can't be compared. If there are more, the value is named instead."""
+
 _MAX_INT_BITS: Final = 900
 """Integers of more than 300 digits are not read back."""
 
 _ONCE_MAX_INT_BITS: Final = 4_000
-_LONGEST_CONTAINER: Final = 10_000
-"""The largest number of characters of its description. A fingerprint with too many brackets is not read back."""
+_LONGEST: Final = 10_000
+"""The largest number of characters of a text, or of what describes a container. More have a digest: a fingerprint with
+too many brackets is not read back, also if they are in texts."""
+
+_CODE_DIGEST: Final = re.compile(rf'"{re.escape(CODE_KEY)}":"[0-9a-f]+",?')
 
 _TEXTUAL: Final = (
     dt.date,
@@ -150,6 +160,10 @@ _READ_ANNOTATIONS: Final = frozenset({"__annotations__", "get_annotations", "get
 _SETTINGS: Final = ("loop_budget", "concurrency_budget", "deterministic", "check_timeout_s", "max_context_chars")
 
 
+class _TooManyPartsError(Exception):
+    """Raised to give up a value."""
+
+
 class Describer:
     """Describes values, and collects the places of those that it can't inspect."""
 
@@ -172,6 +186,9 @@ class Describer:
         """The names of texts about functions and classes that code of the program reads."""
 
         self._around: list[int] = []
+        self._parts = 0
+        """The number of parts so far of the outermost value."""
+
         self._path: list[str] = []
 
     @contextmanager
@@ -191,17 +208,27 @@ class Describer:
             return {"class": name_of(type(value)), "around": True}
         if len(self._around) >= _DEEPEST:
             return self._not_seen(value)
+        self._parts = self._parts + 1 if self._around else 1
+        if self._parts > _MAX_PARTS:
+            raise _TooManyPartsError
         self._around.append(id(value))
+        before = len(self.unseen)
         try:
-            return self._guarded(self._container, value)
+            described = self._guarded(self._container, value)
         finally:
             self._around.pop()
+        if not self._around and len(self.unseen) - before > _MAX_UNSEEN:
+            del self.unseen[before:]
+            self._not_seen(value)
+        return described
 
     def used(self) -> dict[str, Any]:
         """Describe what the functions and classes so far use of the program around them, each once."""
         described: dict[str, Any] = {}
         while missing := self._used.keys() - described.keys():
-            for place in sorted(missing):
+            # Functions first: which attributes of an object are its state depends on all that they call.
+            functions = {place for place in missing if isinstance(self._used[place], FunctionType)}
+            for place in sorted(functions or missing):
                 described[place] = self._part(place, self._used[place])
         return {**described, **self._texts_read()}
 
@@ -222,7 +249,8 @@ class Describer:
         return {name: self._type(kind) for name, kind in own_hints(thing).items()}
 
     def _text(self, text: str) -> Any:
-        return secret_digest(text) if self._is_secret(text) else text
+        is_long = len(text) > _LONGEST and self._as_of >= _DOCSTRINGS
+        return secret_digest(text) if is_long or self._is_secret(text) else text
 
     def _integer(self, value: int) -> Any:
         most = _MAX_INT_BITS if self._as_of >= _DOCSTRINGS else _ONCE_MAX_INT_BITS
@@ -233,11 +261,14 @@ class Describer:
         return self._as_of >= _SURROUNDINGS and (is_named or looks_like_a_key(text))
 
     def _guarded(self, describe: Callable[[Any], Any], value: Any) -> Any:
-        """Describe a value. One that raises can't be seen into."""
+        """Describe a value. One that raises can't be seen into, and neither can one that has too many parts."""
         depth = len(self._path)
         try:
             return describe(value)
-        except Exception:  # noqa: BLE001 - objects are the user's, and may raise anything
+        except Exception as error:
+            # Objects are the user's, and may raise anything.
+            if isinstance(error, _TooManyPartsError) and len(self._around) > 1:
+                raise
             del self._path[depth:]
             return self._not_seen(value)
 
@@ -265,9 +296,12 @@ class Describer:
 
     def _short(self, container: Any, described: Any) -> Any:
         """Return the description of a container, or a digest of a long one, such as a table of words."""
-        if self._as_of < _DOCSTRINGS or len(text := canonical(described)) <= _LONGEST_CONTAINER or CODE_KEY in text:
+        if self._as_of < _DOCSTRINGS or len(text := canonical(described)) <= _LONGEST:
             return described
-        return {"class": _class_name(container), "sha256": hashlib.sha256(text.encode()).hexdigest()[:16]}
+        # Code has a digest of its own, because it is not compared between versions of Python.
+        without_code = _CODE_DIGEST.sub("", text)
+        code = {} if without_code == text else {CODE_KEY: _digest_of(text)}
+        return {"class": _class_name(container), "sha256": _digest_of(without_code), **code}
 
     def _members(self, value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -439,6 +473,8 @@ class Describer:
         described: dict[str, Any] = {"class": name_of(kind)}
         # What a check changes itself is its state, which differs from call to call.
         state = attributes_changed_by(kind, self._called) if self._as_of >= _CLASSES else set[str]()
+        if self._as_of >= _DOCSTRINGS:
+            attributes = without_order(attributes)
         for name, attribute in sorted(attributes.items()):
             if name not in state and not self._is_computed(kind, name):
                 described[f".{name}"] = self._part(name, attribute)
@@ -613,7 +649,18 @@ class Describer:
         # The path of the module may change, and its documentation.
         constants = {name: value for name, value in found.items() if not name.startswith("__")}
         changed = globals_changed_by(function) & function.__globals__.keys() & names_in(function.__code__)
-        return {**constants, **dict.fromkeys(sorted(changed), CHANGED)}
+        constants |= dict.fromkeys(sorted(changed), CHANGED)
+        return self._without_functions(constants, function) if self._as_of >= _DOCSTRINGS else constants
+
+    def _without_functions(self, found: Mapping[str, Any], function: FunctionType) -> dict[str, Any]:
+        """Note the functions of a module, and return the rest. Described in each other, they would have no end."""
+        prefix = module_prefix(function.__globals__.get("__name__") or function.__module__)
+        return {
+            name: one
+            for name, one in found.items()
+            # Modules that are made by a program may have the same name.
+            if not isinstance(one, FunctionType) or self._used.setdefault(f"{prefix}{name}", one) is not one
+        }
 
     def _attributes_of_function(self, function: FunctionType) -> dict[str, Any]:
         """Describe the attributes of a function that code reads, and that it does not change itself."""
@@ -691,8 +738,12 @@ class Describer:
 
 
 def secret_digest(text: str) -> dict[str, Any]:
-    """Describe a text that must not be stored."""
-    return {"class": "str", "sha256": hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]}
+    """Describe a text that must not be stored, or is too long."""
+    return {"class": "str", "sha256": _digest_of(text)}
+
+
+def _digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
 def _private_settings(strategy: BaseSamplingStrategy) -> set[str]:

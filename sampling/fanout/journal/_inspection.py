@@ -6,6 +6,7 @@ import re
 import struct
 import sys
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import PurePath
 from types import FunctionType, ModuleType
 from typing import Any, Final, cast
@@ -26,6 +27,7 @@ __all__ = [
     "name_of",
     "pydantic_schema",
     "setters_in",
+    "without_order",
 ]
 
 _MAX_FILE_BYTES: Final = 100_000_000
@@ -66,6 +68,12 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
 
 
 _POINTER_BYTES: Final = struct.calcsize("P")
+
+
+def without_order(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the options of a validator of attrs that come from a set: their order differs between processes."""
+    is_of_set = isinstance(attributes.get("_original_options"), AbstractSet)
+    return {name: value for name, value in attributes.items() if not (is_of_set and name == "options")}
 
 
 def _slots(kind: type[Any]) -> list[str]:

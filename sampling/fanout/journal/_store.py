@@ -191,6 +191,8 @@ class Store:
         """The device and the number of the file and of its log."""
 
         self._owner: tuple[Any, ...] = ()
+        self._opened_by: int | None = None
+        """The id of the process that opened the file, and not of a forked child."""
 
     # Open and close.
 
@@ -205,6 +207,7 @@ class Store:
         """
         with self._translate_errors("opened"):
             self._lock.acquire()
+        self._opened_by = os.getpid()
         try:
             with self._translate_errors("opened"):
                 is_new = not self.path.exists()
@@ -342,7 +345,7 @@ class Store:
 
     def close(self) -> None:
         """Close the file and release the lock."""
-        if not self._lock.is_held:
+        if self._opened_by != os.getpid():
             # It was not opened, or this is a forked child, which must not use the connection of its parent.
             return
         database, self._database = self._database, None
@@ -496,9 +499,11 @@ class Store:
     def _connection(self) -> sqlite3.Connection:
         if self._database is None:
             raise JournalError(f"{self.path} is not open")
-        if not self._lock.is_held:
+        if self._opened_by != os.getpid():
             # SQLite does not know of the fork, and would corrupt the file.
             raise JournalError(f"{self.path} was opened by the process from which this one was forked")
+        if not self._lock.is_held:
+            raise JournalError(f"{self.path} is not locked by this run any more")
         return self._database
 
     @contextmanager

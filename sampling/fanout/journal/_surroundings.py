@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final, NamedTuple, cast
@@ -96,7 +97,8 @@ def surroundings_of(function: FunctionType, is_constant: Callable[[str, object],
         is_near = isinstance(value, FunctionType) and value.__module__ == function.__module__
         if name not in changed and not is_near and not is_constant(name, value):
             yield from _readable(f"{prefix}{name}", value, names)
-    for name in sorted(_imports_in(function.__code__)):
+    package = function.__globals__.get("__package__")
+    for name in sorted(_imports_in(function.__code__, package if isinstance(package, str) else "")):
         if (source := _source_of(name)) is not None:
             yield f"import {name}", ModuleSource(source)
 
@@ -116,23 +118,52 @@ def _readable(
         yield place, value
 
 
-def _imports_in(code: CodeType) -> set[str]:
-    """Return the modules that a function imports itself."""
-    nested = [_imports_in(one) for one in code.co_consts if isinstance(one, CodeType)]
-    found = {str(one.argval) for one in dis.get_instructions(code) if one.opname == "IMPORT_NAME"}
-    return found.union(*nested)
+@lru_cache(maxsize=1024)
+def _imports_in(code: CodeType, package: str) -> frozenset[str]:
+    """Return the modules that a function of a package imports itself, and what may be one: `b` of `from a import b`."""
+    nested = [_imports_in(one, package) for one in code.co_consts if isinstance(one, CodeType)]
+    found: set[str] = set()
+    module = ""
+    before: list[Any] = [0, 0]
+    for one in dis.get_instructions(code):
+        if one.opname == "IMPORT_NAME":
+            # The level of a relative import is loaded before the names.
+            level = before[-2] if isinstance(before[-2], int) else 0
+            module = _absolute(str(one.argval), level, package)
+            found.add(module)
+        elif one.opname == "IMPORT_FROM":
+            found.add(f"{module}.{one.argval}")
+        before = [before[-1], one.argval]
+    return frozenset(found).union(*nested)
+
+
+def _absolute(name: str, level: int, package: str) -> str:
+    """Return the name of a module whose import begins with `level` dots."""
+    try:
+        return importlib.util.resolve_name(f"{'.' * level}{name}", package)
+    except ImportError:
+        return name
 
 
 def _source_of(module: str) -> bytes | None:
     """Return the source of a module of the program, which need not be imported yet, or None for any other."""
     try:
-        # The parents of a module would be imported, so only those that already are can be found.
-        is_near = module in sys.modules or "." not in module
-        spec = None if is_library(module) or not is_near else importlib.util.find_spec(module)
+        spec = None if is_library(module) else _spec_of(module)
         origin = None if spec is None or not spec.has_location else spec.origin
         return None if origin is None or _is_installed(origin) else Path(origin).read_bytes()
     except (ImportError, OSError, ValueError):
         return None
+
+
+def _spec_of(module: str) -> ModuleSpec | None:
+    """Find a module. It is not imported, and neither are its parents, and it is the same whether they are."""
+    name, *others = module.split(".")
+    spec = importlib.util.find_spec(name)
+    for other in others:
+        name = f"{name}.{other}"
+        places = None if spec is None else spec.submodule_search_locations
+        spec = None if places is None else PathFinder.find_spec(name, places)
+    return spec
 
 
 class Changes(NamedTuple):
@@ -211,6 +242,7 @@ def globals_changed_by(function: FunctionType) -> frozenset[str]:
     return frozenset(changed)
 
 
+@lru_cache(maxsize=1024)
 def _assigned_in(code: CodeType, operation: str = "STORE_DEREF") -> frozenset[str]:
     """Return the variables of closures that a code assigns, or others with the operation for those."""
     nested = [_assigned_in(one, operation) for one in code.co_consts if isinstance(one, CodeType)]

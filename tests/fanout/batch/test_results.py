@@ -2,6 +2,7 @@
 
 import json
 
+import anyio
 import attrs
 import pytest
 
@@ -290,6 +291,35 @@ def test_lines_of_expired_requests_do_not_stand_for_missing_answers(run, tmp_pat
     # What is asked again although it was paid for is reported.
     assert len(paid_twice(server)) <= len(result.maybe_billed_twice)
     assert cut > 1 or (2, ()) == (len(server.batches[1].requests), result.maybe_billed_twice)
+
+
+def test_lines_that_an_earlier_process_has_read_count(run, tmp_path):
+    """F21: of an expired batch, it had read one of three answers. The other two requests have no lines."""
+    server, reads, scopes = server_of(), [], []
+
+    def answer(request):
+        return Verdict("expired") if len(server.batches) == 1 and request.prompt[-1] in "34" else "yes"
+
+    def mangle(lines):
+        if b"batch_expired" in lines[0]:
+            return []
+        reads.append(lines)
+        if len(reads) == 2:
+            scopes[0].cancel()
+        return lines[:1] if len(reads) <= 2 else lines
+
+    async def cut_off():
+        with anyio.CancelScope() as scope:
+            scopes.append(scope)
+            await batched(openai(server), questions(5), engine=BatchEngine(cancel_on_exit=False), journal=journal)
+
+    server.answer, server.mangle = answer, mangle
+    journal = InlineJournal(tmp_path / "run.db")
+    run(cut_off)
+    server.batches[0].ready -= 2 * HOUR
+    result = run(batched, openai(server), questions(5), journal=journal)
+    assert (5, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+    assert ([5, 2], {}) == (sizes(server), paid_twice(server))
 
 
 def test_a_found_batch_whose_results_are_empty_at_first_is_ours(run, tmp_path):

@@ -31,6 +31,7 @@ from sampling import (
     tool,
 )
 from sampling.errors import JournalMismatch
+from sampling.fanout.journal import _description
 from sampling.fanout.journal._fingerprint import differences, earlier_item_digests, fingerprint_of, item_digest
 from sampling.strategies import Tier
 from sampling.testing import ScriptedBackend
@@ -421,8 +422,20 @@ class Whole(int):
     """A number of a type of its own."""
 
 
+class Word:
+    """An object with code."""
+
+    def __init__(self, text):
+        self.text = text
+        self.others = [[]] * 20
+
+    def is_in(self, text):
+        return self.text in text
+
+
 LARGE = {
     "a table": lambda: {f"word {number}": (number, [number]) for number in range(60_000)},
+    "a table of objects": lambda: [Word(number) for number in range(5_000)],
     "a large number": lambda: 10**400,
     "a larger number": lambda: 10**5_000,
     "a large number of another type": lambda: Whole(10**400),
@@ -441,12 +454,64 @@ def test_a_run_with_a_large_setting_can_be_resumed(run, tmp_path, value):
     assert 1 == len(differences(before, after))
 
 
+@attrs.define
+class Corpus:
+    text: str
+
+    def __call__(self, text):
+        return text in self.text
+
+
+def test_a_run_whose_check_has_a_long_text_can_be_resumed(run, tmp_path):
+    """F11: brackets count in texts, too, when a file is read back."""
+    corpus = '{"words": ["yes"]}' * 60_000
+    for _ in range(2):
+        check, journal = Requirement("r", Corpus(corpus)), InlineJournal(tmp_path / "run.db")
+        assert 1 == run(fan_out, ONCE, ["0"], None, answering(), [check], journal=journal).counts()["succeeded"]
+    assert (tmp_path / "run.db").stat().st_size < 100_000
+    assert 1 == len(differences(with_check(Corpus(corpus)), with_check(Corpus(f"{corpus}."))))
+
+
 def test_a_member_of_a_table_is_compared():
     """F16: a table is compared by its digest, if it is long."""
     before, after = ({f"word {number}": number for number in range(9_000)} for _ in range(2))
     assert [] == differences(with_check(closing_over(before)), with_check(closing_over(after)))
     after["word 8000"] = 7
     assert differences(with_check(closing_over(before)), with_check(closing_over(after)))
+
+
+def test_the_code_of_objects_in_a_table_is_compared(monkeypatch):
+    """F16: within one version of Python, as that of any other object."""
+    words = [Word(number) for number in range(1_000)]
+    before = with_check(closing_over(words))
+
+    def is_in(self, text):
+        return text in self.text
+
+    is_in.__qualname__ = Word.is_in.__qualname__
+    monkeypatch.setattr(Word, "is_in", is_in)
+    (difference,) = differences(before, with_check(closing_over(words)))
+    assert "code of Python" in difference
+
+
+class Place:
+    """A place that knows its neighbours."""
+
+    def __init__(self):
+        self.neighbours = []
+
+
+def test_objects_that_refer_to_each_other_have_an_end(monkeypatch):
+    """F16: a network has any number of ways through it. It is named once, whatever can't be seen in it."""
+    places = [Place() for _ in range(5)]
+    for place in places:
+        place.neighbours += places
+    assert [] == with_check(closing_over(places))["unseen"]
+    monkeypatch.setattr(_description, "_MAX_PARTS", 100)
+    assert ["requirements[0].check.with (builtins.list)"] == with_check(closing_over(places))["unseen"]
+    others = [Unknown() for _ in range(21)]
+    assert ["requirements[0].check.with (builtins.list)"] == with_check(closing_over(others))["unseen"]
+    assert 20 == len(with_check(closing_over(others[1:]))["unseen"])
 
 
 def test_a_key_in_a_text_of_another_type_is_not_shown():

@@ -191,6 +191,8 @@ def test_a_run_ends_if_another_one_has_taken_its_lock(path, run):
     backend = answering()
     assert 20 == run(fan_out, ONCE, numbers(20), None, backend, journal=path).counts()["succeeded"]
     assert len(caught.value.unsaved) <= len(backend.requests) < 15
+    # Nothing is open any more.
+    assert ["run.db"] == names(path)
 
 
 @pytest.mark.parametrize("change", ["moved", "deleted", "replaced"])

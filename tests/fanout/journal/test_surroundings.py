@@ -500,3 +500,57 @@ def test_what_is_changed_is_found_in_the_source(load):
     )
     assert {"a", "x", "d", "e", "g"} == changes_in(module.f).names
     assert {"b", "c", "f"} == changes_in(module.f).attributes
+
+
+def test_functions_that_call_each_other_are_described_once(load):
+    """F16: there are any number of ways through the functions of a parser, for example."""
+    functions = [
+        f"def check_{number}(text):\n    return text == '{number}' or "
+        + " or ".join(f"check_{(7 * number + place) % 30}(text)" for place in range(4))
+        for number in range(30)
+    ]
+    source = "\n".join([*functions, "check = check_0"])
+    before = of_check(load(source))
+    assert len(json.dumps(before)) < 10_000
+    (difference,) = differences(before, of_check(load(source.replace("'11'", "'x'"))))
+    assert "check_11.code of Python" in difference
+
+
+def test_functions_of_modules_with_one_name_are_told_apart():
+    """F16: a program may make its modules itself."""
+
+    def check_of(most):
+        made = {"__name__": __name__}
+        exec(f"def short(text): return len(text) < {most}\ndef check(text): return short(text)", made)  # noqa: S102
+        return Requirement("r", made["check"])
+
+    before, after = (fingerprint_of(ONCE, [check_of(7), check_of(most)], None, None, None) for most in (8, 9))
+    assert differences(before, after)
+
+
+@pytest.fixture
+def part(tmp_path, monkeypatch):
+    """The file of a module of a package, which is not imported yet."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    part = tmp_path / "package" / "part.py"
+    part.write_text("def short(text): return len(text) < 7\n")
+    for name in ("package", "package.part"):
+        # Restored after the test.
+        monkeypatch.setitem(sys.modules, name, None)
+        del sys.modules[name]
+    return part
+
+
+@pytest.mark.parametrize("helpers", ["", "import package.part"])
+@pytest.mark.parametrize("imports", ["from package import part", "import package.part as part", "from . import part"])
+def test_a_module_is_the_same_before_and_after_its_import(load, part, helpers, imports):
+    """F11: a function may import a module of a package when it is called, and the same call may be made again."""
+    source = f"__spec__, __package__ = None, 'package'\ndef check(text):\n    {imports}\n    return part.short(text)\n"
+    module = load(source, helpers)
+    before = of_check(module)
+    assert module.check("yes")
+    assert [] == differences(before, of_check(module))
+    part.write_text("def short(text): return len(text) < 8\n")
+    (difference,) = differences(before, of_check(module))
+    assert "import package.part" in difference
