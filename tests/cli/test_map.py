@@ -350,6 +350,35 @@ def test_the_grace_time_ends(server, prompts, tmp_path):
     assert (143, ["k0"]) == (process.returncode, keys_of(out))
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_files_are_written_says_how_to_get_them(number, code, server, prompts, tmp_path):
+    """R16: the answers are kept, the exit code is that of the signal, and no temporary file is left."""
+    program = f"""
+import os
+from sampling.cli import _map_run, main
+
+write_rows = _map_run.write_rows
+
+def interrupted(path, rows):
+    def first():
+        os.kill(os.getpid(), {int(number)})
+        yield from rows
+    write_rows(path, first())
+
+_map_run.write_rows = interrupted
+main()
+"""
+    out = tmp_path / "answers.jsonl"
+    done = finished([sys.executable, "-c", program, *command(server, prompts(2), "--out", out)[3:]])
+
+    assert (code, False) == (done.returncode, out.exists()), done.stderr
+    assert "interrupted before all files were written: all answers are kept. Resume with:" in done.stderr
+    assert [] == list(tmp_path.glob(".sampling-*"))
+    go_on = done.stderr.splitlines()[-1].split()
+    assert 0 == finished([sys.executable, "-m", *go_on]).returncode
+    assert (2, ["k0", "k1"]) == (len(server.requests), keys_of(out))
+
+
 @pytest.mark.parametrize("keeps_journal", [True, False])
 def test_answers_after_a_prompt_that_hangs_are_written_and_counted(server, prompts, tmp_path, keeps_journal):
     """What finished after a prompt that was cancelled was paid for, and a run without a journal can't ask the rest."""
