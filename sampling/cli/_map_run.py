@@ -417,6 +417,9 @@ def _print_summary(job: MapJob, state: _RunState) -> None:
         print_status(f"sampling: {_describe_error(state.error)}")
     elif state.not_written is None:
         print_status("stopped before anything was sent")
+    if job.prompts.has_changed:
+        go_on = "" if job.journal is None else ". To ask those, correct it and add --resume --accept-changes"
+        print_status(f"{job.prompts.name} was changed during the run, so prompts may be missing{go_on}")
 
 
 def _print_run(job: MapJob, state: _RunState, run: FanOut[Any]) -> None:

@@ -350,6 +350,28 @@ def test_the_grace_time_ends(server, prompts, tmp_path):
     assert (143, ["k0"]) == (process.returncode, keys_of(out))
 
 
+def test_a_file_that_is_changed_during_the_run_is_reported(server, prompts, tmp_path):
+    """The file is read again as prompts start, so those of a part that was cut off are not asked."""
+    path = prompts(1_000)
+    lines = path.read_text()
+    out = tmp_path / "answers.jsonl"
+
+    def cut_off(request) -> Reply:
+        path.write_text("")
+        return echo(request)
+
+    server.reply = cut_off
+    done = finished(command(server, path, "--out", out, "-k", "2"))
+    assert 1 == done.returncode
+    assert f"{path} was changed during the run, so prompts may be missing. To ask those" in done.stderr
+
+    server.reply = echo
+    path.write_text(lines)
+    done = finished(command(server, path, "--out", out, "-k", "64", "--resume", "--accept-changes"))
+    assert (0, [f"k{number}" for number in range(1_000)]) == (done.returncode, keys_of(out)), done.stderr
+    assert "was changed" not in done.stderr
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_files_are_written_says_how_to_get_them(number, code, server, prompts, tmp_path):
     """R16: the answers are kept, the exit code is that of the signal, and no temporary file is left."""
