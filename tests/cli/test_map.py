@@ -621,6 +621,7 @@ def test_answers_are_not_written_under_the_name_of_another_format(prompts, tmp_p
         (["{prompts}", "--out", "{prompts}", "--force"], "is the file of prompts, which is never overwritten"),
         (["{prompts}", "--journal", "{prompts}"], "is the file of prompts, which is never overwritten"),
         (["{prompts}", "--out", "a", "--journal", "a"], "is the journal, which is never overwritten"),
+        (["{prompts}", "--out", "-"], "without --out, the answers go to stdout"),
         (["{prompts}", "--out", "no/such/a"], "there is no directory 'no/such'"),
         (["{prompts}", "--model", "m"], "No such option: --model"),
         (["{prompts}", "--model", "m"], "The model is part of --backend openai:MODEL"),
