@@ -47,8 +47,8 @@ def _import_module(flag: str, name: str) -> object:
                 f"{flag}: there is no module {error.name!r}, neither installed nor in {Path.cwd()}"
             ) from None
         raise ValueError(f"{flag}: {name} can't be imported: {error}") from None
-    except Exception as error:
-        # Whatever a module raises, it is the user's own, so its type helps.
+    except (Exception, SystemExit) as error:
+        # Whatever a module raises, it is the user's own, so its type helps. A script without a main guard may exit.
         raise ValueError(f"{flag}: {name} can't be imported: {type(error).__name__}: {error}") from error
 
 

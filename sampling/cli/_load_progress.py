@@ -9,7 +9,7 @@ import attrs
 from anyio.abc import TaskStatus
 
 from sampling.cli._files import reason_of
-from sampling.cli._signals import stop_signals, wait_for_second_signal
+from sampling.cli._signals import open_stop_signals, wait_for_second_signal
 from sampling.cli._status import print_status
 from sampling.telemetry.run_progress import run_progress
 
@@ -83,7 +83,7 @@ class _Signals:
 
     async def handle(self, scope: anyio.CancelScope, *, task_status: TaskStatus[None]) -> None:  # noqa: ASYNC114
         """Wait for signals."""
-        with anyio.open_signal_receiver(*stop_signals()) as signals:
+        with open_stop_signals() as signals:
             task_status.started()
             self.received = await anext(signals)
             print_status(f"{self.received.name}: stopping. Results so far are kept. Press Ctrl-C again to end at once.")

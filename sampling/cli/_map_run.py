@@ -22,7 +22,7 @@ from sampling.cli._flags import usage_errors
 from sampling.cli._headers import without_header_values
 from sampling.cli._jsonl import AnswersNotWritten, growing_file, print_row, write_rows
 from sampling.cli._prompts import Prompts
-from sampling.cli._signals import SignalHandler, ignore_hangup
+from sampling.cli._signals import Interrupted, SignalHandler, ignore_hangup
 from sampling.cli._specs import open_backend
 from sampling.cli._status import print_status
 from sampling.cli._stdout import ReaderLeft, only_results, write_result
@@ -234,7 +234,7 @@ def run(job: MapJob, signal_handler: SignalHandler) -> int:
         # The journal belongs to another run, so nothing may be written.
         print_status(f"sampling: {error}\n{_ACCEPT_CHANGES if isinstance(error, JournalMismatch) else error.hint}")
         return REFUSED
-    with ignore_hangup():
+    with ignore_hangup(), _tell_if_interrupted(job, state):
         not_written = _export_answers(job, state)
         page_not_written = _write_page(job, state)
     _print_summary(job, state)
@@ -363,6 +363,17 @@ def _export_answers(job: MapJob, state: _RunState) -> str | None:
     return None
 
 
+@contextmanager
+def _tell_if_interrupted(job: MapJob, state: _RunState) -> Generator[None]:
+    """Say how to get the files if a signal ends the block, which writes them."""
+    try:
+        yield
+    except (KeyboardInterrupt, Interrupted):
+        if state.run is not None and job.journal is not None:
+            print_status(f"interrupted before all files were written: {_how_to_resume(job, state)}")
+        raise
+
+
 def _write_page(job: MapJob, state: _RunState) -> str | None:
     """Write the page about the run to `--report`. If that fails, return the problem."""
     if job.report is None or job.journal is None or state.run is None:
@@ -406,6 +417,9 @@ def _print_summary(job: MapJob, state: _RunState) -> None:
         print_status(f"sampling: {_describe_error(state.error)}")
     elif state.not_written is None:
         print_status("stopped before anything was sent")
+    if job.prompts.has_changed:
+        go_on = "" if job.journal is None else ". To ask those, correct it and add --resume --accept-changes"
+        print_status(f"{job.prompts.name} was changed during the run, so prompts may be missing{go_on}")
 
 
 def _print_run(job: MapJob, state: _RunState, run: FanOut[Any]) -> None:

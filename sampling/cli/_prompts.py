@@ -3,6 +3,7 @@
 import codecs
 import csv
 import io
+import os
 import shutil
 import sys
 import tempfile
@@ -64,6 +65,9 @@ class Prompts:
         """The first bad lines."""
 
         self.bad_count = 0
+        self._checked: tuple[int, int] | None = None
+        self.has_changed = False
+        """Whether the file was changed between `check` and the end of an iteration."""
 
     def __enter__(self) -> Self:
         return self
@@ -77,6 +81,7 @@ class Prompts:
         """Yield all prompts, count them and collect the bad lines."""
         self._count, self.bad_count = 0, 0
         self.bad.clear()
+        self._checked = self._version()
         for read in self._read():
             if isinstance(read, Prompt):
                 self._count += 1
@@ -91,7 +96,14 @@ class Prompts:
         return self._count
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        return ((read.key, read.text) for read in self._read() if isinstance(read, Prompt))
+        for read in self._read():
+            if isinstance(read, Prompt):
+                yield read.key, read.text
+        self.has_changed = self._checked not in (None, self._version())
+
+    def _version(self) -> tuple[int, int]:
+        found = os.fstat(self._file.fileno())
+        return found.st_size, found.st_mtime_ns
 
     def _read(self) -> Iterator[Prompt | BadLine]:
         self._file.seek(0)

@@ -17,6 +17,7 @@ __all__ = [
     "Interrupted",
     "SignalHandler",
     "ignore_hangup",
+    "open_stop_signals",
     "raise_on_signals",
     "run_interruptible",
     "stop_signals",
@@ -32,6 +33,19 @@ def stop_signals() -> list[signal.Signals]:
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         ends.append(signal.SIGHUP)
     return ends
+
+
+@contextmanager
+def open_stop_signals() -> Generator[AsyncIterator[signal.Signals]]:
+    """Receive the signals that stop a command inside the block. Their handlers are restored after it."""
+    before = {number: signal.getsignal(number) for number in stop_signals()}
+    try:
+        with anyio.open_signal_receiver(*before) as signals:
+            yield signals
+    finally:
+        # asyncio leaves the default of the system, with which SIGTERM would kill a command that writes its results.
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 async def wait_for_second_signal(signals: AsyncIterator[signal.Signals]) -> None:
@@ -76,7 +90,7 @@ class SignalHandler:
 
     def open(self) -> AbstractContextManager[AsyncIterator[signal.Signals]]:
         """Receive the signals that stop a command inside the block."""
-        return anyio.open_signal_receiver(*stop_signals())
+        return open_stop_signals()
 
     def attach(self, run: "FanOut[Any]") -> None:
         """Set the run that signals stop."""
@@ -134,7 +148,7 @@ async def run_interruptible(run: Callable[[], Awaitable[T]]) -> T:
 
     result: list[T] = []
     failure: Exception | None = None
-    with anyio.open_signal_receiver(*stop_signals()) as signals:
+    with open_stop_signals() as signals:
         async with anyio.create_task_group() as group:
             group.start_soon(cancel_on_signal, signals)
             try:

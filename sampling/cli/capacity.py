@@ -19,6 +19,7 @@ from sampling.cli._files import Force, check_output
 from sampling.cli._headers import without_header_values
 from sampling.cli._load_progress import EndedRun, ProgressUpdate, run_with_progress
 from sampling.cli._outputs import Out, check_outputs, publish, write_outputs
+from sampling.cli._signals import ignore_hangup
 from sampling.cli._status import print_status
 from sampling.cli._stdout import only_results, write_result
 from sampling.cli._virtual_run import run_virtual_until_signal
@@ -207,7 +208,8 @@ def capacity(  # noqa: PLR0913 - each is a flag
                     write_outputs(search.answer(), outputs)
                 raise
     answer = ended.result
-    written = publish(answer, f"{answer.render()}\n", outputs)
+    with ignore_hangup():
+        written = publish(answer, f"{answer.render()}\n", outputs)
     if ended.received is None and ended.problem is None:
         return answer.exit_code if written else FAILED
     if ended.problem is not None:

@@ -20,6 +20,7 @@ from sampling.cli._live_page import LivePage, serving_live_page
 from sampling.cli._load_progress import EndedRun, ProgressUpdate, run_with_progress
 from sampling.cli._outputs import Out, Samples, check_outputs, publish, write_outputs
 from sampling.cli._scenario import Scenario, read_scenario, scenario_schema
+from sampling.cli._signals import ignore_hangup
 from sampling.cli._status import print_status
 from sampling.cli._stdout import only_results, write_result
 from sampling.cli._traffic import Traffic
@@ -363,7 +364,8 @@ def _run(job: _Job, *, samples: bool, live_port: int | None) -> int:
                 print_status(f"live figures: {page.address}, and {page.address}metrics for Prometheus")
         with only_results(), _keeping(job, run, samples=samples):
             ended = _run_virtual(job, run) if job.virtual else anyio.run(_run_with_progress, job, run)
-        code = _write(job, ended, samples=samples)
+        with ignore_hangup():
+            code = _write(job, ended, samples=samples)
         if page is not None:
             # Everything is written, so that a further Ctrl-C ends nothing but this wait.
             with suppress(KeyboardInterrupt):

@@ -366,7 +366,9 @@ class _Files:
 
 
 def _check_format(out: Path) -> None:
-    """Raise ValueError if the name of the answers promises another format than they have."""
+    """Raise ValueError if the name of the answers promises stdout, or another format than they have."""
+    if str(out) == "-":
+        raise ValueError("--out - would be a file of that name: without --out, the answers go to stdout")
     if out.suffix.lower() in {".csv", ".html", ".parquet"}:
         lines = out.with_suffix(".jsonl")
         export = shlex.join(["sampling", "export", f"{lines}.journal", "--out", str(out)])

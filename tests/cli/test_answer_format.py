@@ -96,6 +96,7 @@ def test_every_reason_is_in_the_row_and_the_most_common_ones_at_the_end(flags, s
         (["--type", "invoices:Invoce"], "--type: invoices has no Invoce. Did you mean Invoice?"),
         (["--type", "invoices:attrs"], "must be a pydantic model, an attrs class"),
         (["--type", "broken:x"], "--type: broken can't be imported: ZeroDivisionError"),
+        (["--type", "script:x"], "--type: script can't be imported: SystemExit: 3"),
         (["--type", "invoices:Invoice", "--require", "schema:schema.json"], "contradict each other"),
         (["--require", "schema:broken.py"], "--require schema: 'broken.py' is not JSON"),
         (["--require", "schema:list.json"], "must be a JSON schema, which is an object"),
@@ -104,6 +105,7 @@ def test_every_reason_is_in_the_row_and_the_most_common_ones_at_the_end(flags, s
 def test_a_format_that_cannot_be_used_is_one_line(flags, server, tmp_path, capsys, arguments, complaint):
     """Exit code 2, and nothing is sent."""
     (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "script.py").write_text("raise SystemExit(3)\n")
     (tmp_path / "list.json").write_text("[]\n")
     assert 2 == run(["sample", "How much?", *arguments, *flags("json")[2:]])
     err = capsys.readouterr().err

@@ -607,6 +607,35 @@ def test_a_signal_still_writes_what_was_gathered(name, number, server, tmp_path)
     assert 128 + number == process.returncode
 
 
+@pytest.mark.usefixtures("default_hangup")
+@pytest.mark.parametrize("name", ["load", "capacity"])
+def test_a_hangup_while_the_report_is_written_is_ignored(name, tmp_path):
+    """R16: the system and the shell may both send SIGHUP. The second one must not cost the report."""
+    program = """
+import os, signal
+from sampling.cli import _outputs, main
+
+write_report = _outputs.write_report
+
+def hang_up(*arguments, **settings):
+    os.kill(os.getpid(), signal.SIGHUP)
+    write_report(*arguments, **settings)
+
+_outputs.write_report = hang_up
+main()
+"""
+    traffic = {
+        "load": ("--rate", "10", "--duration", "2s"),
+        "capacity": ("--steps", "5", "--slo", "p50=9s", "--warmup", "0s", "--hold", "2s"),
+    }[name]
+    out = tmp_path / "r.json"
+    arguments = (name, "Yes?", "--backend", "simulated", "--virtual", *traffic, "-o", str(out))
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (0, True) == (done.returncode, out.exists()), done.stderr
+
+
 async def quits_later(arrival: Arrival) -> None:
     """End the program in the middle of a run, or in the second step of a search."""
     if arrival.intended_s > 1 and current_rate(arrival) != 5:

@@ -350,6 +350,57 @@ def test_the_grace_time_ends(server, prompts, tmp_path):
     assert (143, ["k0"]) == (process.returncode, keys_of(out))
 
 
+def test_a_file_that_is_changed_during_the_run_is_reported(server, prompts, tmp_path):
+    """The file is read again as prompts start, so those of a part that was cut off are not asked."""
+    path = prompts(1_000)
+    lines = path.read_text()
+    out = tmp_path / "answers.jsonl"
+
+    def cut_off(request) -> Reply:
+        path.write_text("")
+        return echo(request)
+
+    server.reply = cut_off
+    done = finished(command(server, path, "--out", out, "-k", "2"))
+    assert 1 == done.returncode
+    assert f"{path} was changed during the run, so prompts may be missing. To ask those" in done.stderr
+
+    server.reply = echo
+    path.write_text(lines)
+    done = finished(command(server, path, "--out", out, "-k", "64", "--resume", "--accept-changes"))
+    assert (0, [f"k{number}" for number in range(1_000)]) == (done.returncode, keys_of(out)), done.stderr
+    assert "was changed" not in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_files_are_written_says_how_to_get_them(number, code, server, prompts, tmp_path):
+    """R16: the answers are kept, the exit code is that of the signal, and no temporary file is left."""
+    program = f"""
+import os
+from sampling.cli import _map_run, main
+
+write_rows = _map_run.write_rows
+
+def interrupted(path, rows):
+    def first():
+        os.kill(os.getpid(), {int(number)})
+        yield from rows
+    write_rows(path, first())
+
+_map_run.write_rows = interrupted
+main()
+"""
+    out = tmp_path / "answers.jsonl"
+    done = finished([sys.executable, "-c", program, *command(server, prompts(2), "--out", out)[3:]])
+
+    assert (code, False) == (done.returncode, out.exists()), done.stderr
+    assert "interrupted before all files were written: all answers are kept. Resume with:" in done.stderr
+    assert [] == list(tmp_path.glob(".sampling-*"))
+    go_on = done.stderr.splitlines()[-1].split()
+    assert 0 == finished([sys.executable, "-m", *go_on]).returncode
+    assert (2, ["k0", "k1"]) == (len(server.requests), keys_of(out))
+
+
 @pytest.mark.parametrize("keeps_journal", [True, False])
 def test_answers_after_a_prompt_that_hangs_are_written_and_counted(server, prompts, tmp_path, keeps_journal):
     """What finished after a prompt that was cancelled was paid for, and a run without a journal can't ask the rest."""
@@ -570,6 +621,7 @@ def test_answers_are_not_written_under_the_name_of_another_format(prompts, tmp_p
         (["{prompts}", "--out", "{prompts}", "--force"], "is the file of prompts, which is never overwritten"),
         (["{prompts}", "--journal", "{prompts}"], "is the file of prompts, which is never overwritten"),
         (["{prompts}", "--out", "a", "--journal", "a"], "is the journal, which is never overwritten"),
+        (["{prompts}", "--out", "-"], "without --out, the answers go to stdout"),
         (["{prompts}", "--out", "no/such/a"], "there is no directory 'no/such'"),
         (["{prompts}", "--model", "m"], "No such option: --model"),
         (["{prompts}", "--model", "m"], "The model is part of --backend openai:MODEL"),

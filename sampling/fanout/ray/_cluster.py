@@ -1,5 +1,7 @@
 """The interface to Ray: start it, create actors, call them."""
 
+import signal
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from types import TracebackType
@@ -128,6 +130,7 @@ class Cluster:
         thread = await BridgeThread("sampling-ray").__aenter__()
         try:
             await thread.run(self._start)
+            _handle_sigterm_as_before()
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await thread.run(self._stop)
@@ -193,6 +196,15 @@ class Cluster:
 
 
 _NAMES = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+
+
+def _handle_sigterm_as_before() -> None:
+    """Install the handler of the program again. Ray puts its own before it, which prints a stack trace."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # only the main thread may
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _demands(options: Mapping[str, Any]) -> dict[str, float]:

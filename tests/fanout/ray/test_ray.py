@@ -418,6 +418,35 @@ def test_two_runs_at_once_share_a_ray_of_their_own(tmp_path):
     assert [] == processes_marked(str(tmp_path))
 
 
+TERMINATED = """
+    import os
+    import signal
+    import sys
+
+    import anyio
+    from sampling.fanout.ray import RayEngine
+
+    async def main():
+        with anyio.open_signal_receiver(signal.SIGTERM) as signals:
+            async with RayEngine(sys.argv[1], actors=1):
+                os.kill(os.getpid(), signal.SIGTERM)
+                print((await anext(signals)).name)
+
+    anyio.run(main)
+"""
+
+
+def test_a_signal_is_handled_as_without_ray(ray_cluster, tmp_path):
+    """F13: Ray handles SIGTERM with a stack trace. A program that handles it itself gets its own handler back."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(TERMINATED))
+
+    done = run_script(script, dict(os.environ), ray_cluster)
+
+    assert (0, "SIGTERM\n") == (done.returncode, done.stdout), done.stderr
+    assert "SIGTERM received" not in done.stderr
+
+
 def run_script(script: Path, environment: dict[str, str], *args: str) -> subprocess.CompletedProcess:
     """Run a program of its own."""
     return subprocess.run(  # noqa: S603
