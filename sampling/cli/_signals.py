@@ -45,7 +45,9 @@ def open_stop_signals() -> Generator[AsyncIterator[signal.Signals]]:
     finally:
         # asyncio leaves the default of the system, with which SIGTERM would kill a command that writes its results.
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # None is a handler that Python did not install, and can't restore.
+            if handler is not None:
+                signal.signal(number, handler)
 
 
 async def wait_for_second_signal(signals: AsyncIterator[signal.Signals]) -> None:
