@@ -97,8 +97,8 @@ of enum members and of containers, cached methods and inner classes, and has wha
 what decides the values of fields, methods that are overridden, attributes of functions, the types of keys and the
 requirements of nested strategies, and has the addresses of functions in types, and the paths of files. 6 leaves out
 how objects of a class are compared, other settings of fields than their values, the classes of generic types, setters,
-what a `try` covers, and docstrings and annotations that code reads, and has all other docstrings. It does not know
-functions of packages by their names.
+what a `try` covers, modules of packages that a function imports itself, and docstrings and annotations that code
+reads, and has all other docstrings. It does not know functions of packages by their names.
 """
 
 _CONSTANTS: Final = 3
@@ -602,7 +602,8 @@ class Describer:
         if constants := self._constants_of(plain):
             described["globals"] = self._part("globals", constants)
         if self._as_of >= _SURROUNDINGS:
-            self._used = {**dict(surroundings_of(plain, is_constant)), **self._used}
+            surroundings = surroundings_of(plain, is_constant, are_packages_seen=self._as_of >= _DOCSTRINGS)
+            self._used = {**dict(surroundings), **self._used}
         return described
 
     def _constants_of(self, function: FunctionType) -> dict[str, Any]:

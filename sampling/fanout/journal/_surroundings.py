@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final, NamedTuple, cast
@@ -78,12 +79,15 @@ class ModuleSource:
     content: bytes
 
 
-def surroundings_of(function: FunctionType, is_constant: Callable[[str, object], bool]) -> Iterator[tuple[str, Any]]:
+def surroundings_of(
+    function: FunctionType, is_constant: Callable[[str, object], bool], *, are_packages_seen: bool
+) -> Iterator[tuple[str, Any]]:
     """
     Yield what a function reads of its module and of other modules of the program, with its place.
 
     These are functions and classes, and objects and containers that no function changes. Those that `is_constant`
     accepts are left out, and so are functions of the same module: they are a part of its description already.
+    Of the modules that a function imports itself, earlier formats saw those in packages only once they were imported.
     """
     if not is_own_code(function.__module__) or function.__globals__.get("__name__") is None:
         return
@@ -96,8 +100,10 @@ def surroundings_of(function: FunctionType, is_constant: Callable[[str, object],
         is_near = isinstance(value, FunctionType) and value.__module__ == function.__module__
         if name not in changed and not is_near and not is_constant(name, value):
             yield from _readable(f"{prefix}{name}", value, names)
-    for name in sorted(_imports_in(function.__code__)):
-        if (source := _source_of(name)) is not None:
+    package = str(function.__globals__.get("__package__") or "")
+    imports = _imports_in(function.__code__, package) if are_packages_seen else _imports_once_in(function.__code__)
+    for name in sorted(imports):
+        if (source := _source_of(name, _spec_of if are_packages_seen else _once_spec_of)) is not None:
             yield f"import {name}", ModuleSource(source)
 
 
@@ -116,19 +122,54 @@ def _readable(
         yield place, value
 
 
-def _imports_in(code: CodeType) -> set[str]:
-    """Return the modules that a function imports itself."""
-    nested = [_imports_in(one) for one in code.co_consts if isinstance(one, CodeType)]
+def _imports_in(code: CodeType, package: str) -> set[str]:
+    """Return the modules that a function of a package imports itself, and the names that it takes from them."""
+    found = set[str]().union(*[_imports_in(one, package) for one in code.co_consts if isinstance(one, CodeType)])
+    steps = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]
+    for place, one in enumerate(steps):
+        if one.opname == "IMPORT_NAME":
+            level, taken = steps[place - 2].argval, steps[place - 1].argval
+            module = _absolute(f"{'.' * level}{one.argval}", package)
+            # A name may be that of a module in the package.
+            found |= {module, *(f"{module}.{name}" for name in taken or ())}
+    return found
+
+
+def _absolute(module: str, package: str) -> str:
+    try:
+        return importlib.util.resolve_name(module, package)
+    except ImportError:
+        # Relative to no package, so the import fails.
+        return ""
+
+
+def _imports_once_in(code: CodeType) -> set[str]:
+    """Return the modules that earlier formats knew of."""
+    nested = [_imports_once_in(one) for one in code.co_consts if isinstance(one, CodeType)]
     found = {str(one.argval) for one in dis.get_instructions(code) if one.opname == "IMPORT_NAME"}
     return found.union(*nested)
 
 
-def _source_of(module: str) -> bytes | None:
+def _spec_of(module: str) -> ModuleSpec | None:
+    """Find a module without importing its parents: what is imported already must make no difference."""
+    top, *inner = module.split(".")
+    spec = importlib.util.find_spec(top)
+    for name in inner:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(f"{spec.name}.{name}", spec.submodule_search_locations)
+    return spec
+
+
+def _once_spec_of(module: str) -> ModuleSpec | None:
+    """Find a module as earlier formats did, only if its parents were imported."""
+    return importlib.util.find_spec(module) if module in sys.modules or "." not in module else None
+
+
+def _source_of(module: str, find: Callable[[str], ModuleSpec | None]) -> bytes | None:
     """Return the source of a module of the program, which need not be imported yet, or None for any other."""
     try:
-        # The parents of a module would be imported, so only those that already are can be found.
-        is_near = module in sys.modules or "." not in module
-        spec = None if is_library(module) or not is_near else importlib.util.find_spec(module)
+        spec = None if is_library(module) else find(module)
         origin = None if spec is None or not spec.has_location else spec.origin
         return None if origin is None or _is_installed(origin) else Path(origin).read_bytes()
     except (ImportError, OSError, ValueError):
