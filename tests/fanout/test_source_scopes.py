@@ -1,7 +1,10 @@
 """Row 66: generators that hold scopes and tasks of their own between two items, and sources that keep a run waiting."""
 
+import asyncio  # noqa: TID251 - a native cancellation
+
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 from structlog.testing import capture_logs
 
 from sampling import Budget, RejectionSamplingStrategy, fan_out, open_fan_out
@@ -48,6 +51,39 @@ def test_a_halt_ends_the_run_that_the_items_come_from(run, at_once):
     result = run(fan_out, ONCE, answers(first, 100, max_concurrency=2), None, slow("no"), [str.istitle], **call)
     assert ("halted", 0) == (result.status, result.halted_by)
     assert (0, True) == (first.in_flight, len(first.requests) < 10)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("at", range(1, 9))
+def test_two_recorded_runs_in_a_row_can_be_cancelled_at_any_request(tmp_path, backend, at):
+    """Row 36: several task groups raise one cancellation then. anyio follows its contexts to their end."""
+
+    async def main():
+        seen = []
+
+        async def model(request):
+            seen.append(asked(request))
+            if len(seen) == at:
+                cancel()
+            await checkpoint()
+            return "yes"
+
+        async def call():
+            items = answers(model, 20, journal=tmp_path / "first.db")
+            await fan_out(ONCE, items, None, model, journal=tmp_path / "second.db")
+
+        if backend == "asyncio":
+            task = asyncio.get_running_loop().create_task(call())
+            cancel = task.cancel
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            with anyio.CancelScope() as scope:
+                cancel = scope.cancel
+                await call()
+
+    anyio.run(main, backend=backend)
 
 
 @pytest.mark.parametrize("native", [False, True])

@@ -232,6 +232,9 @@ class FanOut(Generic[T]):
                 await self._stack.aclose()
             except BaseExceptionGroup as group:
                 raise _unwrap(group) from None
+            except BaseException as failure:
+                _cut_cycle(failure)
+                raise
             finally:
                 self.status = self._final_status()
                 if self.maybe_billed_twice:
@@ -660,6 +663,22 @@ def _errored(item: Item[Any], error: Exception, account: ItemAccount) -> ItemOut
     spent = account.spent(None)
     counts = (spent.attempts, spent.requests)
     return ItemOutcome(item.index, item.key, "errored", None, error, usage=spent.usage, counts=counts)
+
+
+def _cut_cycle(error: BaseException) -> None:
+    """
+    End the chain of contexts of an error before it repeats.
+
+    An exit stack makes an error that two of its task groups raise the context of itself, and anyio follows the contexts
+    of a cancellation to their end.
+    """
+    seen = {id(error)}
+    while (context := error.__context__) is not None:
+        if id(context) in seen:
+            error.__context__ = None
+            return
+        seen.add(id(context))
+        error = context
 
 
 def _unwrap(group: BaseExceptionGroup[BaseException]) -> BaseException:

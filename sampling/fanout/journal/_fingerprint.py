@@ -39,6 +39,9 @@ What earlier formats described, too.
 These are methods that Python generates for a dataclass, variables of a module that Python sets, and paths of files.
 """
 
+_NOT_MISSED = (CODE, ".__notes__")
+"""What only one of two descriptions may have: code of another Python, and notes on errors, as once described."""
+
 _WITHOUT_NUMBER = 3
 """The last format whose digests of items do not depend on its number."""
 
@@ -241,7 +244,7 @@ def _differences(where: str, then: Any, now: Any, *, blind: bool) -> Iterator[st
         before, after = cast("dict[str, Any]", then), cast("dict[str, Any]", now)
         for name in dict.fromkeys([*before, *after]):
             missing = name not in before or name not in after
-            is_ignored = name.startswith(CODE) or (blind and (name not in before or name in _ONCE_DESCRIBED))
+            is_ignored = name.startswith(_NOT_MISSED) or (blind and (name not in before or name in _ONCE_DESCRIBED))
             if not (missing and is_ignored):
                 yield from _differences(f"{where}.{name}", before.get(name), after.get(name), blind=blind)
     elif isinstance(then, list) and isinstance(now, list):

@@ -141,7 +141,8 @@ def is_getter(function: Any) -> bool:
 def known_state(value: Any) -> dict[str, Any] | None:
     """Return what can change an answer of an object whose state Python can't see, or None if that is not known."""
     if isinstance(value, BaseException):
-        return {"args": value.args, **vars(value)}
+        # A call adds notes to the errors that it raises, also to one that a module keeps.
+        return {"args": value.args, **{name: one for name, one in vars(value).items() if name != "__notes__"}}
     is_only_written = isinstance(value, io.IOBase) and not value.readable()
     return {} if is_only_written or _is_of_package(value) else None
 

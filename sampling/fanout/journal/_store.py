@@ -575,7 +575,10 @@ def _check_one_name(path: Path) -> None:
         raise JournalError(f"{path} is a directory: give the path of a file in it")
     # Each name would have its own log and its own lock, and SQLite would corrupt the file.
     if path.stat().st_nlink > 1:
-        raise JournalError(f"{path} has several hard links: copy it to a file of its own and use that")
+        # A copy without the log of a killed run would lack outcomes that were handed out.
+        log = _beside(path, "-wal")
+        its_log = f", together with {log.name}," if log.exists() else ""
+        raise JournalError(f"{path} has several hard links: copy it{its_log} to a directory of its own and use that")
 
 
 def _check_access(path: Path, access: int) -> None:

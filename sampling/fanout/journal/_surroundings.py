@@ -123,26 +123,21 @@ def _imports_in(code: CodeType, package: str) -> frozenset[str]:
     """Return the modules that a function of a package imports itself, and what may be one: `b` of `from a import b`."""
     nested = [_imports_in(one, package) for one in code.co_consts if isinstance(one, CodeType)]
     found: set[str] = set()
-    module = ""
-    before: list[Any] = [0, 0]
-    for one in dis.get_instructions(code):
+    steps = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]
+    for place, one in enumerate(steps):
         if one.opname == "IMPORT_NAME":
-            # The level of a relative import is loaded before the names.
-            level = before[-2] if isinstance(before[-2], int) else 0
-            module = _absolute(str(one.argval), level, package)
-            found.add(module)
-        elif one.opname == "IMPORT_FROM":
-            found.add(f"{module}.{one.argval}")
-        before = [before[-1], one.argval]
+            level, taken = steps[place - 2].argval, steps[place - 1].argval
+            module = _absolute(f"{'.' * level}{one.argval}", package)
+            found |= {module, *(f"{module}.{name}" for name in taken or ())}
     return frozenset(found).union(*nested)
 
 
-def _absolute(name: str, level: int, package: str) -> str:
-    """Return the name of a module whose import begins with `level` dots."""
+def _absolute(module: str, package: str) -> str:
+    """Return the name of a module whose import may be relative to a package."""
     try:
-        return importlib.util.resolve_name(f"{'.' * level}{name}", package)
+        return importlib.util.resolve_name(module, package)
     except ImportError:
-        return name
+        return module
 
 
 def _source_of(module: str) -> bytes | None:

@@ -723,6 +723,44 @@ def test_a_parser_that_changed_since_the_last_run_of_the_process_is_another_ques
         call()
 
 
+GIVEN_UP = ValueError("given up")
+
+
+class GivesUp(MultiTurnStrategy):
+    """A strategy that raises an error of its module."""
+
+    def repair(self, *_, **__):
+        raise GIVEN_UP
+
+
+def test_a_note_on_an_error_of_the_module_is_no_change(run, tmp_path):
+    """F16: calls add notes to the errors that they raise, and the same process resumes the run."""
+    no = Requirement("never", lambda _: False)
+
+    def call():
+        return run(
+            fan_out,
+            GivesUp(loop_budget=2),
+            ["q"],
+            None,
+            answering(),
+            [no],
+            journal=InlineJournal(tmp_path / "run.db"),
+            on_error="continue",
+        )
+
+    first = call()
+    assert GIVEN_UP.__notes__
+    assert [outcome.status for outcome in first.outcomes] == [outcome.status for outcome in call().outcomes]
+
+
+def test_notes_that_an_earlier_version_described_are_no_difference():
+    """F17: journals of earlier versions can be read."""
+    call, error = fingerprint(), {"class": "ValueError", ".args": []}
+    then = {**call, "uses": {"e": {**error, ".__notes__": ["n"]}}}
+    assert [] == differences(then, {**call, "uses": {"e": error}})
+
+
 def test_a_parser_that_cannot_be_seen_is_asked_about(run, tmp_path):
     """F16: it is never taken for equal, unless it says what it is."""
     path = tmp_path / "run.db"

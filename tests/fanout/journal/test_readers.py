@@ -240,6 +240,23 @@ def test_a_second_hard_link_is_refused(journal, tmp_path, run):
         run(fan_out, ONCE, numbers(5), None, answering(), journal=InlineJournal(journal))
 
 
+def test_a_hard_link_of_a_killed_run_is_not_to_be_copied_without_its_log(path, tmp_path, run):
+    """F20: the log has outcomes that were handed out, and the file alone lacks them."""
+    own = tmp_path / "own"
+    own.mkdir()
+
+    async def killed():
+        async with open_fan_out(ONCE, numbers(5), None, answering(), journal=InlineJournal(path)) as outcomes:
+            assert 5 == len([outcome async for outcome in outcomes])
+            for suffix in ("", "-wal"):
+                shutil.copyfile(f"{path}{suffix}", own / f"run.db{suffix}")
+
+    run(killed)
+    os.link(own / "run.db", tmp_path / "second.db")
+    with pytest.raises(JournalError, match=r"copy it, together with run\.db-wal, to a directory of its own"):
+        run(fan_out, ONCE, numbers(5), None, answering(), journal=InlineJournal(own / "run.db"))
+
+
 def test_a_log_without_an_index_is_read_from_a_copy(path, run):
     """F20: an index that SQLite makes would stay behind, and may belong to another user than the run."""
 

@@ -16,6 +16,15 @@ ONCE = RejectionSamplingStrategy()
 
 
 @pytest.fixture
+def forgotten():
+    """Forget the modules that a test imports."""
+    before = {*sys.modules}
+    yield
+    for name in sys.modules.keys() - before:
+        del sys.modules[name]
+
+
+@pytest.fixture
 def load(tmp_path, monkeypatch):
     """`load(source, helpers=…)`: the module `program` with this source, as another process would import it."""
     monkeypatch.syspath_prepend(tmp_path)
@@ -229,6 +238,58 @@ def test_what_a_check_uses_of_its_module_is_seen(load, change):
     assert [] == then["unseen"]
     assert [] == differences(then, of_check(load(before)))
     assert differences(then, of_check(load(after)))
+
+
+@pytest.mark.usefixtures("forgotten")
+@pytest.mark.parametrize(
+    "line",
+    ["import kit.inner as inner", "from kit import inner", "from kit.inner import short", "import kit.inner, kit"],
+)
+def test_a_module_of_a_package_that_a_check_imports_itself_is_seen(load, tmp_path, line):
+    """F16: before and after its first call, which imports it."""
+    kit = tmp_path / "kit"
+    kit.mkdir()
+    (kit / "__init__.py").touch()
+    use = {"import kit.inner, kit": "kit.inner.short", "from kit.inner import short": "short"}.get(line, "inner.short")
+    # So many names that the number of an import takes more than a byte.
+    names = "; ".join(f"text.name_{number}" for number in range(300))
+    check = load(f"def check(text):\n    if not text: {names}\n    {line}\n    return {use}(text)").check
+
+    def described(most):
+        (kit / "inner.py").write_text(f"def short(text): return len(text) < {most}")
+        importlib.invalidate_caches()
+        return fingerprint_of(ONCE, [Requirement("r", check)], None, None, None)
+
+    then = described(3)
+    assert differences(then, described(4))
+    assert then == described(3)
+    assert check("a")
+    assert [] == differences(then, described(3))
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_module_that_a_check_imports_from_its_own_package_is_seen(tmp_path, monkeypatch):
+    """F16: a relative name alone is that of no module, or of another one."""
+    monkeypatch.syspath_prepend(tmp_path)
+    kit = tmp_path / "kit"
+    kit.mkdir()
+    (kit / "__init__.py").touch()
+    (kit / "checks.py").write_text(
+        "def check(text):\n    from . import sizes\n    from .words import KNOWN\n    return sizes.short(text) in KNOWN"
+    )
+    importlib.invalidate_caches()
+    check = importlib.import_module("kit.checks").check
+
+    def described(most, known):
+        (kit / "sizes.py").write_text(f"def short(text): return text[:{most}]")
+        (kit / "words.py").write_text(f"KNOWN = {known}")
+        importlib.invalidate_caches()
+        return fingerprint_of(ONCE, [Requirement("r", check)], None, None, None)
+
+    then = described(3, ["a"])
+    assert [] == differences(then, described(3, ["a"]))
+    assert differences(then, described(4, ["a"]))
+    assert differences(then, described(3, ["b"]))
 
 
 @pytest.mark.parametrize("text", ["", "'Another.'"])
@@ -526,31 +587,3 @@ def test_functions_of_modules_with_one_name_are_told_apart():
 
     before, after = (fingerprint_of(ONCE, [check_of(7), check_of(most)], None, None, None) for most in (8, 9))
     assert differences(before, after)
-
-
-@pytest.fixture
-def part(tmp_path, monkeypatch):
-    """The file of a module of a package, which is not imported yet."""
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "__init__.py").touch()
-    part = tmp_path / "package" / "part.py"
-    part.write_text("def short(text): return len(text) < 7\n")
-    for name in ("package", "package.part"):
-        # Restored after the test.
-        monkeypatch.setitem(sys.modules, name, None)
-        del sys.modules[name]
-    return part
-
-
-@pytest.mark.parametrize("helpers", ["", "import package.part"])
-@pytest.mark.parametrize("imports", ["from package import part", "import package.part as part", "from . import part"])
-def test_a_module_is_the_same_before_and_after_its_import(load, part, helpers, imports):
-    """F11: a function may import a module of a package when it is called, and the same call may be made again."""
-    source = f"__spec__, __package__ = None, 'package'\ndef check(text):\n    {imports}\n    return part.short(text)\n"
-    module = load(source, helpers)
-    before = of_check(module)
-    assert module.check("yes")
-    assert [] == differences(before, of_check(module))
-    part.write_text("def short(text): return len(text) < 8\n")
-    (difference,) = differences(before, of_check(module))
-    assert "import package.part" in difference
