@@ -44,7 +44,8 @@ def live_display(
     """
     in_notebook = console is None and _in_notebook()
     if console is None:
-        console = Console(stderr=True)
+        # The terminal wraps what is printed above the display, so that a long line can be copied as one.
+        console = Console(stderr=True, soft_wrap=True)
     check_instance("console", console, Console, "a rich.console.Console or None")
     if in_notebook and show is not False:
         with _notebook_display(render):

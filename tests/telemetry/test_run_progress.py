@@ -1,6 +1,8 @@
 """`fan_out_progress`: one line for a whole run."""
 
+import json
 import re
+import sys
 import threading
 import time
 from io import StringIO
@@ -197,6 +199,25 @@ def test_a_load_run_has_the_same_line(run):
 
     run(send)
     assert " s: 6 sent, 0 in flight, 6 answered" in drawn(console)
+
+
+class Terminal(StringIO):
+    """Standard output and standard error of a program in a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def test_a_long_line_that_is_printed_in_a_terminal_stays_one_line(monkeypatch):
+    """The terminal wraps it. A line of JSON that the display had wrapped could not be copied."""
+    shown, answer = Terminal(), json.dumps({"text": "word " * 60, "markup": "[red]"})
+    monkeypatch.setattr(sys, "stdout", shown)
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    with fan_out_progress(total=2):
+        sys.stdout.write(f"{answer}\n")
+    assert answer in shown.getvalue()
 
 
 class ClosedTerminal(StringIO):
