@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 log = Logger()
 
-_MAX_ITEMS_PER_TURN = 256
+_MAX_ITEMS_PER_TURN = 128
 """
 The number of items to start or replay before other tasks get a turn. Thousands would block the event loop.
 
