@@ -12,7 +12,15 @@ from typing import Final, cast
 
 from sampling._serialization.messages import canonical
 
-__all__ = ["CODE", "CODE_KEY", "PYTHON", "digest_of_code", "digest_of_code_with_docstrings", "digest_of_source"]
+__all__ = [
+    "CODE",
+    "CODE_KEY",
+    "PYTHON",
+    "digest_of_code",
+    "digest_of_code_with_docstrings",
+    "digest_of_source",
+    "short_digest",
+]
 
 CODE: Final = "code of Python "
 """The key of a code digest. Bytecode differs between Python versions, so it is compared within one version only."""
@@ -24,12 +32,12 @@ _PARAMETERS: Final = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 def digest_of_code(code: CodeType) -> str:
     """Return a digest of the instructions of a function, without comments, docstrings and line numbers."""
-    return _digest(_instructions(code))
+    return short_digest(_instructions(code).encode())
 
 
 def digest_of_code_with_docstrings(code: CodeType) -> str:
     """Return the digest of code that earlier formats recorded."""
-    return _digest(_bytecode(code))
+    return short_digest(_bytecode(code).encode())
 
 
 def digest_of_source(source: bytes) -> str:
@@ -39,11 +47,12 @@ def digest_of_source(source: bytes) -> str:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             has_docstring = ast.get_docstring(node, clean=False) is not None
             node.body[: has_docstring and 1] = [ast.Pass()]
-    return _digest(_instructions(compile(ast.fix_missing_locations(tree), "", "exec", dont_inherit=True)))
+    return digest_of_code(compile(ast.fix_missing_locations(tree), "", "exec", dont_inherit=True))
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def short_digest(content: bytes | bytearray) -> str:
+    """Return a digest of a content, as short as it is in fingerprints."""
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 @lru_cache(maxsize=1024)

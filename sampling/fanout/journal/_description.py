@@ -10,7 +10,6 @@ import decimal
 import enum
 import fractions
 import functools
-import hashlib
 import inspect
 import os
 import re
@@ -41,7 +40,13 @@ from sampling._redaction import looks_like_a_key
 from sampling._schemas.output_types import TypedReader
 from sampling._serialization.messages import canonical
 from sampling.backends.layers._identity import identity_of
-from sampling.fanout.journal._code import CODE_KEY, digest_of_code, digest_of_code_with_docstrings, digest_of_source
+from sampling.fanout.journal._code import (
+    CODE_KEY,
+    digest_of_code,
+    digest_of_code_with_docstrings,
+    digest_of_source,
+    short_digest,
+)
 from sampling.fanout.journal._inspection import (
     array_digest,
     attributes_of,
@@ -300,8 +305,8 @@ class Describer:
             return described
         # Code has a digest of its own, because it is not compared between versions of Python.
         without_code = _CODE_DIGEST.sub("", text)
-        code = {} if without_code == text else {CODE_KEY: _digest_of(text)}
-        return {"class": _class_name(container), "sha256": _digest_of(without_code), **code}
+        code = {} if without_code == text else {CODE_KEY: short_digest(text.encode())}
+        return {"class": _class_name(container), "sha256": short_digest(without_code.encode()), **code}
 
     def _members(self, value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -319,7 +324,7 @@ class Describer:
 
     def _textual(self, value: Any) -> Any:
         if isinstance(value, bytes | bytearray):
-            return {"class": name_of(type(value)), "sha256": hashlib.sha256(value).hexdigest()[:16]}
+            return {"class": name_of(type(value)), "sha256": short_digest(value)}
         if isinstance(value, _TEXTUAL):
             return {"class": _class_name(value), "value": repr(cast("object", value))}
         if type(value).__module__ == "typing" or self._is_extension(value):
@@ -739,11 +744,7 @@ class Describer:
 
 def secret_digest(text: str) -> dict[str, Any]:
     """Describe a text that must not be stored, or is too long."""
-    return {"class": "str", "sha256": _digest_of(text)}
-
-
-def _digest_of(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+    return {"class": "str", "sha256": short_digest(text.encode("utf-8", "backslashreplace"))}
 
 
 def _private_settings(strategy: BaseSamplingStrategy) -> set[str]:

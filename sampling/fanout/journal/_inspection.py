@@ -11,6 +11,7 @@ from pathlib import PurePath
 from types import FunctionType, ModuleType
 from typing import Any, Final, cast
 
+from sampling.fanout.journal._code import short_digest
 from sampling.fanout.journal._surroundings import is_library, is_own_code, mangled, module_prefix, names_in
 
 __all__ = [
@@ -52,8 +53,8 @@ def array_digest(value: Any) -> dict[str, Any] | None:
     # The bytes of an array of objects are addresses.
     if getattr(dtype, "hasobject", True):
         return None
-    digest = hashlib.sha256(value.tobytes()).hexdigest()[:16]
-    return {"dtype": str(dtype), "shape": str(cast("tuple[int, ...]", shape)), "sha256": digest}
+    described = {"dtype": str(dtype), "shape": str(cast("tuple[int, ...]", shape))}
+    return {**described, "sha256": short_digest(value.tobytes())}
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
