@@ -518,7 +518,7 @@ class FanOut(Generic[T]):
                     outage.answered(started_at, judged=is_judged(outcome), cached=is_cached(outcome))
                 return outcome
             failed_at = anyio.current_time()
-            if not await outage.wait(outcome, first_failed_at):
+            if not await outage.wait(outcome, started_at, first_failed_at):
                 return outcome
             first_failed_at = min(first_failed_at, failed_at)
             account.start_another_call(outcome.result)
