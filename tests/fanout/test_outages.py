@@ -366,6 +366,26 @@ def test_a_budget_that_is_spent_in_an_outage_ends_the_run(run, tmp_path, on_erro
     assert 20 == run(run_all, Server(), **settings).counts()["succeeded"]
 
 
+@pytest.mark.parametrize("on_error", ["raise", "halt", "continue"])
+def test_a_budget_that_is_spent_in_an_outage_ends_it_for_all_items_at_once(run, tmp_path, on_error):
+    """F19: of many items that wait, none waits until its error counts, and what they used is charged to a resume."""
+    path, server = tmp_path / "run.db", Server((2.5, 10_000))
+    settings = {"journal": InlineJournal(path), "on_error": on_error, "max_concurrency": 30}
+
+    async def main():
+        result = await run_all(server, 200, budget=Budget(requests=124), **settings)
+        return result, anyio.current_time() - server.began_at
+
+    result, took_s = run(main)
+    assert ("halted", "budget") == (result.status, result.stop_reason)
+    assert set(range(90)) == stored(path).keys()
+    # 30 items fail, and then one at a time probes, until the budget has no room for the fifth probe.
+    assert (124, 34) == (len(server.requests), took_s)
+    budget = Budget(requests=10**6)
+    assert 200 == run(run_all, Server(), 200, budget=budget, **settings).counts()["succeeded"]
+    assert 124 + 110 == budget.requests_made
+
+
 def test_draining_in_an_outage_ends_at_once(run, tmp_path):
     """F18: items that wait for the backend stay open in the journal."""
     path, server = tmp_path / "run.db", Server((2.5, 10_000))

@@ -64,7 +64,7 @@ class Outage:
 
         `is_last` returns whether all other items have ended, and no more will come.
         `record` is called when a pause begins, and again when it is over.
-        `latest` returns the deadline of the run. No item waits longer.
+        `latest` returns the time at which the budget ends the run. No item waits longer. Call `wake` when it changes.
         """
         self._grace_s = grace_s
         self._notify = notify
@@ -206,6 +206,10 @@ class Outage:
         self._number += 1
         self._began_at = self._next_probe_at = math.inf
         self._probes.clear()
+        self.wake()
+
+    def wake(self) -> None:
+        """Let held items look again at the state of the run."""
         self._changed.set()
         self._changed = anyio.Event()
 
@@ -213,7 +217,7 @@ class Outage:
         while self._number == number:
             now, latest = anyio.current_time(), self._latest()
             if now >= latest:
-                # The call ends at once, because its time is over.
+                # The call ends at once, because its time is over, or is not made at all.
                 return True
             if now >= self._next_probe_at and self._held[0] == index:
                 # The last probe may hang.
