@@ -340,11 +340,12 @@ class Budget:
         Add spending without checking the limits.
 
         For spending by another process, or by this run before a resume. `estimated_tokens` are those of requests whose
-        usage was not reported.
+        usage was not reported. Their cost is estimated by the mean price of the reported tokens.
         """
         with self._lock:
             tokens = usage.total_tokens + estimated_tokens
-            self._charge(Reservation(attempts, requests, tokens, usage.cost), usage)
+            cost = usage.cost * tokens / usage.total_tokens if usage.total_tokens else usage.cost
+            self._charge(Reservation(attempts, requests, tokens, cost), usage)
 
     def _charge(self, spent: Reservation, usage: Usage) -> None:
         self._spent = _add(self._spent, spent, 1)

@@ -80,7 +80,68 @@ def test_an_outage_counts_after_its_grace(run):
     server = Server((2.5, 10_000))
     with pytest.raises(TransientError, match="503"):
         run(run_all, server, outage_grace_s=60)
-    assert [4, 6, 10, 18, 34] == [when for when, _ in server.requests if when > 3]
+    assert [4, 6, 10, 18, 34, 63] == [when for when, _ in server.requests if when > 3]
+
+
+@pytest.mark.parametrize(("lasts_s", "grace_s"), [(590, 600), (19, 20), (0.9, 1), (0.4, 0.5)])
+@pytest.mark.parametrize("asked_for_s", [None, 3600])
+def test_an_outage_that_is_shorter_than_its_grace_costs_no_item(run, lasts_s, grace_s, asked_for_s):
+    """F18: however long the intervals are, and the wait that the server asked for, errors count after a last probe."""
+
+    class Asking(Server):
+        async def __call__(self, request):
+            try:
+                return await super().__call__(request)
+            except TransientError:
+                raise ServerError("later", retry_after_s=asked_for_s) from None
+
+    server = Asking((2.5, 3 + lasts_s))
+    assert 20 == run(run_all, server, outage_grace_s=grace_s).counts()["succeeded"]
+
+
+def test_a_call_that_hung_beyond_the_grace_is_not_the_last_probe(run):
+    """F18: a call that started in an outage of seconds shows nothing about the time after it."""
+
+    class Hanging(Server):
+        async def __call__(self, request):
+            try:
+                return await super().__call__(request)
+            except TransientError:
+                await anyio.sleep(100 if self.requests[-1][0] > 3 else 0)
+                raise ConnectFailed("timed out") from None
+
+    server = Hanging((2.5, 14.5))
+    assert 20 == run(run_all, server, outage_grace_s=60, max_concurrency=1).counts()["succeeded"]
+
+
+def test_a_last_probe_that_hangs_does_not_hold_up_the_errors(run):
+    """F18: it has a minute, in which no other item probes."""
+
+    class Vanishing(Server):
+        async def __call__(self, request):
+            try:
+                return await super().__call__(request)
+            except TransientError:
+                if self.requests[-1][0] == 63:
+                    await anyio.sleep_forever()
+                raise
+
+    server = Vanishing((2.5, 10_000))
+    result = run(run_all, server, on_error="continue", outage_grace_s=60, item_timeout_s=1_000)
+    assert {"succeeded": 12, "failed": 0, "errored": 8} == result.counts()
+    assert [4, 6, 10, 18, 34, 63, 123, 123, 123, 123] == [when for when, _ in server.requests if when > 3]
+
+
+def test_a_last_probe_may_be_answered_slowly(run):
+    """F18: an answer that takes longer than the grace still ends the outage."""
+
+    class Slow(Server):
+        async def __call__(self, request):
+            answer = await super().__call__(request)
+            await anyio.sleep(29)
+            return answer
+
+    assert 20 == run(run_all, Slow((100, 124)), outage_grace_s=5).counts()["succeeded"]
 
 
 def test_after_the_grace_errors_count_until_the_next_answer(run):
@@ -148,7 +209,7 @@ def test_the_last_item_that_always_fails_costs_a_minute_at_most(run):
     server = Server(poison=["5"])
     result = run(run_all, server, 6, on_error="continue", max_concurrency=1)
     assert {"succeeded": 5, "failed": 0, "errored": 1} == result.counts()
-    assert [5, 6, 8, 12, 20, 36] == [when for when, question in server.requests if question == "5"]
+    assert [5, 6, 8, 12, 20, 36, 65] == [when for when, question in server.requests if question == "5"]
 
 
 def test_an_outage_at_the_last_item_is_waited_out(run):
@@ -303,6 +364,26 @@ def test_a_budget_that_is_spent_in_an_outage_ends_the_run(run, tmp_path, on_erro
     assert ("halted", "budget") == (result.status, result.stop_reason)
     assert set(range(12)) == stored(path).keys()
     assert 20 == run(run_all, Server(), **settings).counts()["succeeded"]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "halt", "continue"])
+def test_a_budget_that_is_spent_in_an_outage_ends_it_for_all_items_at_once(run, tmp_path, on_error):
+    """F19: of many items that wait, none waits until its error counts, and what they used is charged to a resume."""
+    path, server = tmp_path / "run.db", Server((2.5, 10_000))
+    settings = {"journal": InlineJournal(path), "on_error": on_error, "max_concurrency": 30}
+
+    async def main():
+        result = await run_all(server, 200, budget=Budget(requests=124), **settings)
+        return result, anyio.current_time() - server.began_at
+
+    result, took_s = run(main)
+    assert ("halted", "budget") == (result.status, result.stop_reason)
+    assert set(range(90)) == stored(path).keys()
+    # 30 items fail, and then one at a time probes, until the budget has no room for the fifth probe.
+    assert (124, 34) == (len(server.requests), took_s)
+    budget = Budget(requests=10**6)
+    assert 200 == run(run_all, Server(), 200, budget=budget, **settings).counts()["succeeded"]
+    assert 124 + 110 == budget.requests_made
 
 
 def test_draining_in_an_outage_ends_at_once(run, tmp_path):

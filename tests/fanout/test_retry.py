@@ -114,3 +114,16 @@ def test_a_token_budget_counts_what_earlier_processes_were_charged(run, path):
         run(fan_out, ONCE, items, None, backend, journal=InlineJournal(path), budget=budget, max_concurrency=1)
         asked_in_all += len(backend.requests)
     assert 1 <= asked_in_all <= 10
+
+
+def test_a_cost_budget_counts_what_earlier_processes_were_charged(run, path):
+    """Semantics 9: a request that failed is charged by estimate, and a resume does not get that back."""
+    backend = answering({"0" * 40: Generation("yes", Usage(10, 10, 0.5))}, default=FatalError("broken"))
+    items = [str(number % 10) * 40 for number in range(50)]
+    settings = {"max_concurrency": 1, "on_error": "continue", "retry": {"errored"}}
+    for _ in range(4):
+        budget = Budget(cost=5)
+        result = run(fan_out, ONCE, items, None, backend, journal=InlineJournal(path), budget=budget, **settings)
+        assert ("halted", "budget") == (result.status, result.stop_reason)
+        assert 5 == pytest.approx(budget.charged.cost)
+    assert 10 == len(backend.requests)

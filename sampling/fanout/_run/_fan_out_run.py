@@ -457,7 +457,7 @@ class FanOut(Generic[T]):
                     self._skip(item)
                 else:
                     outcome = await self._sample_item(item, account)
-                    if not self._decide(outcome):
+                    if outcome is not None and not self._decide(outcome):
                         outcome = None
             finally:
                 # No longer cancellable by index from here on: an outcome that was paid for is kept.
@@ -500,8 +500,8 @@ class FanOut(Generic[T]):
             self.drain()
         self._check_over()
 
-    async def _sample_item(self, item: Item[T], account: ItemAccount) -> ItemOutcome[T]:
-        """Sample an item, and again after an outage."""
+    async def _sample_item(self, item: Item[T], account: ItemAccount) -> ItemOutcome[T] | None:
+        """Sample an item, and again after an outage. Return None if the budget is spent before that."""
         outage, timeout_s, first_failed_at = self._outage, self._arguments.item_timeout_s, math.inf
         while True:
             started_at = anyio.current_time()
@@ -518,10 +518,12 @@ class FanOut(Generic[T]):
                     outage.answered(started_at, judged=is_judged(outcome), cached=is_cached(outcome))
                 return outcome
             failed_at = anyio.current_time()
-            if not await outage.wait(outcome, first_failed_at):
+            if not await outage.wait(outcome, started_at, first_failed_at):
                 return outcome
             first_failed_at = min(first_failed_at, failed_at)
             account.start_another_call(outcome.result)
+            if self._ending.stop_reason == "budget":
+                return None
 
     def _after_hold(self) -> None:
         """Make room for another item, or cancel the held ones if the run is to end."""
@@ -540,13 +542,14 @@ class FanOut(Generic[T]):
             self._session.record_pause(pause)
 
     def _latest(self) -> float:
-        """Return the deadline of the budget, on the clock of the event loop."""
+        """Return the time at which the budget ends the run, on the clock of the event loop."""
+        if self._ending.stop_reason == "budget":
+            return -math.inf
         budget = self._arguments.budget
         return math.inf if budget is None else budget.deadline(current_token(), anyio.current_time())
 
     def _has_one_item_left(self) -> bool:
-        # If the budget is spent, the next call of the item is cut off, so its error must not count before that.
-        return not self._admitting and len(self._running) == 1 and self._ending.stop_reason is None
+        return not self._admitting and len(self._running) == 1
 
     async def _call(self, item: Item[T], account: ItemAccount) -> ItemOutcome[T]:
         try:
@@ -587,6 +590,8 @@ class FanOut(Generic[T]):
         if self._ending.stop_reason is None:
             self._ending.stop_reason = limit
             log.warning("fan_out_stopped", run_id=self.run_id, reason=self._ending.stop_reason, hint=HOW_TO_GO_ON)
+            # Items that wait for the end of an outage would only find out one by one, after hours.
+            self._outage.wake()
         self._stop_admitting()
 
     def _settle(

@@ -46,8 +46,9 @@ class Outage:
     An item that fails again although others were answered in between is the cause itself, and its error counts. If the
     error is about the server, as in a storm that refuses some requests, it counts `grace_s` after the first.
     An error of a judge is one of the backend, too. Then only an answer that was judged shows that the outage is over.
-    After `grace_s` without an answer, all errors count again. For an item that is the only one left, they count after
-    a minute, unless the error is about the server and not about the item.
+    After `grace_s` without an answer, there is a last probe, because the outage may have ended since the one before it.
+    If it fails as well, or hangs, all errors count again. For an item that is the only one left, the grace is a minute,
+    unless the error is about the server and not about the item.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Outage:
 
         `is_last` returns whether all other items have ended, and no more will come.
         `record` is called when a pause begins, and again when it is over.
-        `latest` returns the deadline of the run. No item waits longer.
+        `latest` returns the time at which the budget ends the run. No item waits longer. Call `wake` when it changes.
         """
         self._grace_s = grace_s
         self._notify = notify
@@ -83,6 +84,9 @@ class Outage:
         self._number = 0
         self._began_at = math.inf
         self._next_probe_at = math.inf
+        self._probed_at = -math.inf
+        """The time of the latest probe."""
+
         self._interval_s = _FIRST_INTERVAL_S
         self._grace_spent = False
         self._began_s = 0.0
@@ -122,18 +126,20 @@ class Outage:
                 log.warning("outage_over", lasted_s=lasted_s, held=len(self._held))
             self._end("answered")
 
-    async def wait(self, outcome: ItemOutcome[Any], first_failed_at: float) -> bool:
+    async def wait(self, outcome: ItemOutcome[Any], started_at: float, first_failed_at: float) -> bool:
         """
         Hold an item whose call failed transiently. Return whether to call again.
 
-        `first_failed_at` is the time of the item's first failure, or `math.inf` if this is the first.
+        `started_at` is when that call started, and `first_failed_at` is the time of the item's first failure, or
+        `math.inf` if this is the first.
         """
         index, error = outcome.index, transient_error(outcome)
         self.answer_seen |= has_answer(outcome)
         of_judge = _is_of_judge(outcome, error)
-        if not self._grace_s or not self.answer_seen or self._grace_spent:
+        if not self._grace_s or not self.answer_seen:
             return False
-        if self._is_its_own(error, first_failed_at, of_judge=of_judge):
+        self._check_grace(index, started_at, error)
+        if self._grace_spent or self._is_its_own(error, started_at, first_failed_at, of_judge=of_judge):
             return False
         self._begin()
         self._postpone_probe(error)
@@ -146,11 +152,21 @@ class Outage:
         finally:
             self._held.remove(index)
 
-    def _is_its_own(self, error: BaseException | None, first_failed_at: float, *, of_judge: bool) -> bool:
+    def _check_grace(self, index: int, started_at: float, error: BaseException | None) -> None:
+        """Let errors count again if a call that started at this time, and was not answered, was the last probe."""
+        grace_s = self._grace(error)
+        if started_at >= self._began_at + grace_s:
+            log.warning("outage_grace_spent", grace_s=grace_s, held=len({index, *self._held}))
+            self._grace_spent = True
+            self._end("grace spent")
+
+    def _is_its_own(
+        self, error: BaseException | None, started_at: float, first_failed_at: float, *, of_judge: bool
+    ) -> bool:
         """Return whether an item fails by itself: it failed before, and others were answered in between."""
         if _is_about_server(error):
             # In a storm that refuses some requests, the same item may be refused again and again.
-            return anyio.current_time() - first_failed_at >= self._grace_s
+            return started_at - first_failed_at >= self._grace_s
         return (self._newest_judged if of_judge else self._newest_answered) >= first_failed_at
 
     def _begin(self) -> None:
@@ -190,30 +206,37 @@ class Outage:
         self._number += 1
         self._began_at = self._next_probe_at = math.inf
         self._probes.clear()
+        self.wake()
+
+    def wake(self) -> None:
+        """Let held items look again at the state of the run."""
         self._changed.set()
         self._changed = anyio.Event()
 
     async def _wait_for_turn(self, index: int, number: int, error: BaseException | None) -> bool:
         while self._number == number:
-            now, grace_s, latest = anyio.current_time(), self._grace(error), self._latest()
-            deadline = self._began_at + grace_s
+            now, latest = anyio.current_time(), self._latest()
             if now >= latest:
-                # The call ends at once, because its time is over.
+                # The call ends at once, because its time is over, or is not made at all.
                 return True
-            if now >= deadline:
-                log.warning("outage_grace_spent", grace_s=grace_s, held=len(self._held))
-                self._grace_spent = True
-                self._end("grace spent")
-            elif now >= self._next_probe_at and self._held[0] == index:
-                self._announce(grace_s, error)
-                self._interval_s = min(2 * self._interval_s, _LONGEST_INTERVAL_S)
-                self._next_probe_at = now + self._interval_s
-                self._probes[index] = self._probes.get(index, 0) + 1
-                return True
-            else:
-                with anyio.CancelScope(deadline=min(deadline, latest, max(self._next_probe_at, now))):
-                    await self._changed.wait()
+            if now >= self._next_probe_at and self._held[0] == index:
+                # The last probe may hang.
+                self._check_grace(index, self._probed_at, error)
+                if self._number == number:
+                    self._begin_probe(index, error)
+                return not self._grace_spent
+            with anyio.CancelScope(deadline=min(latest, max(self._next_probe_at, now))):
+                await self._changed.wait()
         return not self._grace_spent
+
+    def _begin_probe(self, index: int, error: BaseException | None) -> None:
+        now, grace_s = anyio.current_time(), self._grace(error)
+        self._announce(grace_s, error)
+        self._probed_at, ends_at = now, self._began_at + grace_s
+        self._interval_s = min(2 * self._interval_s, _LONGEST_INTERVAL_S)
+        # The last probe is at the end of the grace, and not up to a minute later. It has a minute to be answered.
+        self._next_probe_at = min(now + self._interval_s, ends_at) if now < ends_at else now + _LONGEST_INTERVAL_S
+        self._probes[index] = self._probes.get(index, 0) + 1
 
 
 def has_answer(outcome: ItemOutcome[Any]) -> bool:
