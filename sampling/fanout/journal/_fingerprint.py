@@ -138,7 +138,9 @@ def item_digest(given: object, index: int) -> int:
 def earlier_item_digests(given: object, index: int) -> tuple[int, ...]:
     """Return the digests that earlier versions recorded, which saw less of a parser, or only its name."""
     item = as_item(given, index, "")
-    earlier = (6, 5, 4, _WITHOUT_NUMBER, 2)
+    if item.action.parser is None and item.action.schema is None:
+        return (_digest_of(_legacy_text(item)),)
+    earlier = (7, 6, 5, 4, _WITHOUT_NUMBER, 2)
     return (*(_digest_with(item, as_of) for as_of in earlier), _digest_of(_legacy_text(item)))
 
 

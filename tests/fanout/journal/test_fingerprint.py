@@ -350,6 +350,10 @@ CHANGES = {
         lambda: with_check(closing_over({1: "a", "1": "b"})),
         lambda: with_check(closing_over({1: "c", "1": "b"})),
     ),
+    "the order of the properties of a schema": (
+        lambda: fingerprint(requirements=[checks.json_schema({"properties": {"why": {}, "answer": {}}})]),
+        lambda: fingerprint(requirements=[checks.json_schema({"properties": {"answer": {}, "why": {}}})]),
+    ),
     "a regex": (
         lambda: fingerprint(requirements=[checks.matches("a+")]),
         lambda: fingerprint(requirements=[checks.matches("b+")]),
