@@ -151,6 +151,16 @@ def tiers(depth, model="small"):
     return EscalationStrategy([Tier(backend, RejectionSamplingStrategy(loop_budget=depth)), Tier(backend, ONCE)])
 
 
+class Client:
+    """A backend of a user, which is used by its method."""
+
+    def __init__(self, model):
+        self.model = model
+
+    async def ask(self, request, **settings):
+        return "yes"
+
+
 def function_of(model):
     async def backend(_request):
         return "yes"
@@ -300,6 +310,18 @@ CHANGES = {
     "the model of a tier that is a function": (
         lambda: fingerprint(function_of("small")),
         lambda: fingerprint(function_of("large")),
+    ),
+    "the model of a backend with bound arguments": (
+        lambda: fingerprint(backend=functools.partial(Client.ask, None, model="small")),
+        lambda: fingerprint(backend=functools.partial(Client.ask, None, model="large")),
+    ),
+    "the model of a backend that is a method": (
+        lambda: fingerprint(backend=Limited(Client("small").ask, max_in_flight=4)),
+        lambda: fingerprint(backend=Limited(Client("large").ask, max_in_flight=4)),
+    ),
+    "the model of a method with bound arguments": (
+        lambda: fingerprint(backend=functools.partial(Client("small").ask, seed=1)),
+        lambda: fingerprint(backend=functools.partial(Client("large").ask, seed=1)),
     ),
     "a tier's model": (lambda: fingerprint(tiers(1)), lambda: fingerprint(tiers(1, "large"))),
     "a bound object": (lambda: with_check(Words(("a",)).check), lambda: with_check(Words(("b",)).check)),
