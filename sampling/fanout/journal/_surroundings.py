@@ -296,20 +296,30 @@ def _changes_of(thing: Any) -> Changes | None:
 
 def _functions_in(tree: ast.AST) -> Iterator[tuple[ast.AST, frozenset[str]]]:
     """Yield all functions, with the names of their variables and of those of the functions around them."""
+    given = _given_in(tree)
     waiting = [(tree, frozenset[str]())]
     while waiting:
         node, variables = waiting.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            variables |= _variables_of(node)
+            variables |= _variables_of(node, given)
             yield node, variables
         waiting += [(one, variables) for one in ast.iter_child_nodes(node)]
 
 
-def _variables_of(function: ast.AST) -> set[str]:
+def _variables_of(function: ast.AST, given: set[str]) -> set[str]:
+    """Return the variables of a function, without parameters that calls may give one of the module."""
     inside = list(ast.walk(function))
     assigned = {one.id for one in inside if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
     declared = {name for one in inside if isinstance(one, ast.Global) for name in one.names}
-    return (assigned | {one.arg for one in inside if isinstance(one, ast.arg)}) - declared
+    parameters = {one.arg for one in inside if isinstance(one, ast.arg)}
+    return (assigned | parameters) - declared - (parameters & given)
+
+
+def _given_in(tree: ast.AST) -> set[str]:
+    """Return the names of variables that are arguments of calls."""
+    calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call)]
+    values = [value for one in calls for value in (*one.args, *(keyword.value for keyword in one.keywords))]
+    return {value.id for value in values if isinstance(value, ast.Name)}
 
 
 def _targets(function: ast.AST) -> Iterator[ast.expr]:

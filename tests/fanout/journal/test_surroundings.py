@@ -465,6 +465,11 @@ STATES = {
         "    def set_limit(self, limit): self.limit = limit\n"
         "owner = Check()\ndef check(text): return owner.short(text)"
     ),
+    "a container that it gives to a function": (
+        "class Owner:\n    def __init__(self): self.limit = 9\n    def set_limit(self, limit): self.limit = limit\n"
+        "owner, seen = Owner(), set()\ndef remember(text, seen): seen.add(text)\n"
+        "def check(text):\n    remember(text, seen)\n    return len(text) < owner.limit"
+    ),
     "variables of a closure": (
         "class Owner:\n    def set_limit(self, limit): limits.append(limit)\n"
         "owner, limits = Owner(), None\n"
