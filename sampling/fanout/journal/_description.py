@@ -490,7 +490,9 @@ class Describer:
             return None
         kind: Any = getattr(value, "_type", None) if self._as_of >= _FIELDS else None
         read = {} if kind is None else {"type": self._part("type", kind)}
-        return {"class": name_of(type(value)), "schema": self.describe(schema()), **read}
+        settings: Any = getattr(value, "_config", None) if self._as_of >= _NAMES else None
+        config = {"config": self._part("config", settings)} if settings else {}
+        return {"class": name_of(type(value)), "schema": self.describe(schema()), **read, **config}
 
     # Objects.
 

@@ -281,6 +281,10 @@ VALUES = {
     "a field of a typed dict": (lambda: typed_dict(annotated(1)), lambda: typed_dict(annotated(2))),
     "a protocol": (lambda: structural(1), lambda: structural(2)),
     "an adapter": (lambda: pydantic.TypeAdapter(annotated(1)), lambda: pydantic.TypeAdapter(annotated(2))),
+    "the configuration of an adapter": (
+        lambda: pydantic.TypeAdapter(str, config={"str_to_lower": True}),
+        lambda: pydantic.TypeAdapter(str, config={"str_to_lower": False}),
+    ),
     "the type of a key": (lambda: {1: "a"}, lambda: {"1": "a"}),
     "a factory of a dict": (lambda: defaultdict(factory(1)), lambda: defaultdict(factory(2))),
     "a bool that is a number": (lambda: [True], lambda: [1]),
