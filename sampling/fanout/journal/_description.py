@@ -109,7 +109,8 @@ what a `try` covers, and docstrings and annotations that code reads, and has all
 functions of packages by their names, and has functions of a module in each other. 7 leaves out what names of packages
 stand for, objects of packages in classes, variables of a module that a function has a name of its own for, plain types
 of fields, which fields a validator is for, metadata of fields, the order of the properties in a schema, objects that
-can `generate` something but are no backends, and the classes of dates and numbers.
+can `generate` something but are no backends, what objects of the program have beyond a pattern or a schema, and the
+classes of dates and numbers.
 """
 
 _CONSTANTS: Final = 3
@@ -441,10 +442,20 @@ class Describer:
         if isinstance(value, ModuleSource):
             is_code = self._as_of >= _DOCSTRINGS
             return {CODE_KEY: digest_of_source(value.content)} if is_code else self.describe(value.content)
+        return self._pattern(value) or self._special_by_methods(value)
+
+    def _pattern(self, value: Any) -> dict[str, Any] | None:
+        """Describe a compiled regex, of whatever library. Return None for anything else."""
         pattern, flags = getattr(value, "pattern", None), getattr(value, "flags", None)
-        if isinstance(pattern, str | bytes) and isinstance(flags, int):
-            return {"class": name_of(type(value)), "pattern": self.describe(pattern), "flags": int(flags)}
-        return self._special_by_methods(value)
+        if not isinstance(pattern, str | bytes) or not isinstance(flags, int) or self._is_of_program(value):
+            return None
+        return {"class": name_of(type(value)), "pattern": self.describe(pattern), "flags": int(flags)}
+
+    def _is_of_program(self, value: Any) -> bool:
+        """Return whether a class or an object is the program's, so that it may have more than those of a library."""
+        module = (value if isinstance(value, type) else type(value)).__module__
+        # Types that are written in C may name a module that there is not.
+        return self._as_of >= _NAMES and module in sys.modules and is_own_code(module)
 
     def _special_by_methods(self, value: Any) -> Any:  # noqa: PLR0911 - one for each kind
         """Describe an object of a library by the methods of its kind."""
@@ -459,6 +470,8 @@ class Describer:
             return {"class": name, **array}
         if callable(generate := getattr(value, "generate", None)) and self._is_of_backend(generate):
             return {"class": name, "model": identity_of(value)}
+        if self._is_of_program(value):
+            return None
         if callable(getattr(value, "iter_errors", None)) and hasattr(value, "schema"):
             return {"class": name, "schema": self._part("schema", value.schema)}
         return self._adapter(value)

@@ -258,6 +258,26 @@ CHECKS = {
         "class Template:\n    def __init__(self, text): self.text = text\n    def generate(self): return self.text\n"
         "template = Template('%')\ndef check(text): return text == template.generate()"
     ),
+    "an object with a pattern": (
+        "import re\nclass Check:\n    def __init__(self, pattern, flags, least):\n"
+        "        self.pattern, self.flags, self.least = pattern, flags, least\n"
+        "    def __call__(self, text): return len(re.findall(self.pattern, text, self.flags)) > self.least\n"
+        "check = Check('a', 0, %)"
+    ),
+    "a class with a pattern": (
+        "import re\nclass Words:\n    pattern, flags, least = 'a', 0, %\n"
+        "def check(text): return len(re.findall(Words.pattern, text, Words.flags)) > Words.least"
+    ),
+    "an object with a schema": (
+        "class Check:\n    schema = {}\n    def __init__(self, least): self.least = least\n"
+        "    def iter_errors(self, text): return [] if len(text) > self.least else ['short']\n"
+        "    def __call__(self, text): return not self.iter_errors(text)\ncheck = Check(%)"
+    ),
+    "an object that validates": (
+        "class Check:\n    def __init__(self, least): self.least = least\n    def json_schema(self): return {}\n"
+        "    def validate_python(self, text): return len(text) > self.least\n"
+        "    def __call__(self, text): return self.validate_python(text)\ncheck = Check(%)"
+    ),
     "a timezone": (
         "import datetime\nclass Zone(datetime.tzinfo):\n"
         "    def utcoffset(self, when): return datetime.timedelta(hours=%)\n"
