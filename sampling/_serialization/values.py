@@ -235,6 +235,8 @@ class _Conversion:
 
     def _mapping(self, pairs: list[tuple[Any, Any]], name: str) -> dict[str, Any]:
         named = [(_name_of(key), item) for key, item in pairs]
+        if not all(key is None or isinstance(key, _KEYS) for key, _ in pairs):
+            self._note(f"keys of {name} are stored as text")
         stored = {key: self.convert(item, f"{name}.{key}") for key, item in named}
         if len(stored) < len(pairs):
             self._note(f"{name} has several keys with the same text, and only the last of them is stored")
@@ -242,6 +244,8 @@ class _Conversion:
 
 
 _CONTAINERS: Final = (Mapping, list, tuple, AbstractSet)
+_KEYS: Final = (str, int, float)
+"""Types of keys that are text in every JSON."""
 
 
 def _ordered(members: Iterable[Any]) -> list[Any]:

@@ -71,6 +71,7 @@ from sampling.fanout.journal._surroundings import (
     globals_changed_by,
     is_library,
     is_own_code,
+    library_name,
     mangled,
     module_prefix,
     names_in,
@@ -86,6 +87,7 @@ from sampling.fanout.journal._types import (
     settings_of_class,
     type_hints,
     type_name,
+    validators_of,
 )
 from sampling.requirements import Requirement, as_requirements
 from sampling.strategy import BaseSamplingStrategy
@@ -93,7 +95,7 @@ from sampling.tools import Tool
 
 __all__ = ["CHANGED", "FORMAT", "Describer", "secret_digest"]
 
-FORMAT: Final = 7
+FORMAT: Final = 8
 """
 The number of this kind of description.
 
@@ -104,7 +106,11 @@ what decides the values of fields, methods that are overridden, attributes of fu
 requirements of nested strategies, and has the addresses of functions in types, and the paths of files. 6 leaves out
 how objects of a class are compared, other settings of fields than their values, the classes of generic types, setters,
 what a `try` covers, and docstrings and annotations that code reads, and has all other docstrings. It does not know
-functions of packages by their names, and has functions of a module in each other.
+functions of packages by their names, and has functions of a module in each other. 7 leaves out what names of packages
+stand for, objects of packages in classes, variables of a module that a function has a name of its own for, plain types
+of fields, which fields a validator is for, metadata of fields, the order of the properties in a schema, objects that
+can `generate` something but are no backends, what objects of the program have beyond a pattern or a schema, and the
+classes of dates and numbers.
 """
 
 _CONSTANTS: Final = 3
@@ -112,6 +118,7 @@ _SURROUNDINGS: Final = 4
 _CLASSES: Final = 5
 _FIELDS: Final = 6
 _DOCSTRINGS: Final = 7
+_NAMES: Final = 8
 _DEEPEST: Final = 24
 _MAX_PARTS: Final = 500_000
 """The largest number of parts of a value. Objects that refer to each other would have any number of them."""
@@ -150,6 +157,9 @@ _INERT: Final = (
     *("anyio", "trio", "asyncio", "_asyncio", "concurrent", "itertools", "rich", "tqdm", "loguru", "_json"),
 )
 """Packages whose objects can't change an answer."""
+
+_ALSO_INERT: Final = ("prometheus_client", "opentelemetry")
+"""Those that earlier formats looked into. They count, and have the time at which they were made."""
 
 _SECRET_NAME: Final = re.compile(r"(?i)api_?key|secret|passw|token$|authorization|credential|private_?key")
 
@@ -326,13 +336,22 @@ class Describer:
         if isinstance(value, bytes | bytearray):
             return {"class": name_of(type(value)), "sha256": short_digest(value)}
         if isinstance(value, _TEXTUAL):
-            return {"class": _class_name(value), "value": repr(cast("object", value))}
+            return self._of_text(value)
         if type(value).__module__ == "typing" or self._is_extension(value):
             return self._of_typing(value)
         if isinstance(value, GenericAlias | UnionType) and self._as_of >= _CLASSES:
             self._use_types([value])
             return {"class": name_of(type(value)), "value": self._type(value)}
         return self._object(value)
+
+    def _of_text(self, value: Any) -> dict[str, Any]:
+        """Describe a value whose `repr` shows everything, except for a timezone of the program in it."""
+        zone: Any = getattr(value, "tzinfo", None) if self._as_of >= _NAMES else None
+        if zone is not None and is_own_code(type(zone).__module__):
+            return {**self._of_text(value.replace(tzinfo=None)), "timezone": self._part("timezone", zone)}
+        if self._as_of >= _NAMES and isinstance(value, dt.tzinfo) and is_own_code(type(value).__module__):
+            return cast("dict[str, Any]", self._instance(value))
+        return {"class": _class_name(value), "value": repr(value)}
 
     def _is_extension(self, value: Any) -> bool:
         return self._as_of >= _FIELDS and type(value).__module__ == "typing_extensions"
@@ -355,7 +374,9 @@ class Describer:
     def _use_class_of(self, value: Any) -> None:
         """Note the class of a value that is described by its content, and its attributes."""
         kind: type[Any] = value.__class__
-        if self._as_of < _CLASSES or not is_own_code(kind.__module__) or not _is_described_by_content(kind):
+        if self._as_of < _CLASSES or not is_own_code(kind.__module__):
+            return
+        if not _is_described_by_content(kind) and not (self._as_of >= _NAMES and issubclass(kind, _TEXTUAL)):
             return
         self._use_class(kind)
         state = attributes_changed_by(kind, self._called)
@@ -370,7 +391,9 @@ class Describer:
             others = [key for key, _ in pairs if not isinstance(key, str)] if self._as_of >= _FIELDS else []
             # The text of a key does not show its type.
             keys = {"(keys)": sorted(map(self.describe, others), key=canonical)} if others else {}
-            return {**described, **keys}
+            # A model fills in the properties of a schema in their order.
+            is_ordered = self._as_of >= _NAMES and self._path[-1:] == ["properties"]
+            return {**described, **keys, **({"(order)": texts} if is_ordered else {})}
         # Several keys have the same text, such as 1 and "1".
         return {"pairs": [[self.describe(key), self._part(str(key), item)] for key, item in pairs]}
 
@@ -392,7 +415,8 @@ class Describer:
             return self.function(value)
         if self._as_of >= _CLASSES and (isinstance(value, _BUILTIN_METHODS) or is_cache(value) or is_getter(value)):
             return self.function(value)
-        if type(value).__module__.partition(".")[0] in _INERT:
+        inert = _INERT if self._as_of < _NAMES else (*_INERT, *_ALSO_INERT)
+        if type(value).__module__.partition(".")[0] in inert:
             return {"class": name_of(type(value))}
         described = self._instance(value)
         # Earlier versions described a callable object by its name alone.
@@ -418,10 +442,20 @@ class Describer:
         if isinstance(value, ModuleSource):
             is_code = self._as_of >= _DOCSTRINGS
             return {CODE_KEY: digest_of_source(value.content)} if is_code else self.describe(value.content)
+        return self._pattern(value) or self._special_by_methods(value)
+
+    def _pattern(self, value: Any) -> dict[str, Any] | None:
+        """Describe a compiled regex, of whatever library. Return None for anything else."""
         pattern, flags = getattr(value, "pattern", None), getattr(value, "flags", None)
-        if isinstance(pattern, str | bytes) and isinstance(flags, int):
-            return {"class": name_of(type(value)), "pattern": self.describe(pattern), "flags": int(flags)}
-        return self._special_by_methods(value)
+        if not isinstance(pattern, str | bytes) or not isinstance(flags, int) or self._is_of_program(value):
+            return None
+        return {"class": name_of(type(value)), "pattern": self.describe(pattern), "flags": int(flags)}
+
+    def _is_of_program(self, value: Any) -> bool:
+        """Return whether a class or an object is the program's, so that it may have more than those of a library."""
+        module = (value if isinstance(value, type) else type(value)).__module__
+        # Types that are written in C may name a module that there is not.
+        return self._as_of >= _NAMES and module in sys.modules and is_own_code(module)
 
     def _special_by_methods(self, value: Any) -> Any:  # noqa: PLR0911 - one for each kind
         """Describe an object of a library by the methods of its kind."""
@@ -434,11 +468,17 @@ class Describer:
             return {"class": name, "fingerprint": str(given() if callable(given) else given)}
         if (array := array_digest(value)) is not None:
             return {"class": name, **array}
-        if callable(getattr(value, "generate", None)):
+        if callable(generate := getattr(value, "generate", None)) and self._is_of_backend(generate):
             return {"class": name, "model": identity_of(value)}
+        if self._is_of_program(value):
+            return None
         if callable(getattr(value, "iter_errors", None)) and hasattr(value, "schema"):
             return {"class": name, "schema": self._part("schema", value.schema)}
         return self._adapter(value)
+
+    def _is_of_backend(self, generate: Any) -> bool:
+        """Return whether a method is that of a backend. A template may have one of this name, too."""
+        return self._as_of < _NAMES or inspect.iscoroutinefunction(inspect.unwrap(generate))
 
     def _model(self, kind: type[Any]) -> Any:
         """Describe a pydantic model. Return None for any other class."""
@@ -463,7 +503,9 @@ class Describer:
             return None
         kind: Any = getattr(value, "_type", None) if self._as_of >= _FIELDS else None
         read = {} if kind is None else {"type": self._part("type", kind)}
-        return {"class": name_of(type(value)), "schema": self.describe(schema()), **read}
+        settings: Any = getattr(value, "_config", None) if self._as_of >= _NAMES else None
+        config = {"config": self._part("config", settings)} if settings else {}
+        return {"class": name_of(type(value)), "schema": self.describe(schema()), **read, **config}
 
     # Objects.
 
@@ -514,10 +556,16 @@ class Describer:
             return {}
         self._use_types(hints.values())
         is_closer = self._as_of >= _DOCSTRINGS
-        settings: dict[str, dict[str, Any]] = field_settings(kind, with_flags=is_closer)
+        are_named = self._as_of >= _NAMES
+        settings: dict[str, dict[str, Any]] = field_settings(kind, with_flags=is_closer, with_metadata=are_named)
         annotated = {name: {"type": hint} for name, hint in hints.items() if annotations_in(hint)}
+        if are_named:
+            # The schema of a type does not tell a date in the past from one in the future, for example.
+            annotated = {**{name: {"type": _name_of_type(hint)} for name, hint in hints.items()}, **annotated}
         named = {name: {**annotated.get(name, {}), **settings.get(name, {})} for name in {**settings, **annotated}}
         of_class = {"traits": self._part("traits", settings_of_class(kind))} if is_closer else {}
+        if are_named and (validators := validators_of(kind)):
+            of_class["validators"] = self._part("validators", validators)
         return {**({"settings": self._part("settings", named)} if named else {}), **of_class}
 
     def _methods(self, kind: type[Any]) -> dict[str, Any]:
@@ -539,7 +587,7 @@ class Describer:
             if isinstance(member, FunctionType) and not is_generated(member)
         }
         constants = {
-            name: self._part(name, member)
+            name: self._part(name, self._member(member))
             for name, member in sorted(members.items())
             if not name.startswith("__") and self._is_constant_of(kind, name, member)
         }
@@ -570,7 +618,16 @@ class Describer:
         elif type(member).__module__ == "functools":
             # A cached property, or a method that is cached or has some of its arguments.
             return True
-        return (isinstance(member, _CONTAINERS) or is_own) and name not in _changed_attributes(kind)
+        is_plain = is_own or isinstance(member, _CONTAINERS)
+        if self._as_of >= _NAMES:
+            # Inner classes of the program are described by themselves.
+            is_inner = isinstance(member, type) and is_own_code(member.__module__)
+            is_plain |= not is_inner and not hasattr(member, "__get__") and name != "_abc_impl"
+        return is_plain and name not in _changed_attributes(kind)
+
+    def _member(self, member: Any) -> Any:
+        """Return a member of a class, or the name of a class of a package."""
+        return library_name(member) if self._as_of >= _NAMES and isinstance(member, type) else member
 
     def _is_state(self, kind: type[Any], name: str) -> bool:
         """Return whether a class changes an attribute of itself, such as a counter."""
@@ -643,7 +700,8 @@ class Describer:
         if constants := self._constants_of(plain):
             described["globals"] = self._part("globals", constants)
         if self._as_of >= _SURROUNDINGS:
-            self._used = {**dict(surroundings_of(plain, is_constant)), **self._used}
+            around = surroundings_of(plain, is_constant, with_names=self._as_of >= _NAMES)
+            self._used = {**dict(around), **self._used}
         return described
 
     def _constants_of(self, function: FunctionType) -> dict[str, Any]:
@@ -791,6 +849,11 @@ def _fields_of_tuple(kind: type[Any]) -> dict[str, list[str]]:
 
 def _type_name(kind: Any) -> str:
     return kind if isinstance(kind, str) else name_of(kind) if isinstance(kind, type) else str(kind)
+
+
+def _name_of_type(kind: Any) -> str:
+    """Return the text of a type. That of a union does not depend on how it is written, nor on Python."""
+    return type_name(kind, name_of).replace("types.UnionType[", "typing.Union[")
 
 
 def _is_reader(value: Any) -> bool:

@@ -6,8 +6,9 @@ It is stored when the run begins, and compared when it resumes.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import zip_longest
+from types import MethodType
 from typing import Any, NamedTuple, cast
 
 from sampling._serialization.messages import canonical, digest, plain_content
@@ -47,6 +48,9 @@ _WITHOUT_NUMBER = 3
 
 _WITH_DOCSTRINGS = 6
 """The last format whose digests of code depend on docstrings. Those before it are compared with it."""
+
+_WITHOUT_FUNCTIONS = 7
+"""The last format that has no model of a function with bound arguments."""
 
 _LONGEST_SHOWN = 80
 _MODEL_NAMES = ("model", "model_name", "model_id")
@@ -89,7 +93,7 @@ def fingerprint_of(
         if context is None
         else [[one.role, f"sha256:{digest(plain_content(one.content))[:16]}"] for one in context],
         "options": described_options,
-        "model": _model_of(backend),
+        "model": _model_of(backend, of_functions=as_of > _WITHOUT_FUNCTIONS),
         "tools": tools,
         "items": total,
         "uses": describer.used(),
@@ -104,14 +108,24 @@ def _options(options: Options, describer: Describer) -> dict[str, Any]:
     return {**described, **({"extra": extra} if extra else {})}
 
 
-def _model_of(backend: Any) -> str | None:
+def _model_of(backend: Any, *, of_functions: bool) -> str | None:
     """Return the name of the model behind all layers of a backend. The server's address does not count."""
     inner: object = getattr(backend, "inner", None)
     if isinstance(inner, tuple):
-        names = [_model_of(one) for one in cast("tuple[object, ...]", inner)]
+        names = [_model_of(one, of_functions=of_functions) for one in cast("tuple[object, ...]", inner)]
         return ", ".join(name for name in names if name is not None) or None
     named = [getattr(backend, name, None) for name in _MODEL_NAMES]
-    return next((name for name in named if isinstance(name, str)), None)
+    name = next((name for name in named if isinstance(name, str)), None)
+    return _model_of_function(backend) if name is None and of_functions else name
+
+
+def _model_of_function(backend: Any) -> str | None:
+    """Return the name of the model that a function is bound to, as an argument or as an attribute of its object."""
+    if isinstance(backend, partial):
+        given = [backend.keywords.get(name) for name in _MODEL_NAMES]
+        named = next((name for name in given if isinstance(name, str)), None)
+        return _model_of(backend.func, of_functions=True) if named is None else named
+    return _model_of(backend.__self__, of_functions=True) if isinstance(backend, MethodType) else None
 
 
 def _tools_of(backend: Any) -> Iterator[Any]:
@@ -138,7 +152,9 @@ def item_digest(given: object, index: int) -> int:
 def earlier_item_digests(given: object, index: int) -> tuple[int, ...]:
     """Return the digests that earlier versions recorded, which saw less of a parser, or only its name."""
     item = as_item(given, index, "")
-    earlier = (6, 5, 4, _WITHOUT_NUMBER, 2)
+    if item.action.parser is None and item.action.schema is None:
+        return (_digest_of(_legacy_text(item)),)
+    earlier = (7, 6, 5, 4, _WITHOUT_NUMBER, 2)
     return (*(_digest_with(item, as_of) for as_of in earlier), _digest_of(_legacy_text(item)))
 
 

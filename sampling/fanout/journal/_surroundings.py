@@ -15,6 +15,8 @@ from typing import Any, Final, NamedTuple, cast
 
 import attrs
 
+from sampling.fanout.journal._code import CODE_KEY
+
 __all__ = [
     "Changes",
     "ModuleSource",
@@ -24,6 +26,7 @@ __all__ = [
     "globals_changed_by",
     "is_library",
     "is_own_code",
+    "library_name",
     "mangled",
     "module_prefix",
     "names_in",
@@ -79,28 +82,52 @@ class ModuleSource:
     content: bytes
 
 
-def surroundings_of(function: FunctionType, is_constant: Callable[[str, object], bool]) -> Iterator[tuple[str, Any]]:
+def library_name(thing: Any) -> dict[str, str]:
+    """Return the name of a module, function or class of a package. Where it is in there may change with Python."""
+    is_module = isinstance(thing, ModuleType)
+    name = thing.__name__ if is_module else f"{thing.__module__.partition('.')[0]}.{thing.__qualname__}"
+    return {CODE_KEY: name}
+
+
+def surroundings_of(
+    function: FunctionType, is_constant: Callable[[str, object], bool], *, with_names: bool
+) -> Iterator[tuple[str, Any]]:
     """
     Yield what a function reads of its module and of other modules of the program, with its place.
 
     These are functions and classes, and objects and containers that no function changes. Those that `is_constant`
     accepts are left out, and so are functions of the same module: they are a part of its description already.
+
+    `with_names`, the modules, functions and classes of packages are among it by their names, and variables of functions
+    are not taken for those of the module.
     """
     if not is_own_code(function.__module__) or function.__globals__.get("__name__") is None:
         return
     module = str(function.__globals__["__name__"])
     prefix = module_prefix(module)
-    changed = changes_in(function).names
+    changes = changes_in(function)
+    changed = changes.of_module if with_names else changes.names
     names = names_in(function.__code__)
     for name in sorted(names & function.__globals__.keys()):
         value = function.__globals__[name]
         is_near = isinstance(value, FunctionType) and value.__module__ == function.__module__
         if name not in changed and not is_near and not is_constant(name, value):
+            if with_names and isinstance(value, FunctionType | ModuleType | type):
+                yield from _named(f"{prefix}{name}", name, value)
             yield from _readable(f"{prefix}{name}", value, names)
     package = function.__globals__.get("__package__")
     for name in sorted(_imports_in(function.__code__, package if isinstance(package, str) else "")):
         if (source := _source_of(name)) is not None:
             yield f"import {name}", ModuleSource(source)
+
+
+def _named(place: str, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a name stands for that is imported from a package: another one may have the same name."""
+    if isinstance(value, ModuleType):
+        if value.__name__ != name and not is_own_code(value.__name__):
+            yield place, library_name(value)
+    elif value.__module__ is not None and not is_own_code(value.__module__):
+        yield place, library_name(value)
 
 
 def _readable(
@@ -167,6 +194,9 @@ class Changes(NamedTuple):
     names: frozenset[str]
     """Variables whose content is changed, or that are assigned as globals."""
 
+    of_module: frozenset[str]
+    """Those of them that are no variables of the functions themselves."""
+
     attributes: frozenset[str]
     """Attributes that are changed, other than by a constructor."""
 
@@ -174,7 +204,7 @@ class Changes(NamedTuple):
 def changes_in(function: Any) -> Changes:
     """Return what the module of a function changes. If its source is not known, return what the function does."""
     known = _changes_of(sys.modules.get(function.__module__)) or _changes_of(function)
-    return Changes(frozenset(), frozenset()) if known is None else known
+    return Changes(frozenset(), frozenset(), frozenset()) if known is None else known
 
 
 def attributes_changed_by(kind: type[Any], names: Iterable[str]) -> set[str]:
@@ -252,15 +282,44 @@ def _changes_of(thing: Any) -> Changes | None:
     except (OSError, TypeError, SyntaxError, ValueError):
         return None
     names: set[str] = set()
+    of_module: set[str] = set()
     attributes: set[str] = set()
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            for target in _targets(function):
-                root, through = _path(target)
-                names.add(root)
-                if getattr(function, "name", "") not in _CONSTRUCTORS:
-                    attributes.update(through)
-    return Changes(frozenset(names), frozenset(attributes))
+    for function, variables in _functions_in(tree):
+        for target in _targets(function):
+            root, through = _path(target)
+            names.add(root)
+            of_module |= {root} - variables
+            if getattr(function, "name", "") not in _CONSTRUCTORS:
+                attributes.update(through)
+    return Changes(frozenset(names), frozenset(of_module), frozenset(attributes))
+
+
+def _functions_in(tree: ast.AST) -> Iterator[tuple[ast.AST, frozenset[str]]]:
+    """Yield all functions, with the names of their variables and of those of the functions around them."""
+    given = _given_in(tree)
+    waiting = [(tree, frozenset[str]())]
+    while waiting:
+        node, variables = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            variables |= _variables_of(node, given)
+            yield node, variables
+        waiting += [(one, variables) for one in ast.iter_child_nodes(node)]
+
+
+def _variables_of(function: ast.AST, given: set[str]) -> set[str]:
+    """Return the variables of a function, without parameters that calls may give one of the module."""
+    inside = list(ast.walk(function))
+    assigned = {one.id for one in inside if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    declared = {name for one in inside if isinstance(one, ast.Global) for name in one.names}
+    parameters = {one.arg for one in inside if isinstance(one, ast.arg)}
+    return (assigned | parameters) - declared - (parameters & given)
+
+
+def _given_in(tree: ast.AST) -> set[str]:
+    """Return the names of variables that are arguments of calls."""
+    calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call)]
+    values = [value for one in calls for value in (*one.args, *(keyword.value for keyword in one.keywords))]
+    return {value.id for value in values if isinstance(value, ast.Name)}
 
 
 def _targets(function: ast.AST) -> Iterator[ast.expr]:

@@ -15,6 +15,7 @@ __all__ = [
     "settings_of_class",
     "type_hints",
     "type_name",
+    "validators_of",
 ]
 
 
@@ -101,13 +102,15 @@ def own_hints(thing: Any) -> Mapping[str, Any]:
         return {}
 
 
-def field_settings(kind: type[Any], *, with_flags: bool) -> dict[str, dict[str, Any]]:
+def field_settings(kind: type[Any], *, with_flags: bool, with_metadata: bool) -> dict[str, dict[str, Any]]:
     """
     Return what decides the values of fields, apart from their types: defaults, validators and converters.
 
-    Flags, such as whether objects are compared by a field, are those that differ from the usual.
+    Flags, such as whether objects are compared by a field, are those that differ from the usual. Metadata is what the
+    program adds for its own code.
     """
     found: dict[str, dict[str, Any]] = {}
+    added: dict[str, Mapping[Any, Any]] = {}
     if (models := getattr(kind, "model_fields", None)) is not None:
         flags = _MODEL_FLAGS if with_flags else {}
         found = {name: {**_of_model(field), **_unusual(field, flags)} for name, field in models.items()}
@@ -119,15 +122,20 @@ def field_settings(kind: type[Any], *, with_flags: bool) -> dict[str, dict[str, 
             one.name: {**_given(one, "default", "default_factory"), **_unusual(one, flags)}
             for one in dataclasses.fields(kind)
         }
+        added = {one.name: one.metadata for one in dataclasses.fields(kind)}
     elif attrs.has(kind):
         fields = cast("Iterable[Any]", attrs.fields(kind))
         flags = _ATTRS_FLAGS if with_flags else {}
         found = {
             one.name: {**_given(one, "default", "validator", "converter"), **_unusual(one, flags)} for one in fields
         }
+        added = {one.name: one.metadata for one in fields}
     else:
         # A named tuple.
         found = {name: {"default": one} for name, one in getattr(kind, "_field_defaults", {}).items()}
+    for name, metadata in added.items():
+        if metadata and with_metadata:
+            found[name]["metadata"] = metadata
     return {name: settings for name, settings in found.items() if settings}
 
 
@@ -152,6 +160,22 @@ def settings_of_class(kind: type[Any]) -> dict[str, Any]:
     config: Any = getattr(kind, "__pydantic_config__", None)
     methods = [name for name in names if vars(kind).get(name) is not None]
     return {"defines": methods, **({} if config is None else {"config": config})}
+
+
+def validators_of(kind: type[Any]) -> dict[str, dict[str, Any]]:
+    """Return which fields the validators and serializers of a pydantic class are for, and when they run, by name."""
+    found: Any = getattr(kind, "__pydantic_decorators__", None)
+    groups: dict[str, dict[str, Any]] = {name: getattr(found, name, {}) for name in _DECORATORS}
+    return {
+        name: {method: _use_of(one.info) for method, one in group.items()} for name, group in groups.items() if group
+    }
+
+
+_DECORATORS: Final = ("field_validators", "model_validators", "field_serializers", "model_serializers")
+
+
+def _use_of(info: Any) -> dict[str, Any]:
+    return {name: getattr(info, name) for name in ("fields", "mode", "when_used") if hasattr(info, name)}
 
 
 def _of_model(field: Any) -> dict[str, Any]:

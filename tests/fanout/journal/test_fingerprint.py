@@ -151,6 +151,16 @@ def tiers(depth, model="small"):
     return EscalationStrategy([Tier(backend, RejectionSamplingStrategy(loop_budget=depth)), Tier(backend, ONCE)])
 
 
+class Client:
+    """A backend of a user, which is used by its method."""
+
+    def __init__(self, model):
+        self.model = model
+
+    async def ask(self, request, **settings):
+        return "yes"
+
+
 def function_of(model):
     async def backend(_request):
         return "yes"
@@ -271,6 +281,10 @@ VALUES = {
     "a field of a typed dict": (lambda: typed_dict(annotated(1)), lambda: typed_dict(annotated(2))),
     "a protocol": (lambda: structural(1), lambda: structural(2)),
     "an adapter": (lambda: pydantic.TypeAdapter(annotated(1)), lambda: pydantic.TypeAdapter(annotated(2))),
+    "the configuration of an adapter": (
+        lambda: pydantic.TypeAdapter(str, config={"str_to_lower": True}),
+        lambda: pydantic.TypeAdapter(str, config={"str_to_lower": False}),
+    ),
     "the type of a key": (lambda: {1: "a"}, lambda: {"1": "a"}),
     "a factory of a dict": (lambda: defaultdict(factory(1)), lambda: defaultdict(factory(2))),
     "a bool that is a number": (lambda: [True], lambda: [1]),
@@ -300,6 +314,18 @@ CHANGES = {
     "the model of a tier that is a function": (
         lambda: fingerprint(function_of("small")),
         lambda: fingerprint(function_of("large")),
+    ),
+    "the model of a backend with bound arguments": (
+        lambda: fingerprint(backend=functools.partial(Client.ask, None, model="small")),
+        lambda: fingerprint(backend=functools.partial(Client.ask, None, model="large")),
+    ),
+    "the model of a backend that is a method": (
+        lambda: fingerprint(backend=Limited(Client("small").ask, max_in_flight=4)),
+        lambda: fingerprint(backend=Limited(Client("large").ask, max_in_flight=4)),
+    ),
+    "the model of a method with bound arguments": (
+        lambda: fingerprint(backend=functools.partial(Client("small").ask, seed=1)),
+        lambda: fingerprint(backend=functools.partial(Client("large").ask, seed=1)),
     ),
     "a tier's model": (lambda: fingerprint(tiers(1)), lambda: fingerprint(tiers(1, "large"))),
     "a bound object": (lambda: with_check(Words(("a",)).check), lambda: with_check(Words(("b",)).check)),
@@ -349,6 +375,10 @@ CHANGES = {
     "keys with the same text": (
         lambda: with_check(closing_over({1: "a", "1": "b"})),
         lambda: with_check(closing_over({1: "c", "1": "b"})),
+    ),
+    "the order of the properties of a schema": (
+        lambda: fingerprint(requirements=[checks.json_schema({"properties": {"why": {}, "answer": {}}})]),
+        lambda: fingerprint(requirements=[checks.json_schema({"properties": {"answer": {}, "why": {}}})]),
     ),
     "a regex": (
         lambda: fingerprint(requirements=[checks.matches("a+")]),

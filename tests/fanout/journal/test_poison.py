@@ -92,6 +92,8 @@ def numpy_array(text):
         (lambda text: Decimal("1.5"), "value of type Decimal is stored as text"),
         (lambda text: 10**5000, "value is too large, and is not stored"),
         (lambda text: {1: "a", "1": "b"}, "value has several keys with the same text"),
+        (lambda text: {(1, 2): 3}, "^keys of value are stored as text$"),
+        (lambda text: [{Decimal(1): 3, True: 4, None: 5}], r"^keys of value\[0\] are stored as text$"),
         (lambda text: nested(100), "value.*is stored as text"),
         (lambda text: Hostile(), "summary|stored as text"),
     ],
@@ -296,6 +298,13 @@ def test_an_answer_is_kept_whatever_its_value_is(run, path, parser, note):
     assert note in first.outcomes[1].notes
     assert "yes" == again.outcomes[1].result.text
     assert '"text": "yes"' in path.with_name("out.jsonl").read_text().splitlines()[1]
+
+
+@pytest.mark.parametrize("key", ["a", 1, 1.5, True, None])
+def test_a_key_that_json_has_as_text_needs_no_note(run, path, key):
+    """F15: it is text in every JSON."""
+    first, _ = twice(run, path, [Action("0", lambda text: {key: 1})], answering())
+    assert () == first.outcomes[0].notes
 
 
 def test_a_value_has_few_notes(run, path):

@@ -195,6 +195,99 @@ CHECKS = {
         "import inspect\ndef parse(text: 'int' if % == 3 else 'str'): pass\n"
         "def check(text): return bool(inspect.signature(parse))"
     ),
+    "a list for which another function has a name of its own": (
+        "words, limits = [%], {'most': %}\ndef check(text): return text in words and len(text) < limits['most']\n"
+        "def fill(words): words.append(1)\n"
+        "def load():\n    limits = {}\n    def inner(): limits['most'] = 1\n    limits['most'] = 2\n    return inner"
+    ),
+    "a module of the same name": (
+        "import json as reader\nif % == 3: import csv as reader\ndef check(text): return bool(reader.reader(text))"
+    ),
+    "an imported function of the same name": (
+        "from textwrap import indent\nif % == 3: from xml.etree.ElementTree import indent\n"
+        "def check(text): return bool(indent(text, ''))"
+    ),
+    "an imported class of the same name": (
+        "from decimal import Decimal as Number\nif % == 3: from fractions import Fraction as Number\n"
+        "def check(text): return bool(Number(text))"
+    ),
+    "objects of packages in a class": (
+        "import datetime\nclass Check:\n    age = datetime.timedelta(%)\n"
+        "    def __call__(self, text): return self.age.days > 3\ncheck = Check()"
+    ),
+    "a requirement in a class": (
+        "from sampling import checks\nclass Check:\n    inner = checks.matches('a{%}')\n"
+        "    def __call__(self, text): return self.inner.check(text)\ncheck = Check()"
+    ),
+    "a class of a package in a class": (
+        "import decimal, fractions\nclass Check:\n    number = decimal.Decimal if % == 3 else fractions.Fraction\n"
+        "    def __call__(self, text): return bool(self.number(text))\ncheck = Check()"
+    ),
+    "the fields that a validator is for": (
+        "import pydantic\nclass Answer(pydantic.BaseModel):\n    size: int\n    price: int\n"
+        "    @pydantic.field_validator('size' if % == 3 else 'price')\n    @classmethod\n"
+        "    def small(cls, number): return min(number, 3)\n"
+        "def check(text): return bool(Answer.model_validate_json(text))"
+    ),
+    "when a validator runs": (
+        "import pydantic\nclass Answer(pydantic.BaseModel):\n    size: int\n"
+        "    @pydantic.field_validator('size', mode='before' if % == 3 else 'after')\n    @classmethod\n"
+        "    def small(cls, number): return number * 2\n"
+        "def check(text): return bool(Answer.model_validate_json(text))"
+    ),
+    "a type that its schema does not show": (
+        "import pydantic\nclass Answer(pydantic.BaseModel):\n"
+        "    day: list[pydantic.PastDate if % == 3 else pydantic.FutureDate] | None\n"
+        "def check(text): return bool(Answer.model_validate_json(text))"
+    ),
+    "a type in a named tuple": (
+        "from typing import NamedTuple\nclass Answer(NamedTuple):\n    size: int if % == 3 else str\n"
+        "def check(text): return bool(Answer.__new__(Answer, text))"
+    ),
+    "the order of the fields of a pydantic model": (
+        "import pydantic\nnames = ['why', 'answer'][:: 1 if % == 3 else -1]\n"
+        "Answer = pydantic.create_model('Answer', **{name: (str, '') for name in names})\n"
+        "def check(text): return bool(Answer.model_validate_json(text))"
+    ),
+    "metadata of fields": (
+        "import attrs, dataclasses\n@attrs.define\nclass Size:\n    most: int = attrs.field(metadata={'most': %})\n"
+        "@dataclasses.dataclass\nclass Least:\n    least: int = dataclasses.field(metadata={'least': %})\n"
+        "def check(text): return attrs.fields(Size), dataclasses.fields(Least)"
+    ),
+    "an object that generates something": (
+        "class Template:\n    def __init__(self, text): self.text = text\n    def generate(self): return self.text\n"
+        "template = Template('%')\ndef check(text): return text == template.generate()"
+    ),
+    "an object with a pattern": (
+        "import re\nclass Check:\n    def __init__(self, pattern, flags, least):\n"
+        "        self.pattern, self.flags, self.least = pattern, flags, least\n"
+        "    def __call__(self, text): return len(re.findall(self.pattern, text, self.flags)) > self.least\n"
+        "check = Check('a', 0, %)"
+    ),
+    "a class with a pattern": (
+        "import re\nclass Words:\n    pattern, flags, least = 'a', 0, %\n"
+        "def check(text): return len(re.findall(Words.pattern, text, Words.flags)) > Words.least"
+    ),
+    "an object with a schema": (
+        "class Check:\n    schema = {}\n    def __init__(self, least): self.least = least\n"
+        "    def iter_errors(self, text): return [] if len(text) > self.least else ['short']\n"
+        "    def __call__(self, text): return not self.iter_errors(text)\ncheck = Check(%)"
+    ),
+    "an object that validates": (
+        "class Check:\n    def __init__(self, least): self.least = least\n    def json_schema(self): return {}\n"
+        "    def validate_python(self, text): return len(text) > self.least\n"
+        "    def __call__(self, text): return self.validate_python(text)\ncheck = Check(%)"
+    ),
+    "a timezone": (
+        "import datetime\nclass Zone(datetime.tzinfo):\n"
+        "    def utcoffset(self, when): return datetime.timedelta(hours=%)\n"
+        "zone = Zone()\nstart = datetime.datetime(2026, 1, 1, tzinfo=Zone())\n"
+        "def check(text): return text > start.isoformat() and bool(zone)"
+    ),
+    "the method of a date": (
+        "import datetime\nclass Day(datetime.date):\n    def later(self): return self.day + %\n"
+        "day = Day(2026, 1, 1)\ndef check(text): return len(text) < day.later()"
+    ),
     "a generic type": (
         "import typing\nkinds = [list[typing.Literal[%]], int | list[typing.Literal[%]]]\n"
         "def check(text): return bool(kinds)"
@@ -343,6 +436,25 @@ def test_a_file_that_is_only_written_is_not_asked_about(load, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("package", ["prometheus_client", "opentelemetry.trace"])
+def test_what_counts_the_calls_of_a_check_is_no_setting(load, package):
+    """F11: a counter has the time at which it was made, and what was counted."""
+    pytest.importorskip(package)
+    made = {
+        "prometheus_client": "p.Counter('c', 'd', registry=p.CollectorRegistry())",
+        "opentelemetry.trace": "p.get_tracer('t')",
+    }
+    source = (
+        f"import {package} as p\ncounter = {made[package]}\ndef count(): counter.{{}}\n"
+        "def check(text): return bool(count())"
+    ).format("inc()" if package == "prometheus_client" else "start_span('check')")
+    then = of_check(load(source))
+    again = load(source)
+    again.check("")
+    assert [] == then["unseen"] == differences(then, of_check(again))
+    assert {"class"} == then["uses"]["program.counter"].keys()
+
+
 @pytest.mark.parametrize("use", HELPERS)
 def test_what_a_check_uses_of_other_modules_is_seen(load, use):
     """F16: a helper may be in another file of the program."""
@@ -372,6 +484,11 @@ STATES = {
         "    def short(self, text):\n        self.seen.add(text)\n        return len(text) < self.limit\n"
         "    def set_limit(self, limit): self.limit = limit\n"
         "owner = Check()\ndef check(text): return owner.short(text)"
+    ),
+    "a container that it gives to a function": (
+        "class Owner:\n    def __init__(self): self.limit = 9\n    def set_limit(self, limit): self.limit = limit\n"
+        "owner, seen = Owner(), set()\ndef remember(text, seen): seen.add(text)\n"
+        "def check(text):\n    remember(text, seen)\n    return len(text) < owner.limit"
     ),
     "variables of a closure": (
         "class Owner:\n    def set_limit(self, limit): limits.append(limit)\n"
