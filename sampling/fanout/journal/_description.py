@@ -95,7 +95,7 @@ from sampling.tools import Tool
 
 __all__ = ["CHANGED", "FORMAT", "Describer", "secret_digest"]
 
-FORMAT: Final = 8
+FORMAT: Final = 7
 """
 The number of this kind of description.
 
@@ -105,12 +105,11 @@ of enum members and of containers, cached methods and inner classes, and has wha
 what decides the values of fields, methods that are overridden, attributes of functions, the types of keys and the
 requirements of nested strategies, and has the addresses of functions in types, and the paths of files. 6 leaves out
 how objects of a class are compared, other settings of fields than their values, the classes of generic types, setters,
-what a `try` covers, and docstrings and annotations that code reads, and has all other docstrings. It does not know
-functions of packages by their names, and has functions of a module in each other. 7 leaves out what names of packages
-stand for, objects of packages in classes, variables of a module that a function has a name of its own for, plain types
-of fields, which fields a validator is for, metadata of fields, the order of the properties in a schema, objects that
-can `generate` something but are no backends, what objects of the program have beyond a pattern or a schema, and the
-classes of dates and numbers.
+what a `try` covers, and docstrings and annotations that code reads, and has all other docstrings. It does not know what
+names of packages stand for, and has functions of a module in each other. It also leaves out objects of packages in
+classes, variables of a module that a function has a name of its own for, plain types of fields, which fields a
+validator is for, metadata of fields, the order of the properties in a schema, objects that can `generate` something but
+are no backends, what objects of the program have beyond a pattern or a schema, and the classes of dates and numbers.
 """
 
 _CONSTANTS: Final = 3
@@ -118,7 +117,6 @@ _SURROUNDINGS: Final = 4
 _CLASSES: Final = 5
 _FIELDS: Final = 6
 _DOCSTRINGS: Final = 7
-_NAMES: Final = 8
 _DEEPEST: Final = 24
 _MAX_PARTS: Final = 500_000
 """The largest number of parts of a value. Objects that refer to each other would have any number of them."""
@@ -346,10 +344,10 @@ class Describer:
 
     def _of_text(self, value: Any) -> dict[str, Any]:
         """Describe a value whose `repr` shows everything, except for a timezone of the program in it."""
-        zone: Any = getattr(value, "tzinfo", None) if self._as_of >= _NAMES else None
+        zone: Any = getattr(value, "tzinfo", None) if self._as_of >= _DOCSTRINGS else None
         if zone is not None and is_own_code(type(zone).__module__):
             return {**self._of_text(value.replace(tzinfo=None)), "timezone": self._part("timezone", zone)}
-        if self._as_of >= _NAMES and isinstance(value, dt.tzinfo) and is_own_code(type(value).__module__):
+        if self._as_of >= _DOCSTRINGS and isinstance(value, dt.tzinfo) and is_own_code(type(value).__module__):
             return cast("dict[str, Any]", self._instance(value))
         return {"class": _class_name(value), "value": repr(value)}
 
@@ -376,7 +374,7 @@ class Describer:
         kind: type[Any] = value.__class__
         if self._as_of < _CLASSES or not is_own_code(kind.__module__):
             return
-        if not _is_described_by_content(kind) and not (self._as_of >= _NAMES and issubclass(kind, _TEXTUAL)):
+        if not _is_described_by_content(kind) and not (self._as_of >= _DOCSTRINGS and issubclass(kind, _TEXTUAL)):
             return
         self._use_class(kind)
         state = attributes_changed_by(kind, self._called)
@@ -392,7 +390,7 @@ class Describer:
             # The text of a key does not show its type.
             keys = {"(keys)": sorted(map(self.describe, others), key=canonical)} if others else {}
             # A model fills in the properties of a schema in their order.
-            is_ordered = self._as_of >= _NAMES and self._path[-1:] == ["properties"]
+            is_ordered = self._as_of >= _DOCSTRINGS and self._path[-1:] == ["properties"]
             return {**described, **keys, **({"(order)": texts} if is_ordered else {})}
         # Several keys have the same text, such as 1 and "1".
         return {"pairs": [[self.describe(key), self._part(str(key), item)] for key, item in pairs]}
@@ -415,7 +413,7 @@ class Describer:
             return self.function(value)
         if self._as_of >= _CLASSES and (isinstance(value, _BUILTIN_METHODS) or is_cache(value) or is_getter(value)):
             return self.function(value)
-        inert = _INERT if self._as_of < _NAMES else (*_INERT, *_ALSO_INERT)
+        inert = _INERT if self._as_of < _DOCSTRINGS else (*_INERT, *_ALSO_INERT)
         if type(value).__module__.partition(".")[0] in inert:
             return {"class": name_of(type(value))}
         described = self._instance(value)
@@ -455,7 +453,7 @@ class Describer:
         """Return whether a class or an object is the program's, so that it may have more than those of a library."""
         module = (value if isinstance(value, type) else type(value)).__module__
         # Types that are written in C may name a module that there is not.
-        return self._as_of >= _NAMES and module in sys.modules and is_own_code(module)
+        return self._as_of >= _DOCSTRINGS and module in sys.modules and is_own_code(module)
 
     def _special_by_methods(self, value: Any) -> Any:  # noqa: PLR0911 - one for each kind
         """Describe an object of a library by the methods of its kind."""
@@ -478,7 +476,7 @@ class Describer:
 
     def _is_of_backend(self, generate: Any) -> bool:
         """Return whether a method is that of a backend. A template may have one of this name, too."""
-        return self._as_of < _NAMES or inspect.iscoroutinefunction(inspect.unwrap(generate))
+        return self._as_of < _DOCSTRINGS or inspect.iscoroutinefunction(inspect.unwrap(generate))
 
     def _model(self, kind: type[Any]) -> Any:
         """Describe a pydantic model. Return None for any other class."""
@@ -503,7 +501,7 @@ class Describer:
             return None
         kind: Any = getattr(value, "_type", None) if self._as_of >= _FIELDS else None
         read = {} if kind is None else {"type": self._part("type", kind)}
-        settings: Any = getattr(value, "_config", None) if self._as_of >= _NAMES else None
+        settings: Any = getattr(value, "_config", None) if self._as_of >= _DOCSTRINGS else None
         config = {"config": self._part("config", settings)} if settings else {}
         return {"class": name_of(type(value)), "schema": self.describe(schema()), **read, **config}
 
@@ -556,15 +554,14 @@ class Describer:
             return {}
         self._use_types(hints.values())
         is_closer = self._as_of >= _DOCSTRINGS
-        are_named = self._as_of >= _NAMES
-        settings: dict[str, dict[str, Any]] = field_settings(kind, with_flags=is_closer, with_metadata=are_named)
+        settings: dict[str, dict[str, Any]] = field_settings(kind, with_flags=is_closer)
         annotated = {name: {"type": hint} for name, hint in hints.items() if annotations_in(hint)}
-        if are_named:
+        if is_closer:
             # The schema of a type does not tell a date in the past from one in the future, for example.
             annotated = {**{name: {"type": _name_of_type(hint)} for name, hint in hints.items()}, **annotated}
         named = {name: {**annotated.get(name, {}), **settings.get(name, {})} for name in {**settings, **annotated}}
         of_class = {"traits": self._part("traits", settings_of_class(kind))} if is_closer else {}
-        if are_named and (validators := validators_of(kind)):
+        if is_closer and (validators := validators_of(kind)):
             of_class["validators"] = self._part("validators", validators)
         return {**({"settings": self._part("settings", named)} if named else {}), **of_class}
 
@@ -619,7 +616,7 @@ class Describer:
             # A cached property, or a method that is cached or has some of its arguments.
             return True
         is_plain = is_own or isinstance(member, _CONTAINERS)
-        if self._as_of >= _NAMES:
+        if self._as_of >= _DOCSTRINGS:
             # Inner classes of the program are described by themselves.
             is_inner = isinstance(member, type) and is_own_code(member.__module__)
             is_plain |= not is_inner and not hasattr(member, "__get__") and name != "_abc_impl"
@@ -627,7 +624,7 @@ class Describer:
 
     def _member(self, member: Any) -> Any:
         """Return a member of a class, or the name of a class of a package."""
-        return library_name(member) if self._as_of >= _NAMES and isinstance(member, type) else member
+        return library_name(member) if self._as_of >= _DOCSTRINGS and isinstance(member, type) else member
 
     def _is_state(self, kind: type[Any], name: str) -> bool:
         """Return whether a class changes an attribute of itself, such as a counter."""
@@ -700,7 +697,7 @@ class Describer:
         if constants := self._constants_of(plain):
             described["globals"] = self._part("globals", constants)
         if self._as_of >= _SURROUNDINGS:
-            around = surroundings_of(plain, is_constant, with_names=self._as_of >= _NAMES)
+            around = surroundings_of(plain, is_constant, with_names=self._as_of >= _DOCSTRINGS)
             self._used = {**dict(around), **self._used}
         return described
 

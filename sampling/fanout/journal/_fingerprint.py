@@ -47,10 +47,11 @@ _WITHOUT_NUMBER = 3
 """The last format whose digests of items do not depend on its number."""
 
 _WITH_DOCSTRINGS = 6
-"""The last format whose digests of code depend on docstrings. Those before it are compared with it."""
+"""
+The last format whose digests of code depend on docstrings, and without the model of a function with bound arguments.
 
-_WITHOUT_FUNCTIONS = 7
-"""The last format that has no model of a function with bound arguments."""
+Those before it are compared with it.
+"""
 
 _LONGEST_SHOWN = 80
 _MODEL_NAMES = ("model", "model_name", "model_id")
@@ -93,7 +94,7 @@ def fingerprint_of(
         if context is None
         else [[one.role, f"sha256:{digest(plain_content(one.content))[:16]}"] for one in context],
         "options": described_options,
-        "model": _model_of(backend, of_functions=as_of > _WITHOUT_FUNCTIONS),
+        "model": _model_of(backend, of_functions=as_of > _WITH_DOCSTRINGS),
         "tools": tools,
         "items": total,
         "uses": describer.used(),
@@ -154,7 +155,7 @@ def earlier_item_digests(given: object, index: int) -> tuple[int, ...]:
     item = as_item(given, index, "")
     if item.action.parser is None and item.action.schema is None:
         return (_digest_of(_legacy_text(item)),)
-    earlier = (7, 6, 5, 4, _WITHOUT_NUMBER, 2)
+    earlier = (6, 5, 4, _WITHOUT_NUMBER, 2)
     return (*(_digest_with(item, as_of) for as_of in earlier), _digest_of(_legacy_text(item)))
 
 

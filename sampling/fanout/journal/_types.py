@@ -102,12 +102,11 @@ def own_hints(thing: Any) -> Mapping[str, Any]:
         return {}
 
 
-def field_settings(kind: type[Any], *, with_flags: bool, with_metadata: bool) -> dict[str, dict[str, Any]]:
+def field_settings(kind: type[Any], *, with_flags: bool) -> dict[str, dict[str, Any]]:
     """
     Return what decides the values of fields, apart from their types: defaults, validators and converters.
 
-    Flags, such as whether objects are compared by a field, are those that differ from the usual. Metadata is what the
-    program adds for its own code.
+    Flags are metadata, and settings such as whether objects are compared by a field, if they differ from the usual.
     """
     found: dict[str, dict[str, Any]] = {}
     added: dict[str, Mapping[Any, Any]] = {}
@@ -134,7 +133,7 @@ def field_settings(kind: type[Any], *, with_flags: bool, with_metadata: bool) ->
         # A named tuple.
         found = {name: {"default": one} for name, one in getattr(kind, "_field_defaults", {}).items()}
     for name, metadata in added.items():
-        if metadata and with_metadata:
+        if metadata and with_flags:
             found[name]["metadata"] = metadata
     return {name: settings for name, settings in found.items() if settings}
 
