@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from contextvars import copy_context
+from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import Any, Final, TypeVarTuple
@@ -175,7 +176,7 @@ class BatchRun:
     def _accept(self, request: ParkedRequest) -> None:
         batch = self._batch_of.get(request.custom_id)
         if request.custom_id in self._ledger.answered:
-            self._start(self._replay, request, name="sampling fan-out: an answer")
+            request.replay = partial(self._replay, request)
         elif batch is None:
             request.lane.add(request)
         elif batch.error is not None:

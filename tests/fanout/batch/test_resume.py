@@ -134,6 +134,19 @@ def test_a_resume_between_rounds_uses_the_first_answers(run, provider, path):
     assert whole.usage == result.usage
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_losers_are_counted_although_they_were_in_the_journal(run, provider, path, deterministic):
+    """F21: breadth is paid for, won or lost, also if the winner is read first."""
+    server = server_of()
+    strategy = RejectionSamplingStrategy(concurrency_budget=3, deterministic=deterministic)
+    settings = {"strategy": strategy, "journal": InlineJournal(path)}
+    run(cut_off, HOUR / 2, provider(server), questions(4), **settings)
+    result = run(batched, provider(server), questions(4), **settings)
+    assert 4 == result.counts()["succeeded"]
+    # Two words of the question and one of the answer.
+    assert 3 * server.billed.total() == result.usage.total_tokens == Journal(path).summary().usage.total_tokens
+
+
 @pytest.mark.parametrize("left_running", [True, False])
 def test_answers_before_a_deadline_are_counted_once(run, provider, path, left_running):
     """F19, F21: a resume gets the same answers from the journal, and counts them."""
