@@ -499,6 +499,7 @@ class TestHostileResults:
             lambda lines: [*lines, lines[0]],
             lambda lines: [*lines, lines[0].replace(b'"custom_id": "', b'"custom_id": "x')],
             lambda lines: [*lines, b'{"custom_id": 7}', b'{"custom_id": "a", "result": 3, "response": 4}'],
+            lambda lines: [*lines, b'{"custom_id": "a", "result": {"type": []}, "error": {"code": {}}}'],
             lambda lines: [*lines, b'{"custom_id": ' + b"[" * 5000 + b"]" * 5000 + b"}"],
             lambda lines: [b"", b" ", *lines, b""],
         ],
