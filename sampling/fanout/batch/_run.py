@@ -1,7 +1,8 @@
 """One run over batch APIs."""
 
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from contextvars import copy_context
 from functools import partial
@@ -443,7 +444,17 @@ def _clients_of(work: Work) -> dict[object, BatchClient]:
         raise refusal or Unsupported(
             "the backend has no batch API", hint="BatchEngine needs an OpenAIBackend or an AnthropicBackend."
         )
+    _tell_apart(clients.values())
     return clients
+
+
+def _tell_apart(clients: Iterable[BatchClient]) -> None:
+    """Number clients of the same address. Their keys may be of different accounts, which don't see others' batches."""
+    seen = Counter[str]()
+    for client in clients:
+        seen[client.where] += 1
+        if seen[client.where] > 1:
+            client.where += f" {seen[client.where]}"
 
 
 def _prepare_budget(work: Work, price_factor: float) -> None:

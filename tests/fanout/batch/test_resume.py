@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from sampling import Budget, Journal, MultiTurnStrategy, Options, Priced, RejectionSamplingStrategy, fan_out
+from sampling import Budget, Fallback, Journal, MultiTurnStrategy, Options, Priced, RejectionSamplingStrategy, fan_out
 from sampling.backends.anthropic import AnthropicBackend
 from sampling.backends.openai import OpenAIBackend
 from sampling.errors import AuthenticationFailed, JournalMismatch
@@ -451,6 +451,35 @@ def test_batches_at_another_address_are_not_paid_again_unasked(run, provider, pa
     going_on = InlineJournal(path, on_change="continue")
     result = run(batched, moved(provider, server), questions(3), journal=going_on)
     assert (3, (0, 1, 2)) == (result.counts()["succeeded"], result.maybe_billed_twice)
+
+
+def shown_to_owners(server):
+    """Show each batch only to the key that created it."""
+    handle, owners = server.handle, {}
+
+    def handle_own(method, target, headers, body):
+        key = headers.get("authorization") or headers["x-api-key"]
+        if any(f"/{batch_id}" in target and owner != key for batch_id, owner in owners.items()):
+            return 404, b"{}"
+        answer = handle(method, target, headers, body)
+        for batch in server.batches:
+            owners.setdefault(batch.id, key)
+        return answer
+
+    server.handle = handle_own
+    return server
+
+
+def test_batches_of_two_accounts_at_one_address_are_found(run, provider, path):
+    """F21: a backend and its fallback may differ in the key only, and each sees its own batches."""
+    server = shown_to_owners(server_of())
+    backend = Fallback(provider(server, "one"), provider(server, "another"))
+    engine = BatchEngine(cancel_on_exit=False)
+    run(cut_off, HOUR / 2, backend, questions(3), journal=InlineJournal(path), engine=engine)
+    restart(server)
+    result = run(batched, backend, questions(3), journal=InlineJournal(path))
+    assert (3, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+    assert ([3], {}) == (sizes(server), paid_twice(server))
 
 
 def forget_id(path):
