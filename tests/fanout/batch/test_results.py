@@ -293,6 +293,31 @@ def test_lines_of_expired_requests_do_not_stand_for_missing_answers(run, tmp_pat
     assert cut > 1 or (2, ()) == (len(server.batches[1].requests), result.maybe_billed_twice)
 
 
+def test_lines_that_were_read_before_an_error_are_kept(run, tmp_path):
+    """F21: the server fails between two files, and when both are read again, an answer is missing in the first."""
+    server, reads, failed = server_of(), [], []
+
+    def answer(request):
+        return Verdict("expired") if len(server.batches) == 1 and request.prompt[-1] in "34" else "yes"
+
+    def mangle(lines):
+        if b"batch_expired" in lines[0]:
+            return lines
+        reads.append(lines)
+        return lines[1:] if len(reads) == 2 else lines
+
+    def intercept(method, path):
+        if path.endswith("errors/content") and not failed:
+            failed.append(path)
+            return 503, {"error": {"message": "down"}}
+        return None
+
+    server.answer, server.mangle, server.intercept = answer, mangle, intercept
+    result = run(batched, openai(server), questions(5), journal=InlineJournal(tmp_path / "run.db"))
+    assert (5, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+    assert ([5, 2], {}) == (sizes(server), paid_twice(server))
+
+
 def test_lines_that_an_earlier_process_has_read_count(run, tmp_path):
     """F21: of an expired batch, it had read one of three answers. The other two requests have no lines."""
     server, reads, scopes = server_of(), [], []
