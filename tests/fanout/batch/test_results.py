@@ -236,6 +236,31 @@ def test_the_status_of_a_batch_may_be_in_capitals(run):
     assert (3, [3]) == (result.counts()["succeeded"], sizes(server))
 
 
+ODD_REPORTS = [
+    {"errors": ""},
+    {"errors": []},
+    {"metadata": "{}"},
+    {"request_counts": []},
+    {"request_counts": {"total": 3.0, "completed": "3", "failed": None}},
+]
+
+
+@pytest.mark.parametrize("report", ODD_REPORTS, ids=str)
+def test_a_report_of_another_form_does_not_hide_the_answers(run, report):
+    """F21: servers that speak OpenAI's API send these fields in other forms, and the batch has ended all the same."""
+    server = ending(server_of(), **report)
+    result = run(batched, openai(server), questions(3))
+    assert (3, [3]) == (result.counts()["succeeded"], sizes(server))
+
+
+def test_the_reason_of_a_failed_batch_may_be_a_text(run):
+    """F21: it is told, as if it was one of a list."""
+    server = ending(server_of(), status="failed", errors="the file is not valid", output_file_id=None)
+    result = run(batched, openai(server), questions(1), **ALL_ERRORS)
+    assert ["BadRequest"] == [type(one.error).__name__ for one in result.outcomes]
+    assert "the file is not valid" in str(result.outcomes[0].error)
+
+
 def refusing(server, code, times, *, line=None, param=None):
     """Refuse the first batches for this reason."""
     create = server._openai_create
