@@ -469,5 +469,8 @@ def _prepare_budget(work: Work, price_factor: float) -> None:
         )
     if budget.cost is not None:
         prices = [one.price_of(work.options.model) for one in iter_backends(work.backend) if isinstance(one, Priced)]
-        for price in prices[:1]:
-            budget.expect_price(Price(price.input_per_million * price_factor, price.output_per_million * price_factor))
+        if prices:
+            # Any of the backends may answer, so the reservations must do for the most expensive one.
+            inputs = [max(price.input_per_million, price.cache_write_per_million or 0.0) for price in prices]
+            outputs = [price.output_per_million for price in prices]
+            budget.expect_price(Price(max(inputs) * price_factor, max(outputs) * price_factor))

@@ -13,6 +13,7 @@ from sampling import (
     Budget,
     BudgetForcingStrategy,
     EscalationStrategy,
+    Fallback,
     MultiTurnStrategy,
     Options,
     Priced,
@@ -634,6 +635,18 @@ class TestPrices:
         assert 200 == result.counts()["succeeded"]
         assert 10 == sizes(server)[0]
         assert result.usage.cost <= budget.cost
+
+    def test_a_budget_is_reserved_at_the_price_of_an_expensive_fallback(self, run, provider):
+        """F19, F21: the first backend is cheap and refuses everything, so the other one answers."""
+        server = server_of()
+        refused = Verdict(status=400, error={"type": "invalid_request_error", "message": "no"})
+        refusing = provider(server_of(lambda _: refused))
+        backend = Fallback(Priced(refusing, Price(0.1, 1.0)), Priced(provider(server), self.PRICE))
+        budget = Budget(cost=10.5 * (10 * 100 + 3 * 10) / 1e6 / 2)
+        settings = {"budget": budget, "options": Options(max_tokens=10)}
+        result = run(batched, backend, questions(100), **settings)
+        assert 10 == sizes(server)[0]
+        assert 0 < result.usage.cost <= budget.cost
 
     def test_a_spent_budget_ends_the_run(self, run, provider):
         """F19, F21: the rest stays open."""
