@@ -608,6 +608,17 @@ class TestHostileResults:
         assert "ResponseTooLarge" == type(result.outcomes[2].error).__name__
 
 
+class PricedByModel(Priced):
+    """Prices that depend on the model, as those of a list. Nothing costs anything in the end."""
+
+    def __init__(self, backend, prices):
+        super().__init__(backend, Price(0.0, 0.0))
+        self.prices = prices
+
+    def price_of(self, model):
+        return self.prices[model]
+
+
 class TestPrices:
     PRICE = Price(10.0, 100.0)
 
@@ -647,6 +658,24 @@ class TestPrices:
         result = run(batched, backend, questions(100), **settings)
         assert 10 == sizes(server)[0]
         assert 0 < result.usage.cost <= budget.cost
+
+    @pytest.mark.parametrize(
+        ("strategy", "cheap"),
+        [
+            (EscalationStrategy([Tier(), Tier(options=Options(model="big"))]), 50),
+            (EscalationStrategy([Tier(strategy=RejectionSamplingStrategy(variation=Diverse(models=["big"])))]), None),
+        ],
+        ids=["tier", "variation"],
+    )
+    def test_a_budget_is_reserved_at_the_price_of_each_model(self, run, provider, strategy, cheap):
+        """F19, F21: the expensive model of an escalation keeps within the budget, and holds up no others."""
+        server = server_of(lambda request: "yes" if request.body["model"] == "big" else "no")
+        backend = PricedByModel(provider(server), {"small": Price(0.1, 1.0), "big": self.PRICE})
+        budget = Budget(cost=10.5 * (10 * 100 + 3 * 10) / 1e6 / 2)
+        settings = {"budget": budget, "options": Options(max_tokens=10, model="small"), "strategy": strategy}
+        assert 50 == run(batched, backend, questions(50), **settings).counts()["succeeded"]
+        first = {batch.requests[0].body["model"]: len(batch.requests) for batch in reversed(server.batches)}
+        assert (cheap, True) == (first.get("small"), first["big"] <= 10)
 
     def test_a_spent_budget_ends_the_run(self, run, provider):
         """F19, F21: the rest stays open."""
