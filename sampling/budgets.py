@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import attrs
 
@@ -69,7 +69,7 @@ class Budget:
         self._usage = Usage()
         self._largest_answer = 0
         self._largest_cost = 0.0
-        self._expected: Price | None = None
+        self._expected: dict[str | None, Price] = {}
         self._is_unpriced = False
         self._first_used_s: float | None = None
         self._deadline: tuple[object, float] | None = None
@@ -162,6 +162,7 @@ class Budget:
         attempts: int = 0,
         prompt_chars: int = 0,
         max_tokens: int | None = None,
+        model: str | None = None,
         holding: Iterable[Reservation] = (),
         used: Usage = NO_USAGE,
         held: Reservation = _NOTHING,
@@ -175,7 +176,7 @@ class Budget:
         Raise `BudgetExceeded` if the limit is spent, or if waiting could never end.
         """
         with self._lock:
-            asked = _Asked(attempts, prompt_chars, max_tokens, used, held)
+            asked = _Asked(attempts, prompt_chars, max_tokens, model, used, held)
             wanted = self._estimate(asked)
             if not self._waiting and not self._holders and self._lacking(wanted, self._reserved) is None:
                 return self._reserve(wanted)
@@ -260,20 +261,20 @@ class Budget:
         # At least one token: otherwise an empty prompt would fit into a used-up budget.
         tokens = max(tokens, 1) + used.total_tokens - held.tokens
         cost = max(self._largest_cost, used.cost / earlier)
-        if self._expected is not None:
-            cost = max(cost, self._expected.of(Usage(estimate_tokens(asked.prompt_chars), answer_tokens)))
+        if (price := self._expected.get(asked.model)) is not None:
+            cost = max(cost, price.of(Usage(estimate_tokens(asked.prompt_chars), answer_tokens)))
         cost += used.cost - held.cost
         return Reservation(asked.attempts, 1, max(tokens, 0), max(cost, 0.0))
 
-    def expect_price(self, price: Price) -> None:
+    def expect_prices(self, prices: Mapping[str | None, Price]) -> None:
         """
-        Estimate the cost of a request by this price from now on, not only by the requests before it.
+        Estimate the cost of a request by the price of its model from now on, not only by the requests before it.
 
         For requests that are sent many at a time, such as those of a batch: their reservations must be right
         before the first of them is settled.
         """
         with self._lock:
-            self._expected = price
+            self._expected = dict(prices)
 
     def hold(self, wanted: Reservation) -> None:
         """
@@ -422,6 +423,7 @@ class _Asked:
     attempts: int
     prompt_chars: int
     max_tokens: int | None
+    model: str | None = None
     used: Usage = NO_USAGE
     held: Reservation = _NOTHING
 

@@ -76,8 +76,13 @@ class RunningAttempt(Generic[T]):
     async def reserve(self, budget: Budget) -> None:
         """Reserve the budget, waiting for other reservations if necessary, or raise `BudgetExceeded`."""
         call, scope = self.call, self.scope
+        options = self.request.options
         self.reservation = await budget.acquire(
-            attempts=1, prompt_chars=self.plan.chars, max_tokens=self.request.options.max_tokens, holding=call.holding
+            attempts=1,
+            prompt_chars=self.plan.chars,
+            max_tokens=options.max_tokens,
+            model=options.model,
+            holding=call.holding,
         )
         scope.budget = budget
         scope.holding = (*call.holding, self.reservation)

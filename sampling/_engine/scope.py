@@ -98,7 +98,9 @@ class Scope:
             self.budget.count_request()
         self.requests += 1
 
-    async def reserve_request(self, *, prompt_chars: int, max_tokens: int | None, used: Usage) -> None:
+    async def reserve_request(
+        self, *, prompt_chars: int, max_tokens: int | None, used: Usage, model: str | None
+    ) -> None:
         """Count one more request, and reserve what it may use in addition, or raise `BudgetExceeded`."""
         if self.budget is not None and self.holding:
             own = (self.holding[-1], *self.further)
@@ -106,6 +108,7 @@ class Scope:
             reservation = await self.budget.acquire(
                 prompt_chars=prompt_chars,
                 max_tokens=max_tokens,
+                model=model,
                 holding=(*self.holding, *self.further),
                 used=used,
                 held=held,
@@ -208,17 +211,18 @@ def count_request() -> None:
         scope.count_request()
 
 
-async def reserve_request(*, prompt_chars: int, max_tokens: int | None, used: Usage) -> None:
+async def reserve_request(*, prompt_chars: int, max_tokens: int | None, used: Usage, model: str | None = None) -> None:
     """
     Count a further request of the running attempt, and reserve its tokens and cost, before it is sent.
 
     For layers whose further requests cost as much as the first, which is all that the engine reserves.
-    `used` is the usage of the earlier ones. Waits for what others only reserved, and raises `BudgetExceeded` if the
-    budget has no room. The engine settles it with the attempt. Outside of an attempt nothing is reserved.
+    `used` is the usage of the earlier ones, and `model` that of the options. Waits for what others only reserved, and
+    raises `BudgetExceeded` if the budget has no room. The engine settles it with the attempt. Outside of an attempt
+    nothing is reserved.
     """
     scope = _root(_scope.get())
     if scope is not None:
-        await scope.reserve_request(prompt_chars=prompt_chars, max_tokens=max_tokens, used=used)
+        await scope.reserve_request(prompt_chars=prompt_chars, max_tokens=max_tokens, used=used, model=model)
     # A call inside, such as that of a tool, may have been cancelled while it waited for its budget.
     await take_back()
 

@@ -45,7 +45,7 @@ class AnthropicBatches(BatchClient):
         if not isinstance(custom_id, str) or not isinstance(result, dict):
             return None
         fields = cast("Json", result)
-        kind = fields.get("type")
+        kind = str(fields.get("type"))
         if kind in _NOT_RUN:
             return BatchReply(custom_id, _NOT_RUN[kind])
         if kind == "succeeded":

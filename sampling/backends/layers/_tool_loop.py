@@ -159,6 +159,7 @@ class _Rounds:
             prompt_chars=sum([message.chars for message in messages]),
             max_tokens=request.options.max_tokens,
             used=self._spent,
+            model=request.options.model,
         )
         key = request.idempotency_key
         choice = request.options.tool_choice

@@ -1,6 +1,7 @@
 """OpenAI's Batch API: a file of requests, a batch of it, and files of replies."""
 
 import json
+import math
 import secrets
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, cast
@@ -8,7 +9,7 @@ from urllib.parse import quote
 
 from sampling.backends._deferral import DeferredReply
 from sampling.backends.http._batches import BatchClient, BatchProblem, BatchReply, BatchState, ReplyKind
-from sampling.backends.http._fields import Json, list_of_objects, object_or_none, optional
+from sampling.backends.http._fields import Json, optional
 from sampling.backends.http._rest import RestClient
 from sampling.errors import MalformedResponse
 
@@ -113,9 +114,8 @@ def _id(fields: Json) -> str:
 
 
 def _state(batch: Json) -> BatchState:
-    counts = object_or_none(batch, "request_counts") or {}
-    errors = object_or_none(batch, "errors") or {}
-    metadata = object_or_none(batch, "metadata") or {}
+    # Servers differ in what they report about a batch, and none of it is needed to read the answers.
+    counts, metadata = _object(batch.get("request_counts")), _object(batch.get("metadata"))
     status = optional(batch, "status", str) or ""
     kind = status.lower()
     files = [optional(batch, name, str) for name in ("output_file_id", "error_file_id")]
@@ -123,16 +123,24 @@ def _state(batch: Json) -> BatchState:
         batch_id=_id(batch),
         status=status,
         ended=kind in _ENDED,
-        total=optional(counts, "total", int) or 0,
-        done=(optional(counts, "completed", int) or 0) + (optional(counts, "failed", int) or 0),
-        failed=optional(counts, "failed", int) or 0,
+        total=_count(counts.get("total")),
+        done=_count(counts.get("completed")) + _count(counts.get("failed")),
+        failed=_count(counts.get("failed")),
         created_s=_number(batch.get("created_at")),
         name=optional(metadata, _NAME, str),
         files=tuple([file for file in files if file]),
-        problems=tuple([_problem(error) for error in list_of_objects(errors, "data")]) if kind == "failed" else (),
+        problems=tuple(map(_problem, _errors(batch.get("errors")))) if kind == "failed" else (),
         # Some servers write no lines for requests that were not run.
         not_run=_ENDED_EARLY.get(kind),
     )
+
+
+def _errors(errors: object) -> list[Json]:
+    """Return the errors of a batch, which some servers send as a text."""
+    if isinstance(errors, str):
+        return [{"message": errors}] if errors else []
+    listed = _object(errors).get("data")
+    return [_object(error) for error in cast("list[object]", listed)] if isinstance(listed, list) else []
 
 
 def _problem(error: Json) -> BatchProblem:
@@ -140,6 +148,14 @@ def _problem(error: Json) -> BatchProblem:
     # A server may name only the first of the lines that share a wrong value.
     is_shared = param in _SHARED_PARAMS or code == "model_not_found"
     return BatchProblem(error, line if type(line) is int and not is_shared else None, code in _LIMIT_CODES)
+
+
+def _object(value: object) -> Json:
+    return cast("Json", value) if isinstance(value, dict) else {}
+
+
+def _count(value: object) -> int:
+    return int(value) if isinstance(value, int | float) and 0 <= value < math.inf else 0
 
 
 def _number(value: Any) -> float | None:

@@ -156,6 +156,10 @@ class Results:
             await self._batch.client.read(self.state, self._take)
         except MalformedResponse as error:
             self._unreadable = error
+        except BackendError:
+            # The next read may lack lines that this one has.
+            await self._flush()
+            raise
         await self._flush()
 
     async def _take(self, line: bytes) -> bool:

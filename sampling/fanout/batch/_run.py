@@ -1,9 +1,11 @@
 """One run over batch APIs."""
 
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, suppress
 from contextvars import copy_context
+from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import Any, Final, TypeVarTuple
@@ -28,6 +30,9 @@ from sampling.fanout.batch._tickets import ItemRequests, ParkedRequest
 from sampling.fanout.engines import RequestLimit, SampleItem, Work
 from sampling.fanout.items import Item
 from sampling.results import SamplingResult
+from sampling.strategies.diversity import Diverse
+from sampling.strategies.escalation import EscalationStrategy
+from sampling.strategy import BaseSamplingStrategy
 from sampling.usage import Price
 
 __all__ = ["BatchRun"]
@@ -175,7 +180,7 @@ class BatchRun:
     def _accept(self, request: ParkedRequest) -> None:
         batch = self._batch_of.get(request.custom_id)
         if request.custom_id in self._ledger.answered:
-            self._start(self._replay, request, name="sampling fan-out: an answer")
+            request.replay = partial(self._replay, request)
         elif batch is None:
             request.lane.add(request)
         elif batch.error is not None:
@@ -442,7 +447,17 @@ def _clients_of(work: Work) -> dict[object, BatchClient]:
         raise refusal or Unsupported(
             "the backend has no batch API", hint="BatchEngine needs an OpenAIBackend or an AnthropicBackend."
         )
+    _tell_apart(clients.values())
     return clients
+
+
+def _tell_apart(clients: Iterable[BatchClient]) -> None:
+    """Number clients of the same address. Their keys may be of different accounts, which don't see others' batches."""
+    seen = Counter[str]()
+    for client in clients:
+        seen[client.where] += 1
+        if seen[client.where] > 1:
+            client.where += f" {seen[client.where]}"
 
 
 def _prepare_budget(work: Work, price_factor: float) -> None:
@@ -456,6 +471,29 @@ def _prepare_budget(work: Work, price_factor: float) -> None:
             "a batch is sent as a whole, so its maximum usage must be known before"
         )
     if budget.cost is not None:
-        prices = [one.price_of(work.options.model) for one in iter_backends(work.backend) if isinstance(one, Priced)]
-        for price in prices[:1]:
-            budget.expect_price(Price(price.input_per_million * price_factor, price.output_per_million * price_factor))
+        layers = [one for one in iter_backends(work.backend) if isinstance(one, Priced)]
+        models = {work.options.model, *_models_of(work.strategy)}
+        budget.expect_prices({model: _highest_price(layers, model, price_factor) for model in models})
+
+
+def _highest_price(layers: Iterable[Priced], model: str | None, price_factor: float) -> Price:
+    """Return the highest price of a model in a batch at any of the backends, because any of them may answer."""
+    prices = [Price(0.0, 0.0)]
+    for layer in layers:
+        # A request for a model without a price is refused before it is sent.
+        with suppress(ValueError):
+            prices.append(layer.price_of(model))
+    inputs = [max(price.input_per_million, price.cache_write_per_million or 0.0) for price in prices]
+    outputs = [price.output_per_million for price in prices]
+    return Price(max(inputs) * price_factor, max(outputs) * price_factor)
+
+
+def _models_of(strategy: BaseSamplingStrategy) -> Iterator[str]:
+    """Yield the models that a strategy asks in place of that of the call."""
+    if isinstance(strategy.variation, Diverse):
+        yield from strategy.variation.models
+    for tier in strategy.tiers if isinstance(strategy, EscalationStrategy) else ():
+        if tier.options is not None and tier.options.model is not None:
+            yield tier.options.model
+        if tier.strategy is not None:
+            yield from _models_of(tier.strategy)

@@ -2,7 +2,7 @@
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any, Final
@@ -46,12 +46,19 @@ class ParkedRequest:
         """True once nothing waits for it any more."""
 
         self.reply: DeferredReply | None = None
+        self.replay: Callable[[], Awaitable[None]] | None = None
+        """Answers it from the journal, if that has its answer."""
+
         self._rejected = rejected
         self._error: Exception | None = None
         self._settled = anyio.Event()
 
     async def wait(self) -> DeferredReply:
         """Wait for the reply, or raise the error that prevents it."""
+        if self.replay is not None:
+            # The answer was paid for, so it is read and counted even if nothing needs it any more.
+            with anyio.CancelScope(shield=True):
+                await self.replay()
         try:
             await self._settled.wait()
         except BaseException:

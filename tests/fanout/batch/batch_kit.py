@@ -22,12 +22,12 @@ def server_of(answer=None, latency_s=HOUR):
     return server
 
 
-def openai(server, **settings):
-    return OpenAIBackend(server.url, "key", "model", **{"transport": server.transport, **settings})
+def openai(server, key="key", **settings):
+    return OpenAIBackend(server.url, key, "model", **{"transport": server.transport, **settings})
 
 
-def anthropic(server, **settings):
-    return AnthropicBackend("model", "key", base_url=server.url, **{"transport": server.transport, **settings})
+def anthropic(server, key="key", **settings):
+    return AnthropicBackend("model", key, base_url=server.url, **{"transport": server.transport, **settings})
 
 
 PROVIDERS = {"openai": openai, "anthropic": anthropic}

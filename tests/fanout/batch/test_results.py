@@ -236,6 +236,31 @@ def test_the_status_of_a_batch_may_be_in_capitals(run):
     assert (3, [3]) == (result.counts()["succeeded"], sizes(server))
 
 
+ODD_REPORTS = [
+    {"errors": ""},
+    {"errors": []},
+    {"metadata": "{}"},
+    {"request_counts": []},
+    {"request_counts": {"total": 3.0, "completed": "3", "failed": None}},
+]
+
+
+@pytest.mark.parametrize("report", ODD_REPORTS, ids=str)
+def test_a_report_of_another_form_does_not_hide_the_answers(run, report):
+    """F21: servers that speak OpenAI's API send these fields in other forms, and the batch has ended all the same."""
+    server = ending(server_of(), **report)
+    result = run(batched, openai(server), questions(3))
+    assert (3, [3]) == (result.counts()["succeeded"], sizes(server))
+
+
+def test_the_reason_of_a_failed_batch_may_be_a_text(run):
+    """F21: it is told, as if it was one of a list."""
+    server = ending(server_of(), status="failed", errors="the file is not valid", output_file_id=None)
+    result = run(batched, openai(server), questions(1), **ALL_ERRORS)
+    assert ["BadRequest"] == [type(one.error).__name__ for one in result.outcomes]
+    assert "the file is not valid" in str(result.outcomes[0].error)
+
+
 def refusing(server, code, times, *, line=None, param=None):
     """Refuse the first batches for this reason."""
     create = server._openai_create
@@ -291,6 +316,31 @@ def test_lines_of_expired_requests_do_not_stand_for_missing_answers(run, tmp_pat
     # What is asked again although it was paid for is reported.
     assert len(paid_twice(server)) <= len(result.maybe_billed_twice)
     assert cut > 1 or (2, ()) == (len(server.batches[1].requests), result.maybe_billed_twice)
+
+
+def test_lines_that_were_read_before_an_error_are_kept(run, tmp_path):
+    """F21: the server fails between two files, and when both are read again, an answer is missing in the first."""
+    server, reads, failed = server_of(), [], []
+
+    def answer(request):
+        return Verdict("expired") if len(server.batches) == 1 and request.prompt[-1] in "34" else "yes"
+
+    def mangle(lines):
+        if b"batch_expired" in lines[0]:
+            return lines
+        reads.append(lines)
+        return lines[1:] if len(reads) == 2 else lines
+
+    def intercept(method, path):
+        if path.endswith("errors/content") and not failed:
+            failed.append(path)
+            return 503, {"error": {"message": "down"}}
+        return None
+
+    server.answer, server.mangle, server.intercept = answer, mangle, intercept
+    result = run(batched, openai(server), questions(5), journal=InlineJournal(tmp_path / "run.db"))
+    assert (5, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+    assert ([5, 2], {}) == (sizes(server), paid_twice(server))
 
 
 def test_lines_that_an_earlier_process_has_read_count(run, tmp_path):

@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from sampling import Budget, Journal, MultiTurnStrategy, Options, Priced, RejectionSamplingStrategy, fan_out
+from sampling import Budget, Fallback, Journal, MultiTurnStrategy, Options, Priced, RejectionSamplingStrategy, fan_out
 from sampling.backends.anthropic import AnthropicBackend
 from sampling.backends.openai import OpenAIBackend
 from sampling.errors import AuthenticationFailed, JournalMismatch
@@ -132,6 +132,19 @@ def test_a_resume_between_rounds_uses_the_first_answers(run, provider, path):
     assert [6, 6] == sizes(server)
     whole = run(batched, provider(server_of(second_turn)), questions(6), strategy=TWO_TURNS)
     assert whole.usage == result.usage
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_losers_are_counted_although_they_were_in_the_journal(run, provider, path, deterministic):
+    """F21: breadth is paid for, won or lost, also if the winner is read first."""
+    server = server_of()
+    strategy = RejectionSamplingStrategy(concurrency_budget=3, deterministic=deterministic)
+    settings = {"strategy": strategy, "journal": InlineJournal(path)}
+    run(cut_off, HOUR / 2, provider(server), questions(4), **settings)
+    result = run(batched, provider(server), questions(4), **settings)
+    assert 4 == result.counts()["succeeded"]
+    # Two words of the question and one of the answer.
+    assert 3 * server.billed.total() == result.usage.total_tokens == Journal(path).summary().usage.total_tokens
 
 
 @pytest.mark.parametrize("left_running", [True, False])
@@ -438,6 +451,35 @@ def test_batches_at_another_address_are_not_paid_again_unasked(run, provider, pa
     going_on = InlineJournal(path, on_change="continue")
     result = run(batched, moved(provider, server), questions(3), journal=going_on)
     assert (3, (0, 1, 2)) == (result.counts()["succeeded"], result.maybe_billed_twice)
+
+
+def shown_to_owners(server):
+    """Show each batch only to the key that created it."""
+    handle, owners = server.handle, {}
+
+    def handle_own(method, target, headers, body):
+        key = headers.get("authorization") or headers["x-api-key"]
+        if any(f"/{batch_id}" in target and owner != key for batch_id, owner in owners.items()):
+            return 404, b"{}"
+        answer = handle(method, target, headers, body)
+        for batch in server.batches:
+            owners.setdefault(batch.id, key)
+        return answer
+
+    server.handle = handle_own
+    return server
+
+
+def test_batches_of_two_accounts_at_one_address_are_found(run, provider, path):
+    """F21: a backend and its fallback may differ in the key only, and each sees its own batches."""
+    server = shown_to_owners(server_of())
+    backend = Fallback(provider(server, "one"), provider(server, "another"))
+    engine = BatchEngine(cancel_on_exit=False)
+    run(cut_off, HOUR / 2, backend, questions(3), journal=InlineJournal(path), engine=engine)
+    restart(server)
+    result = run(batched, backend, questions(3), journal=InlineJournal(path))
+    assert (3, ()) == (result.counts()["succeeded"], result.maybe_billed_twice)
+    assert ([3], {}) == (sizes(server), paid_twice(server))
 
 
 def forget_id(path):

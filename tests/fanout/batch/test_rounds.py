@@ -13,6 +13,7 @@ from sampling import (
     Budget,
     BudgetForcingStrategy,
     EscalationStrategy,
+    Fallback,
     MultiTurnStrategy,
     Options,
     Priced,
@@ -499,6 +500,7 @@ class TestHostileResults:
             lambda lines: [*lines, lines[0]],
             lambda lines: [*lines, lines[0].replace(b'"custom_id": "', b'"custom_id": "x')],
             lambda lines: [*lines, b'{"custom_id": 7}', b'{"custom_id": "a", "result": 3, "response": 4}'],
+            lambda lines: [*lines, b'{"custom_id": "a", "result": {"type": []}, "error": {"code": {}}}'],
             lambda lines: [*lines, b'{"custom_id": ' + b"[" * 5000 + b"]" * 5000 + b"}"],
             lambda lines: [b"", b" ", *lines, b""],
         ],
@@ -606,6 +608,17 @@ class TestHostileResults:
         assert "ResponseTooLarge" == type(result.outcomes[2].error).__name__
 
 
+class PricedByModel(Priced):
+    """Prices that depend on the model, as those of a list. Nothing costs anything in the end."""
+
+    def __init__(self, backend, prices):
+        super().__init__(backend, Price(0.0, 0.0))
+        self.prices = prices
+
+    def price_of(self, model):
+        return self.prices[model]
+
+
 class TestPrices:
     PRICE = Price(10.0, 100.0)
 
@@ -633,6 +646,36 @@ class TestPrices:
         assert 200 == result.counts()["succeeded"]
         assert 10 == sizes(server)[0]
         assert result.usage.cost <= budget.cost
+
+    def test_a_budget_is_reserved_at_the_price_of_an_expensive_fallback(self, run, provider):
+        """F19, F21: the first backend is cheap and refuses everything, so the other one answers."""
+        server = server_of()
+        refused = Verdict(status=400, error={"type": "invalid_request_error", "message": "no"})
+        refusing = provider(server_of(lambda _: refused))
+        backend = Fallback(Priced(refusing, Price(0.1, 1.0)), Priced(provider(server), self.PRICE))
+        budget = Budget(cost=10.5 * (10 * 100 + 3 * 10) / 1e6 / 2)
+        settings = {"budget": budget, "options": Options(max_tokens=10)}
+        result = run(batched, backend, questions(100), **settings)
+        assert 10 == sizes(server)[0]
+        assert 0 < result.usage.cost <= budget.cost
+
+    @pytest.mark.parametrize(
+        ("strategy", "cheap"),
+        [
+            (EscalationStrategy([Tier(), Tier(options=Options(model="big"))]), 50),
+            (EscalationStrategy([Tier(strategy=RejectionSamplingStrategy(variation=Diverse(models=["big"])))]), None),
+        ],
+        ids=["tier", "variation"],
+    )
+    def test_a_budget_is_reserved_at_the_price_of_each_model(self, run, provider, strategy, cheap):
+        """F19, F21: the expensive model of an escalation keeps within the budget, and holds up no others."""
+        server = server_of(lambda request: "yes" if request.body["model"] == "big" else "no")
+        backend = PricedByModel(provider(server), {"small": Price(0.1, 1.0), "big": self.PRICE})
+        budget = Budget(cost=10.5 * (10 * 100 + 3 * 10) / 1e6 / 2)
+        settings = {"budget": budget, "options": Options(max_tokens=10, model="small"), "strategy": strategy}
+        assert 50 == run(batched, backend, questions(50), **settings).counts()["succeeded"]
+        first = {batch.requests[0].body["model"]: len(batch.requests) for batch in reversed(server.batches)}
+        assert (cheap, True) == (first.get("small"), first["big"] <= 10)
 
     def test_a_spent_budget_ends_the_run(self, run, provider):
         """F19, F21: the rest stays open."""
