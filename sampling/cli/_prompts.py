@@ -268,4 +268,6 @@ def _spooled(pipe: IO[bytes]) -> IO[bytes]:
     """Copy a pipe, such as stdin or `<(command)`, to a file. It is read twice, and may be too long for memory."""
     spool: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the prompts
     shutil.copyfileobj(pipe, spool)
+    # What is still in the buffer would look like a change of the file later.
+    spool.flush()
     return spool

@@ -372,6 +372,14 @@ def test_a_file_that_is_changed_during_the_run_is_reported(server, prompts, tmp_
     assert "was changed" not in done.stderr
 
 
+def test_prompts_from_a_pipe_are_not_reported_as_changed(server, prompts):
+    """A pipe is copied to be read twice, and the copy is complete before it is checked."""
+    done = finished(command(server, "-"), input=prompts(2).read_text())
+
+    assert (0, 2) == (done.returncode, len(done.stdout.splitlines()))
+    assert "changed" not in done.stderr
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_files_are_written_says_how_to_get_them(number, code, server, prompts, tmp_path):
     """R16: the answers are kept, the exit code is that of the signal, and no temporary file is left."""
