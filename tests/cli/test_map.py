@@ -703,12 +703,15 @@ def test_timeouts_are_one_reason(server, prompts):
     assert "\n  3 × Timeout: no result after 0.1 s\n" in done.stderr
 
 
-@pytest.mark.parametrize("wrong", ["0", "-1", "nan", "inf"])
-def test_a_timeout_that_is_no_time_is_refused(wrong, prompts, capsys):
+@pytest.mark.parametrize(
+    ("flag", "wrong"),
+    [*(("--item-timeout", wrong) for wrong in ("0", "-1", "nan", "inf")), ("--outage-grace", "inf")],
+)
+def test_a_timeout_that_is_no_time_is_refused(flag, wrong, prompts, capsys):
     """One line, before anything is sent."""
-    assert 2 == run(["map", str(prompts(1)), "--backend", "simulated", "--item-timeout", wrong])
+    assert 2 == run(["map", str(prompts(1)), "--backend", "simulated", flag, wrong])
     err = capsys.readouterr().err
-    assert err.startswith("sampling: --item-timeout must be ")
+    assert err.startswith(f"sampling: {flag} must be ")
     assert 1 == err.count("\n")
 
 
