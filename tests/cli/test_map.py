@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,29 @@ def test_a_journal_is_no_report(server, prompts, tmp_path, capsys):
     finished(command(server, prompts(1), "--out", out))
     assert 2 == run(["report", f"{out}.journal"])
     assert "sampling export" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("harm", "complaint"),
+    [
+        ("UPDATE outcomes SET record = '[]'", "has a wrong checksum. Restore it from a backup"),
+        ("PRAGMA user_version = 99", "is a journal of version 99: this library reads up to version"),
+    ],
+    ids=["damaged", "too new"],
+)
+@pytest.mark.parametrize("suffix", ["csv", "html"])
+def test_a_journal_that_can_not_be_read_is_refused(harm, complaint, suffix, server, prompts, tmp_path, capsys):
+    """One line says what is wrong with the file, once, and what to do."""
+    out = tmp_path / "a.jsonl"
+    finished(command(server, prompts(1), "--out", out))
+    with closing(sqlite3.connect(f"{out}.journal")) as database, database:
+        (trigger,) = database.execute("SELECT sql FROM sqlite_master WHERE name = 'outcomes_are_final'").fetchone()
+        for statement in ("DROP TRIGGER outcomes_are_final", harm, trigger):
+            database.execute(statement)
+    assert 2 == run(["export", f"{out}.journal", "--out", str(tmp_path / f"a.{suffix}")])
+    told = capsys.readouterr().err
+    assert complaint in told
+    assert 1 == told.count("is damaged") + told.count("Upgrade sampling")
 
 
 def test_failed_prompts_can_be_asked_again(server, prompts, tmp_path):
