@@ -237,6 +237,25 @@ def test_a_halt_ends_the_answers_with_the_prompt_that_halted(server, prompts, tm
     assert "halted: 3 of 9 prompts" in done.stderr
 
 
+def test_a_recorded_outcome_that_ends_every_resume_is_told(server, prompts, tmp_path):
+    """The same command would end there again, so another is named: one that asks the prompt again, or passes it."""
+    advice = "a recorded outcome ends every resume: add --retry-failed to ask that prompt again, or --on-error continue"
+    refusal = Reply(status=400, error={"error": {"message": "no"}})
+    server.reply = lambda request: refusal if asked(request) == "say 1" else echo(request)
+    arguments = command(server, prompts(3), "--out", tmp_path / "answers.jsonl", "-k", "1")
+    halted = finished([*arguments, "--on-error", "halt"])
+    assert (1, 1) == (halted.returncode, halted.stderr.count(advice)), halted.stderr
+    server.requests.clear()
+
+    again = finished([*arguments, "--resume"])
+    assert (1, 1, []) == (again.returncode, again.stderr.count(advice), server.requests), again.stderr
+    passed = finished([*arguments, "--resume", "--on-error", "continue"])
+    assert (1, 0) == (passed.returncode, passed.stderr.count(advice)), passed.stderr
+    assert ["k0", "k1", "k2"] == keys_of(tmp_path / "answers.jsonl")
+    server.reply = echo
+    assert 0 == finished([*arguments, "--resume", "--retry-failed"]).returncode
+
+
 def test_an_error_ends_the_run_and_what_was_answered_is_kept(server, prompts, tmp_path):
     """F7: one line says that the key was refused, and another has the command that resumes."""
     refusal = Reply(status=401, error={"error": {"message": "no"}})
