@@ -415,6 +415,22 @@ def test_a_file_that_is_changed_during_the_run_is_reported(server, prompts, tmp_
     assert "was changed" not in done.stderr
 
 
+def test_prompts_that_are_typed_end_with_one_ctrl_d(server):
+    """As for other programs. What is typed at a terminal is read as it comes."""
+    ours, terminal = pty.openpty()
+    process = subprocess.Popen(  # noqa: S603
+        command(server, "-", "--text"), stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    os.close(terminal)
+    os.write(ours, b"one\ntwo\n\x04")
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        os.close(ours)
+    assert (0, 2) == (process.returncode, len(out.splitlines())), err
+
+
 def test_prompts_from_a_pipe_are_not_reported_as_changed(server, prompts):
     """A pipe is copied to be read twice, and the copy is complete before it is checked."""
     done = finished(command(server, "-"), input=prompts(2).read_text())
