@@ -10,9 +10,10 @@ from typer.exceptions import TyperException
 from sampling._arguments import short_repr
 from sampling.cli._exit_codes import REFUSED
 from sampling.cli._files import reason_of
-from sampling.cli._flag_names import with_flags
+from sampling.cli._flag_names import describe_error
 from sampling.cli._headers import HEADERS_VARIABLE
 from sampling.cli._specs import BACKENDS, REQUIREMENTS, STRATEGIES
+from sampling.errors import JournalTooNew
 from sampling.messages import Context, Message
 from sampling.usage import Price
 
@@ -109,14 +110,14 @@ class UsageError(TyperException):
 
 @contextmanager
 def usage_errors() -> Generator[None]:
-    """Turn TypeError, ValueError and an error of the system into a usage error."""
+    """Turn TypeError, ValueError, a journal of a newer version and an error of the system into a usage error."""
     try:
         yield
     except OSError as error:
         what = "the system refused" if error.filename is None else f"can't use {short_repr(str(error.filename))}"
         raise UsageError(f"{what}: {reason_of(error)}") from error
-    except (TypeError, ValueError) as error:
-        raise UsageError(with_flags(str(error))) from error
+    except (TypeError, ValueError, JournalTooNew) as error:
+        raise UsageError(describe_error(error)) from error
 
 
 def system_context(system: str | None) -> Context | None:

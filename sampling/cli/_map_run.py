@@ -441,11 +441,27 @@ def _print_run(job: MapJob, state: _RunState, run: FanOut[Any]) -> None:
         print_status(_rescue(unsaved, job, "stored, and a resume asks for them again"))
     if state.unwritten:
         print_status(_rescue(state.unwritten, job, "written"))
+    _print_next_steps(job, state, run)
+
+
+def _print_next_steps(job: MapJob, state: _RunState, run: FanOut[Any]) -> None:
     if state.budget_is_spent:
         go_on = "resume" if job.journal is not None else "run it again, from the beginning: it has no journal"
         print_status(f"the budget is spent: {job.budget!r}. Raise it to {go_on}")
+    if job.journal is not None and _ends_every_resume(job, state, run):
+        print_status(
+            "a recorded outcome ends every resume: add --retry-failed to ask that prompt again, or --on-error continue "
+            "and --on-failure continue to go on without it"
+        )
     if run.status in {"stopped", "failed"}:
         print_status(_how_to_resume(job, state))
+
+
+def _ends_every_resume(job: MapJob, state: _RunState, run: FanOut[Any]) -> bool:
+    """Return whether an outcome in the journal ends the run whenever it is resumed with the same flags."""
+    # With "raise", no error is recorded, but an earlier run may have had another --on-error.
+    has_recorded_error = job.on_error == "raise" and state.counts["errored"] > 0
+    return not job.retry and (run.halted_by is not None or has_recorded_error)
 
 
 def _how_to_resume(job: MapJob, state: _RunState) -> str:

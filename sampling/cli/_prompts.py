@@ -4,10 +4,10 @@ import codecs
 import csv
 import io
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, cast
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["BadLine", "Prompt", "Prompts"]
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
+_PART_BYTES = 64 * 1024
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _MAX_SHOWN = 10
 
@@ -264,8 +265,12 @@ def _open(path: Path) -> IO[bytes]:
         return _spooled(file)
 
 
-def _spooled(pipe: IO[bytes]) -> IO[bytes]:
+def _spooled(pipe: io.BufferedReader) -> IO[bytes]:
     """Copy a pipe, such as stdin or `<(command)`, to a file. It is read twice, and may be too long for memory."""
     spool: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the prompts
-    shutil.copyfileobj(pipe, spool)
+    # One read of the system at a time: the others go on after the end, so that Ctrl-D would have to be typed twice.
+    for part in iter(partial(pipe.read1, _PART_BYTES), b""):
+        spool.write(part)
+    # What is still in the buffer would look like a change of the file later.
+    spool.flush()
     return spool

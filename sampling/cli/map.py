@@ -199,6 +199,7 @@ def map_prompts(  # noqa: PLR0913 - each is a flag
             )
             if item_timeout is not None:
                 check_number("--item-timeout", item_timeout, above=0)
+            check_number("--outage-grace", outage_grace, least=0)
             answer_format = parse_format(type_, require or (), constrain=constrain)
             files = _Files(prompts=prompts, out=out, given_journal=journal, report=report)
             files.check(no_journal=no_journal, resume=resume, force=force)

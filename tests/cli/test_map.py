@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,29 @@ def test_a_journal_is_no_report(server, prompts, tmp_path, capsys):
     assert "sampling export" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("harm", "complaint"),
+    [
+        ("UPDATE outcomes SET record = '[]'", "has a wrong checksum. Restore it from a backup"),
+        ("PRAGMA user_version = 99", "is a journal of version 99: this library reads up to version"),
+    ],
+    ids=["damaged", "too new"],
+)
+@pytest.mark.parametrize("suffix", ["csv", "html"])
+def test_a_journal_that_can_not_be_read_is_refused(harm, complaint, suffix, server, prompts, tmp_path, capsys):
+    """One line says what is wrong with the file, once, and what to do."""
+    out = tmp_path / "a.jsonl"
+    finished(command(server, prompts(1), "--out", out))
+    with closing(sqlite3.connect(f"{out}.journal")) as database, database:
+        (trigger,) = database.execute("SELECT sql FROM sqlite_master WHERE name = 'outcomes_are_final'").fetchone()
+        for statement in ("DROP TRIGGER outcomes_are_final", harm, trigger):
+            database.execute(statement)
+    assert 2 == run(["export", f"{out}.journal", "--out", str(tmp_path / f"a.{suffix}")])
+    told = capsys.readouterr().err
+    assert complaint in told
+    assert 1 == told.count("is damaged") + told.count("Upgrade sampling")
+
+
 def test_failed_prompts_can_be_asked_again(server, prompts, tmp_path):
     """F18: --resume --retry-failed asks failed and errored prompts, and no others."""
     out = tmp_path / "answers.jsonl"
@@ -211,6 +235,25 @@ def test_a_halt_ends_the_answers_with_the_prompt_that_halted(server, prompts, tm
     assert 1 == done.returncode
     assert ["k0", "k1", "k2"] == keys_of(out)
     assert "halted: 3 of 9 prompts" in done.stderr
+
+
+def test_a_recorded_outcome_that_ends_every_resume_is_told(server, prompts, tmp_path):
+    """The same command would end there again, so another is named: one that asks the prompt again, or passes it."""
+    advice = "a recorded outcome ends every resume: add --retry-failed to ask that prompt again, or --on-error continue"
+    refusal = Reply(status=400, error={"error": {"message": "no"}})
+    server.reply = lambda request: refusal if asked(request) == "say 1" else echo(request)
+    arguments = command(server, prompts(3), "--out", tmp_path / "answers.jsonl", "-k", "1")
+    halted = finished([*arguments, "--on-error", "halt"])
+    assert (1, 1) == (halted.returncode, halted.stderr.count(advice)), halted.stderr
+    server.requests.clear()
+
+    again = finished([*arguments, "--resume"])
+    assert (1, 1, []) == (again.returncode, again.stderr.count(advice), server.requests), again.stderr
+    passed = finished([*arguments, "--resume", "--on-error", "continue"])
+    assert (1, 0) == (passed.returncode, passed.stderr.count(advice)), passed.stderr
+    assert ["k0", "k1", "k2"] == keys_of(tmp_path / "answers.jsonl")
+    server.reply = echo
+    assert 0 == finished([*arguments, "--resume", "--retry-failed"]).returncode
 
 
 def test_an_error_ends_the_run_and_what_was_answered_is_kept(server, prompts, tmp_path):
@@ -370,6 +413,30 @@ def test_a_file_that_is_changed_during_the_run_is_reported(server, prompts, tmp_
     done = finished(command(server, path, "--out", out, "-k", "64", "--resume", "--accept-changes"))
     assert (0, [f"k{number}" for number in range(1_000)]) == (done.returncode, keys_of(out)), done.stderr
     assert "was changed" not in done.stderr
+
+
+def test_prompts_that_are_typed_end_with_one_ctrl_d(server):
+    """As for other programs. What is typed at a terminal is read as it comes."""
+    ours, terminal = pty.openpty()
+    process = subprocess.Popen(  # noqa: S603
+        command(server, "-", "--text"), stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    os.close(terminal)
+    os.write(ours, b"one\ntwo\n\x04")
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        os.close(ours)
+    assert (0, 2) == (process.returncode, len(out.splitlines())), err
+
+
+def test_prompts_from_a_pipe_are_not_reported_as_changed(server, prompts):
+    """A pipe is copied to be read twice, and the copy is complete before it is checked."""
+    done = finished(command(server, "-"), input=prompts(2).read_text())
+
+    assert (0, 2) == (done.returncode, len(done.stdout.splitlines()))
+    assert "changed" not in done.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -695,12 +762,15 @@ def test_timeouts_are_one_reason(server, prompts):
     assert "\n  3 × Timeout: no result after 0.1 s\n" in done.stderr
 
 
-@pytest.mark.parametrize("wrong", ["0", "-1", "nan", "inf"])
-def test_a_timeout_that_is_no_time_is_refused(wrong, prompts, capsys):
+@pytest.mark.parametrize(
+    ("flag", "wrong"),
+    [*(("--item-timeout", wrong) for wrong in ("0", "-1", "nan", "inf")), ("--outage-grace", "inf")],
+)
+def test_a_timeout_that_is_no_time_is_refused(flag, wrong, prompts, capsys):
     """One line, before anything is sent."""
-    assert 2 == run(["map", str(prompts(1)), "--backend", "simulated", "--item-timeout", wrong])
+    assert 2 == run(["map", str(prompts(1)), "--backend", "simulated", flag, wrong])
     err = capsys.readouterr().err
-    assert err.startswith("sampling: --item-timeout must be ")
+    assert err.startswith(f"sampling: {flag} must be ")
     assert 1 == err.count("\n")
 
 

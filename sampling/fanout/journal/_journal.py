@@ -8,7 +8,7 @@ from contextvars import Context as ContextVars
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, TypeVarTuple, cast, get_args
+from typing import Any, NamedTuple, NoReturn, TypeVar, TypeVarTuple, cast, get_args
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -399,6 +399,7 @@ class Session:
     async def _record_moves(self, *, exhausted: bool) -> None:
         moves = [] if self._items is None else list(self._items.moves(exhausted=exhausted))
         if moves:
+            self._warn_of_other_items()
             await self._in_thread(self._store.move, moves)
 
     async def _in_thread(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
@@ -434,6 +435,7 @@ class Session:
             self._slots[index] = match.slot
             self._positions[match.slot] = index
         if match.is_replaced:
+            self._warn_of_other_items()
             self._replaced.add(match.slot)
         self._is_answered = match.is_answered
         return match.slot
@@ -480,7 +482,7 @@ class Session:
     def _row_by_index(self, given: object, index: int, digest: int) -> RawRow | None:
         if index > self.state.last_item or self._known_total is not None:
             if self._known_total is not None and index >= self._known_total:
-                self._report_difference(f"items: were {self._known_total:,}, are more")
+                self._refuse(f"items: were {self._known_total:,}, are more")
             if index > self.state.last_item:
                 return None
         chunk = self._chunk
@@ -494,12 +496,12 @@ class Session:
 
     def _compare(self, given: object, index: int, digest: int, recorded_digest: int) -> None:
         if digest != recorded_digest and recorded_digest not in earlier_item_digests(given, index):
-            self._report_difference(_changed_item(given, index, self.state.python))
+            self._refuse(_changed_item(given, index, self.state.python))
 
     def _ask_about(self, given: object, index: int) -> None:
         """Refuse to take the question of a recorded item for the same if its parser can't be compared."""
         for place in unseen_in(given):
-            self._report_difference(f"item {index}: {cannot_compare(place)}")
+            self._refuse(f"item {index}: {cannot_compare(place)}")
 
     def _load_record(self, record: str, given: object, index: int) -> Any:
         try:
@@ -515,20 +517,20 @@ class Session:
         if self.state.last_item >= total:
             expected = max(self.state.last_item + 1, expected or 0)
         if expected is not None and expected > total:
-            self._report_difference(f"items: were at least {expected:,}, are {total:,}")
+            self._refuse(f"items: were at least {expected:,}, are {total:,}")
 
     def _check_all(self, items: Sequence[Any], digests: Mapping[int, int]) -> None:
         for index, digest in digests.items():
             if index >= len(items):
-                self._report_difference(f"items: were at least {index + 1:,}, are {len(items):,}")
-                break
+                self._refuse(f"items: were at least {index + 1:,}, are {len(items):,}")
             self._compare(items[index], index, item_digest(items[index], index), digest)
             if index not in self.state.interrupted:
                 self._ask_about(items[index], index)
 
-    def _report_difference(self, difference: str) -> None:
-        if self._journal.on_change == "refuse":
-            raise JournalMismatch(f"{self._journal.path} was begun with other items:", [difference])
+    def _refuse(self, difference: str) -> NoReturn:
+        raise JournalMismatch(f"{self._journal.path} was begun with other items:", [difference])
+
+    def _warn_of_other_items(self) -> None:
         if not self._warned:
             self._warned = True
             log.warning("journal_items_changed", path=str(self._journal.path))

@@ -6,6 +6,7 @@ import json
 import anyio
 import attrs
 import pytest
+from structlog.testing import capture_logs
 
 from sampling import (
     Action,
@@ -82,6 +83,20 @@ def test_items_are_matched_by_key(run, path, changed, new, lazy):
     back, _ = go_on(run, path, first)
     assert set(back) <= {"question b"}
     assert answers(first) == exported(path)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [[("a", "another question"), *keyed("b")], keyed("b", "a"), keyed("a", "c")],
+    ids=["changed", "reversed", "replaced"],
+)
+def test_other_items_are_logged_once(run, path, changed):
+    """F17: also if there are as many as before. Items that are the same as last time are no change."""
+    go_on(run, path, keyed("a", "b"))
+    for expected in (1, 0):
+        with capture_logs() as logs:
+            go_on(run, path, changed)
+        assert expected == sum("journal_items_changed" == log["event"] for log in logs), logs
 
 
 def test_every_order_of_items_ends_with_each_asked_once(run, path):

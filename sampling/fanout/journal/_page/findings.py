@@ -194,6 +194,8 @@ def read_findings(journal: Path) -> Findings:
             for row in all_outcomes(database, journal):
                 _Reading(findings, row).read()
             _add_former_spending(database, journal, findings)
+        except JournalDamaged:
+            raise
         except (ValueError, KeyError, AttributeError, TypeError, IndexError, OverflowError) as problem:
             raise JournalDamaged(f"{journal} is damaged: {problem}") from problem
     return findings
