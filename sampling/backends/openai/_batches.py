@@ -136,10 +136,10 @@ def _state(batch: Json) -> BatchState:
 
 
 def _errors(errors: object) -> list[Json]:
-    """Return the errors of a batch, which some servers send as a text."""
+    """Return the errors of a batch, which some servers send as a text or as a list."""
     if isinstance(errors, str):
         return [{"message": errors}] if errors else []
-    listed = _object(errors).get("data")
+    listed = errors if isinstance(errors, list) else _object(errors).get("data")
     return [_object(error) for error in cast("list[object]", listed)] if isinstance(listed, list) else []
 
 

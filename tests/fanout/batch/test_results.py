@@ -253,9 +253,10 @@ def test_a_report_of_another_form_does_not_hide_the_answers(run, report):
     assert (3, [3]) == (result.counts()["succeeded"], sizes(server))
 
 
-def test_the_reason_of_a_failed_batch_may_be_a_text(run):
-    """F21: it is told, as if it was one of a list."""
-    server = ending(server_of(), status="failed", errors="the file is not valid", output_file_id=None)
+@pytest.mark.parametrize("errors", ["the file is not valid", [{"message": "the file is not valid"}]], ids=type)
+def test_the_reason_of_a_failed_batch_may_be_a_text_or_a_list(run, errors):
+    """F21: it is told, as if it was in the form of OpenAI."""
+    server = ending(server_of(), status="failed", errors=errors, output_file_id=None)
     result = run(batched, openai(server), questions(1), **ALL_ERRORS)
     assert ["BadRequest"] == [type(one.error).__name__ for one in result.outcomes]
     assert "the file is not valid" in str(result.outcomes[0].error)
