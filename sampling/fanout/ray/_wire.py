@@ -236,19 +236,28 @@ class _Packer(_Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: object) -> Any:
         # Ours too, because their own reduction leaves out causes, and attributes that only cloudpickle can send.
-        if isinstance(obj, BaseException) and (isinstance(obj, Picklable) or _has_default_reduce(obj)):
-            return _without_init, (type(obj), obj.args), _state_of(obj)
+        if isinstance(obj, BaseException) and (isinstance(obj, Picklable) or _has_builtin_reduce(obj)):
+            _, args, *state = _builtin_base(type(obj)).__reduce__(obj)
+            return _without_init, (type(obj), args), {**dict(*filter(None, state)), **_state_of(obj)}
         return super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
-def _has_default_reduce(error: BaseException) -> bool:
+def _has_builtin_reduce(error: BaseException) -> bool:
     """
-    Return whether an error has the default reduction.
+    Return whether an error has the reduction of the builtin error that it is derived from.
 
-    That calls the class with `args`, which few classes accept.
+    That calls the class with the arguments of the builtin one, which few classes accept.
     """
     kind = type(error)
-    return kind.__module__ != "builtins" and kind.__reduce__ is BaseException.__reduce__
+    return kind.__module__ != "builtins" and kind.__reduce__ is _builtin_base(kind).__reduce__
+
+
+def _builtin_base(kind: type[BaseException]) -> Any:
+    """Return the builtin error that determines the layout of a class."""
+    base: Any = kind
+    while base.__module__ != "builtins":
+        base = base.__base__
+    return base
 
 
 def _state_of(error: BaseException) -> dict[str, Any]:
@@ -256,7 +265,11 @@ def _state_of(error: BaseException) -> dict[str, Any]:
 
 
 def _without_init(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    return kind.__new__(kind, *args)
+    """Make an error with the constructor of its builtin base, which sets attributes such as `errno`."""
+    base = _builtin_base(kind)
+    error: BaseException = base.__new__(kind, *args)
+    base.__init__(error, *args)
+    return error
 
 
 class _Unpacker(pickle.Unpickler):

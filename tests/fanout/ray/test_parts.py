@@ -57,6 +57,21 @@ class Peculiar(Exception):
         self.code = code
 
 
+class LineDead(ConnectionError):
+    """An error of a builtin type that Python restores with its constructor, which adds to the words."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(111, f"{host} is dead")
+        self.host = host
+
+
+class NotThere(ImportError):
+    """An error of a builtin type with an attribute outside of its `__dict__`."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"{name}: {why}", name=name)
+
+
 def chained() -> Exception:
     """Make an error with a cause, as several failed attempts have it."""
     error = RateLimited("slow down", retry_after_s=3.5)
@@ -103,6 +118,8 @@ async def answer(request) -> Generation:
         UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"),
         FileNotFoundError(2, "gone", "file"),
         KeyError("key"),
+        LineDead("host"),
+        NotThere("module", "gone"),
         chained(),
     ],
     ids=lambda error: type(error).__name__,
@@ -113,6 +130,9 @@ def test_errors_travel_as_they_are(error):
 
     assert (type(error), str(error), error.args) == (type(there), str(there), there.args)
     assert vars(error) == vars(there)
+    assert [getattr(error, name, None) for name in ("errno", "name")] == [
+        getattr(there, name, None) for name in ("errno", "name")
+    ]
     assert repr(error.__cause__) == repr(there.__cause__)
 
 
