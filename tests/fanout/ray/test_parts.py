@@ -3,7 +3,7 @@
 import socket
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 
@@ -32,6 +32,7 @@ from sampling.fanout.items import Item
 pytest.importorskip("ray")
 
 from sampling.fanout.ray import RayEngine
+from sampling.fanout.ray import _cluster as cluster_module
 from sampling.fanout.ray import _connection as connection_module
 from sampling.fanout.ray._allowances import Allowances
 from sampling.fanout.ray._connection import Connection
@@ -463,6 +464,22 @@ def test_the_last_user_closes_the_connection(fake_ray):
     connection.release()
     assert ["init local", "shutdown"] == fake_ray.calls
     assert "sampling-ray-keeper" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_each_event_loop_that_uses_an_engine_has_a_thread_of_its_own(monkeypatch):
+    """F13: several threads, each with its event loop, may share an engine, on asyncio and on trio at once."""
+    connection = SimpleNamespace(acquire=lambda *_: True, release=lambda: None)
+    monkeypatch.setattr(cluster_module, "shared_connection", connection)
+    engine, both_in = RayEngine(actors=1), threading.Barrier(2, timeout=60)
+
+    async def use() -> bool:
+        async with engine:
+            await anyio.to_thread.run_sync(both_in.wait)
+            return await engine._cluster.thread.run(lambda: True)
+
+    with ThreadPoolExecutor() as pool:
+        used = [pool.submit(anyio.run, use, backend=backend) for backend in ("asyncio", "trio")]
+    assert [True, True] == [future.result() for future in used]
 
 
 def test_an_address_where_nobody_listens_is_refused_at_once(fake_ray):
