@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import anyio
 import pytest
 import structlog
+from anyio.lowlevel import checkpoint
 
 from sampling import (
     Action,
@@ -17,7 +18,6 @@ from sampling import (
     Context,
     Generation,
     MultiTurnStrategy,
-    NoValidAnswer,
     RateLimited,
     RejectionSamplingStrategy,
     Requirement,
@@ -73,6 +73,38 @@ class NotThere(ImportError):
         super().__init__(f"{name}: {why}", name=name)
 
 
+class Unreadable(Exception):
+    """An error that can be pickled, and not unpickled."""
+
+    def __reduce__(self):
+        return _broken, ()
+
+
+class Mute(Unreadable):
+    """It has no text either."""
+
+    def __str__(self):
+        raise ValueError("no text")
+
+
+class Refusing(Mute):
+    """It can't be pickled at all."""
+
+    def __reduce__(self):
+        raise TypeError("holds a key")
+
+
+def _broken():
+    raise RuntimeError("it can't be made")
+
+
+def caused_by(cause: Exception) -> Exception:
+    """Make a builtin error with a cause."""
+    error = ValueError("value")
+    error.__cause__ = cause
+    return error
+
+
 def chained() -> Exception:
     """Make an error with a cause, as several failed attempts have it."""
     error = RateLimited("slow down", retry_after_s=3.5)
@@ -119,6 +151,7 @@ async def answer(request) -> Generation:
         UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"),
         FileNotFoundError(2, "gone", "file"),
         KeyError("key"),
+        caused_by(KeyError("key")),
         LineDead("host"),
         NotThere("module", "gone"),
         chained(),
@@ -183,29 +216,55 @@ def test_an_item_that_cannot_be_sent_is_named():
         )
 
 
-@pytest.mark.parametrize("broken", [{"error": NoValidAnswer(threading.Lock())}, {"result": threading.Lock()}])
+class FromSdk(RateLimited):
+    """An error that holds a connection, as those of some SDKs do."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.response = threading.Lock()
+        self.code = 429
+
+
+class Wrapping(Exception):
+    """An error whose only argument can't be pickled."""
+
+    def __init__(self, response: object) -> None:
+        self.response = response
+
+
+def test_an_error_keeps_its_type_if_a_part_of_it_cannot_be_sent():
+    """F13, F18: the type decides whether the run waits for the backend. What is left out is named."""
+    error = FromSdk("slow down")
+    error.__cause__ = ExceptionGroup("all of them", [FromSdk("one"), Wrapping(threading.Lock())])
+
+    there = unpack_reply(pack_reply(WorkerReply(error=error), {}), {}).error
+
+    assert (FromSdk, "slow down", 429, None) == (type(there), str(there), there.code, there.response)
+    assert "not sent from the worker: response" == there.__notes__[-1]
+    assert ["slow down", "one"] == [str(there), str(there.__cause__.exceptions[0])]
+    assert [FromSdk, Wrapping] == [type(one) for one in there.__cause__.exceptions]
+
+
+def test_a_failed_attempt_that_cannot_be_sent_does_not_hide_an_answer(run):
+    """S6, F13: the result arrives, with the error of the other attempt."""
+
+    async def fails_first(request):
+        if request.subsample == 0:
+            raise FromSdk("slow down")
+        await checkpoint()
+        return "answer"
+
+    result = run(partial(RejectionSamplingStrategy(concurrency_budget=2).sample, "question", None, fails_first))
+    there = unpack_reply(pack_reply(WorkerReply(result=result), {}), {}).result
+
+    assert ("answer", [FromSdk]) == (there.value, [type(error) for error in there.errors])
+
+
+@pytest.mark.parametrize("broken", [{"error": Refusing()}, {"result": threading.Lock()}])
 def test_what_cannot_come_back_is_an_error_that_says_so(broken):
     """F13: not a worker that seems to have died."""
     reply = unpack_reply(pack_reply(WorkerReply(**broken, usage=Usage(1, 2)), {}), {})
     assert (NotSendable, Usage(1, 2)) == (type(reply.error), reply.usage)
-
-
-class Unreadable(Exception):
-    """An error that can be pickled, and not unpickled."""
-
-    def __reduce__(self):
-        return _broken, ()
-
-
-class Mute(Unreadable):
-    """It has no text either."""
-
-    def __str__(self):
-        raise ValueError("no text")
-
-
-def _broken():
-    raise RuntimeError("it can't be made")
 
 
 @pytest.mark.parametrize(("error", "named"), [(Unreadable("words"), "Unreadable: words"), (Mute("x"), "Mute")])
@@ -215,7 +274,7 @@ def test_an_error_that_can_not_be_read_is_named(error, named):
     assert f"the error {named} can't be sent between processes: RuntimeError: it can't be made" == str(there)
 
 
-@pytest.mark.parametrize("error", [NoValidAnswer(threading.Lock()), Mute(threading.Lock())])
+@pytest.mark.parametrize("error", [Mute(), Refusing()])
 def test_an_error_without_a_text_is_named(error):
     """F13: the reply gets there."""
     assert isinstance(unpack_reply(pack_reply(WorkerReply(error=error), {}), {}).error, NotSendable)
