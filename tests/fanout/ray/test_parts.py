@@ -552,6 +552,18 @@ def test_an_address_where_nobody_listens_is_refused_at_once(fake_ray):
     assert "init" not in " ".join(fake_ray.calls)
 
 
+def test_a_cluster_that_refuses_the_connection_is_named(fake_ray, monkeypatch):
+    """F13: a wrong token, for instance. Ray's own error does not say what to check."""
+
+    def refuse(address, **options):
+        raise ConnectionError("Failed to connect")
+
+    monkeypatch.setattr(fake_ray, "init", refuse)
+    with pytest.raises(ConnectFailed, match="can't connect to Ray at auto: Failed to connect") as caught:
+        Connection().acquire("auto", 1, {})
+    assert "RAY_AUTH_TOKEN" in caught.value.hint
+
+
 def test_an_address_where_somebody_listens_is_used(fake_ray):
     """F13: whoever it is, Ray finds out."""
     connection = Connection()
