@@ -8,6 +8,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import anyio
+import attrs
+from anyio.lowlevel import RunVar
 
 from sampling.errors import MissingExtra
 from sampling.fanout.ray._connection import ray, shared_connection
@@ -96,6 +98,16 @@ class Actor:
         self._thread.run_soon(ray.kill, self._handle)
 
 
+@attrs.define(eq=False)
+class _Link:
+    """The link of one event loop to the connection of the process."""
+
+    users: int = 0
+    lock: anyio.Lock = attrs.field(factory=anyio.Lock)
+    thread: BridgeThread | None = None
+    must_release: bool = False
+
+
 class Cluster:
     """
     The cluster of one engine.
@@ -107,55 +119,59 @@ class Cluster:
         self.address = address
         self._workers = workers
         self._options = options
-        self._users = 0
-        self._lock = anyio.Lock()
-        self._thread: BridgeThread | None = None
-        self._must_release = False
+        self._links: RunVar[_Link] = RunVar("sampling_ray_link")
+        """One for each event loop, because threads with event loops of their own may share an engine."""
+
+    def _link(self) -> _Link:
+        """Return the link of the current event loop."""
+        link = self._links.get(None)
+        if link is None:
+            link = _Link()
+            self._links.set(link)
+        return link
 
     @property
     def thread(self) -> BridgeThread:
         """The thread in which Ray is called."""
-        if self._thread is None:
+        thread = self._link().thread
+        if thread is None:
             raise RuntimeError("this cluster is not in use")
-        return self._thread
+        return thread
 
     async def __aenter__(self) -> Self:
-        async with self._lock:
-            if not self._users:
-                await self._connect()
-            self._users += 1
+        link = self._link()
+        async with link.lock:
+            if not link.users:
+                await self._connect(link)
+            link.users += 1
         return self
 
-    async def _connect(self) -> None:
+    async def _connect(self, link: _Link) -> None:
         thread = await BridgeThread("sampling-ray").__aenter__()
         try:
-            await thread.run(self._start)
+            await thread.run(self._start, link)
             _handle_sigterm_as_before()
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await thread.run(self._stop)
+                await thread.run(_stop, link)
                 await thread.__aexit__(None, None, None)
             raise
-        self._thread = thread
+        link.thread = thread
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        link = self._link()
         with anyio.CancelScope(shield=True):
-            async with self._lock:
-                self._users -= 1
-                if not self._users:
-                    thread, self._thread = self.thread, None
-                    await thread.run(self._stop)
+            async with link.lock:
+                link.users -= 1
+                if not link.users:
+                    thread, link.thread = self.thread, None
+                    await thread.run(_stop, link)
                     await thread.__aexit__(None, None, None)
 
-    def _start(self) -> None:
-        self._must_release = shared_connection.acquire(self.address, self._workers, self._options)
-
-    def _stop(self) -> None:
-        if self._must_release:
-            self._must_release = False
-            shared_connection.release()
+    def _start(self, link: _Link) -> None:
+        link.must_release = shared_connection.acquire(self.address, self._workers, self._options)
 
     async def unsatisfiable(self, options: Mapping[str, Any]) -> str | None:
         """Return why no node can ever run an actor with these options, or None if one can."""
@@ -193,6 +209,12 @@ class Cluster:
         # Unless the options say otherwise, an actor reserves no CPU, because it mostly waits for its backend.
         handle = kind.options(**{"num_cpus": 0, **options, **own}).remote(owns_process=True)
         return Actor(handle, shared, self.thread)
+
+
+def _stop(link: _Link) -> None:
+    if link.must_release:
+        link.must_release = False
+        shared_connection.release()
 
 
 _NAMES = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}

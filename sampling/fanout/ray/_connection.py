@@ -32,6 +32,11 @@ log = Logger()
 
 _CONNECT_TIMEOUT_S: Final = 10.0
 
+_HOW_TO_CONNECT = (
+    "Check that the address is that of the head of a cluster, and RAY_AUTH_MODE and RAY_AUTH_TOKEN, which Ray reads "
+    "when it is imported."
+)
+
 _TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -78,7 +83,10 @@ class Connection:
             self._isolate(chosen)
         _check_reachable(address)
         _print_messages_of_ray(enabled=bool(chosen["log_to_driver"]))
-        ray.init(address=address, **chosen)
+        try:
+            ray.init(address=address, **chosen)
+        except ConnectionError as error:
+            raise ConnectFailed(f"can't connect to Ray at {address}: {error}", hint=_HOW_TO_CONNECT) from error
 
     def _isolate(self, options: dict[str, Any]) -> None:
         """

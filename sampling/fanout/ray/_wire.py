@@ -211,10 +211,15 @@ def pack_job(job: WorkerJob) -> bytes:
         raise NotSendable(f"the item {job.item.key!r}", error) from error
 
 
-def pack(thing: object, names: Names | None = None) -> bytes:
-    """Pickle an object. Objects in `names` are replaced by their names."""
+def pack(thing: object, names: Names | None = None, *, degrade_errors: bool = False) -> bytes:
+    """
+    Pickle an object. Objects in `names` are replaced by their names.
+
+    With `degrade_errors`, errors are sent without what can't be pickled.
+    """
     buffer = io.BytesIO()
-    _Packer(buffer, names or {}).dump(thing)
+    packer = _DegradingPacker if degrade_errors else _Packer
+    packer(buffer, names or {}).dump(thing)
     return buffer.getvalue()
 
 
@@ -236,19 +241,63 @@ class _Packer(_Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: object) -> Any:
         # Ours too, because their own reduction leaves out causes, and attributes that only cloudpickle can send.
-        if isinstance(obj, BaseException) and (isinstance(obj, Picklable) or _has_default_reduce(obj)):
-            return _without_init, (type(obj), obj.args), _state_of(obj)
+        if isinstance(obj, BaseException) and (isinstance(obj, Picklable) or _has_builtin_reduce(obj)):
+            _, args, *state = _builtin_base(type(obj)).__reduce__(obj)
+            return self._reduced(obj, args, {**dict(*filter(None, state)), **_state_of(obj)})
         return super().reducer_override(obj)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
+    def _reduced(self, error: BaseException, args: tuple[Any, ...], attributes: dict[str, Any]) -> tuple[Any, ...]:
+        return _without_init, (type(error), args), attributes
 
-def _has_default_reduce(error: BaseException) -> bool:
+
+class _DegradingPacker(_Packer):
     """
-    Return whether an error has the default reduction.
+    Replaces what can't be pickled in errors, such as the response of an SDK, and adds a note about it.
 
-    That calls the class with `args`, which few classes accept.
+    It tries each part of each error, so it is used only after the other packer has failed.
+    """
+
+    def __init__(self, buffer: io.BytesIO, names: Names) -> None:
+        super().__init__(buffer, names)
+        self._things = names
+
+    def _reduced(self, error: BaseException, args: tuple[Any, ...], attributes: dict[str, Any]) -> tuple[Any, ...]:
+        # The errors of a group, and causes, are degraded themselves.
+        if not isinstance(error, BaseExceptionGroup):
+            args = tuple(one if self._can_pack(one) else short_repr(one) for one in args)
+        left_out = [name for name, value in attributes.items() if not self._can_pack(value)]
+        if left_out:
+            note = f"not sent from the worker: {', '.join(left_out)}"
+            notes = [*attributes.get("__notes__", ()), note]
+            attributes = {**attributes, **dict.fromkeys(left_out), "__notes__": notes}
+        return super()._reduced(error, args, attributes)
+
+    def _can_pack(self, part: object) -> bool:
+        if isinstance(part, BaseException):
+            return True
+        try:
+            pack(part, self._things, degrade_errors=True)
+        except Exception:  # noqa: BLE001 - pickling user objects may raise anything
+            return False
+        return True
+
+
+def _has_builtin_reduce(error: BaseException) -> bool:
+    """
+    Return whether an error has the reduction of the builtin error that it is or is derived from.
+
+    That calls the class with the arguments of the builtin one, which few classes accept.
     """
     kind = type(error)
-    return kind.__module__ != "builtins" and kind.__reduce__ is BaseException.__reduce__
+    return kind.__reduce__ is _builtin_base(kind).__reduce__
+
+
+def _builtin_base(kind: type[BaseException]) -> Any:
+    """Return the builtin error that determines the layout of a class."""
+    base: Any = kind
+    while base.__module__ != "builtins":
+        base = base.__base__
+    return base
 
 
 def _state_of(error: BaseException) -> dict[str, Any]:
@@ -256,7 +305,11 @@ def _state_of(error: BaseException) -> dict[str, Any]:
 
 
 def _without_init(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    return kind.__new__(kind, *args)
+    """Make an error with the constructor of its builtin base, which sets attributes such as `errno`."""
+    base = _builtin_base(kind)
+    error: BaseException = base.__new__(kind, *args)
+    base.__init__(error, *args)
+    return error
 
 
 class _Unpacker(pickle.Unpickler):
@@ -272,13 +325,18 @@ def pack_reply(reply: WorkerReply, names: Names) -> bytes:
     """
     Pickle a reply. If its outcome can't be pickled, a `NotSendable` error replaces it.
 
+    An error keeps its type even if a part of it can't be pickled: the type decides whether the item is tried again.
     The outcome is a pickle inside of the reply, so that the driver learns what was spent even if it can't read it.
     """
     what = _described(reply)
+    parts = (reply.result, reply.error, reply.exit)
     try:
-        outcome = pack((reply.result, reply.error, reply.exit), names)
-    except Exception as cause:  # noqa: BLE001 - pickling user objects may raise anything
-        outcome = pack((None, NotSendable(what, cause), None))
+        outcome = pack(parts, names)
+    except Exception:  # noqa: BLE001 - pickling user objects may raise anything
+        try:
+            outcome = pack(parts, names, degrade_errors=True)
+        except Exception as cause:  # noqa: BLE001 - as above
+            outcome = pack((None, NotSendable(what, cause), None))
     return pack((attrs.evolve(reply, result=None, error=None, exit=None), what, outcome))
 
 

@@ -249,7 +249,7 @@ def test_options_that_no_node_can_satisfy_are_explained(run, monkeypatch):
     """F13: what is wanted, and what there is."""
     node = {"Alive": True, "Resources": {"CPU": 4.0, "memory": 1e9}}
     cluster = Cluster(None, 2, {})
-    cluster._thread = Answers(nodes=[node], available_resources={"CPU": 1.0})
+    monkeypatch.setattr(Cluster, "thread", Answers(nodes=[node], available_resources={"CPU": 1.0}))
     assert None is run(cluster.unsatisfiable, {"num_cpus": 2})
     assert "each worker needs 1 GPU, and the most that a node has is 0 GPU" == run(
         cluster.unsatisfiable, {"num_gpus": 1}

@@ -3,13 +3,14 @@
 import socket
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 
 import anyio
 import pytest
 import structlog
+from anyio.lowlevel import checkpoint
 
 from sampling import (
     Action,
@@ -17,7 +18,6 @@ from sampling import (
     Context,
     Generation,
     MultiTurnStrategy,
-    NoValidAnswer,
     RateLimited,
     RejectionSamplingStrategy,
     Requirement,
@@ -32,6 +32,7 @@ from sampling.fanout.items import Item
 pytest.importorskip("ray")
 
 from sampling.fanout.ray import RayEngine
+from sampling.fanout.ray import _cluster as cluster_module
 from sampling.fanout.ray import _connection as connection_module
 from sampling.fanout.ray._allowances import Allowances
 from sampling.fanout.ray._connection import Connection
@@ -55,6 +56,53 @@ class Peculiar(Exception):
     def __init__(self, code: int, *, where: str) -> None:
         super().__init__(f"{code} in {where}")
         self.code = code
+
+
+class LineDead(ConnectionError):
+    """An error of a builtin type that Python restores with its constructor, which adds to the words."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(111, f"{host} is dead")
+        self.host = host
+
+
+class NotThere(ImportError):
+    """An error of a builtin type with an attribute outside of its `__dict__`."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"{name}: {why}", name=name)
+
+
+class Unreadable(Exception):
+    """An error that can be pickled, and not unpickled."""
+
+    def __reduce__(self):
+        return _broken, ()
+
+
+class Mute(Unreadable):
+    """It has no text either."""
+
+    def __str__(self):
+        raise ValueError("no text")
+
+
+class Refusing(Mute):
+    """It can't be pickled at all."""
+
+    def __reduce__(self):
+        raise TypeError("holds a key")
+
+
+def _broken():
+    raise RuntimeError("it can't be made")
+
+
+def caused_by(cause: Exception) -> Exception:
+    """Make a builtin error with a cause."""
+    error = ValueError("value")
+    error.__cause__ = cause
+    return error
 
 
 def chained() -> Exception:
@@ -103,6 +151,9 @@ async def answer(request) -> Generation:
         UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"),
         FileNotFoundError(2, "gone", "file"),
         KeyError("key"),
+        caused_by(KeyError("key")),
+        LineDead("host"),
+        NotThere("module", "gone"),
         chained(),
     ],
     ids=lambda error: type(error).__name__,
@@ -113,6 +164,9 @@ def test_errors_travel_as_they_are(error):
 
     assert (type(error), str(error), error.args) == (type(there), str(there), there.args)
     assert vars(error) == vars(there)
+    assert [getattr(error, name, None) for name in ("errno", "name")] == [
+        getattr(there, name, None) for name in ("errno", "name")
+    ]
     assert repr(error.__cause__) == repr(there.__cause__)
 
 
@@ -162,29 +216,55 @@ def test_an_item_that_cannot_be_sent_is_named():
         )
 
 
-@pytest.mark.parametrize("broken", [{"error": NoValidAnswer(threading.Lock())}, {"result": threading.Lock()}])
+class FromSdk(RateLimited):
+    """An error that holds a connection, as those of some SDKs do."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.response = threading.Lock()
+        self.code = 429
+
+
+class Wrapping(Exception):
+    """An error whose only argument can't be pickled."""
+
+    def __init__(self, response: object) -> None:
+        self.response = response
+
+
+def test_an_error_keeps_its_type_if_a_part_of_it_cannot_be_sent():
+    """F13, F18: the type decides whether the run waits for the backend. What is left out is named."""
+    error = FromSdk("slow down")
+    error.__cause__ = ExceptionGroup("all of them", [FromSdk("one"), Wrapping(threading.Lock())])
+
+    there = unpack_reply(pack_reply(WorkerReply(error=error), {}), {}).error
+
+    assert (FromSdk, "slow down", 429, None) == (type(there), str(there), there.code, there.response)
+    assert "not sent from the worker: response" == there.__notes__[-1]
+    assert ["slow down", "one"] == [str(there), str(there.__cause__.exceptions[0])]
+    assert [FromSdk, Wrapping] == [type(one) for one in there.__cause__.exceptions]
+
+
+def test_a_failed_attempt_that_cannot_be_sent_does_not_hide_an_answer(run):
+    """S6, F13: the result arrives, with the error of the other attempt."""
+
+    async def fails_first(request):
+        if request.subsample == 0:
+            raise FromSdk("slow down")
+        await checkpoint()
+        return "answer"
+
+    result = run(partial(RejectionSamplingStrategy(concurrency_budget=2).sample, "question", None, fails_first))
+    there = unpack_reply(pack_reply(WorkerReply(result=result), {}), {}).result
+
+    assert ("answer", [FromSdk]) == (there.value, [type(error) for error in there.errors])
+
+
+@pytest.mark.parametrize("broken", [{"error": Refusing()}, {"result": threading.Lock()}])
 def test_what_cannot_come_back_is_an_error_that_says_so(broken):
     """F13: not a worker that seems to have died."""
     reply = unpack_reply(pack_reply(WorkerReply(**broken, usage=Usage(1, 2)), {}), {})
     assert (NotSendable, Usage(1, 2)) == (type(reply.error), reply.usage)
-
-
-class Unreadable(Exception):
-    """An error that can be pickled, and not unpickled."""
-
-    def __reduce__(self):
-        return _broken, ()
-
-
-class Mute(Unreadable):
-    """It has no text either."""
-
-    def __str__(self):
-        raise ValueError("no text")
-
-
-def _broken():
-    raise RuntimeError("it can't be made")
 
 
 @pytest.mark.parametrize(("error", "named"), [(Unreadable("words"), "Unreadable: words"), (Mute("x"), "Mute")])
@@ -194,7 +274,7 @@ def test_an_error_that_can_not_be_read_is_named(error, named):
     assert f"the error {named} can't be sent between processes: RuntimeError: it can't be made" == str(there)
 
 
-@pytest.mark.parametrize("error", [NoValidAnswer(threading.Lock()), Mute(threading.Lock())])
+@pytest.mark.parametrize("error", [Mute(), Refusing()])
 def test_an_error_without_a_text_is_named(error):
     """F13: the reply gets there."""
     assert isinstance(unpack_reply(pack_reply(WorkerReply(error=error), {}), {}).error, NotSendable)
@@ -445,6 +525,22 @@ def test_the_last_user_closes_the_connection(fake_ray):
     assert "sampling-ray-keeper" not in [thread.name for thread in threading.enumerate()]
 
 
+def test_each_event_loop_that_uses_an_engine_has_a_thread_of_its_own(monkeypatch):
+    """F13: several threads, each with its event loop, may share an engine, on asyncio and on trio at once."""
+    connection = SimpleNamespace(acquire=lambda *_: True, release=lambda: None)
+    monkeypatch.setattr(cluster_module, "shared_connection", connection)
+    engine, both_in = RayEngine(actors=1), threading.Barrier(2, timeout=60)
+
+    async def use() -> bool:
+        async with engine:
+            await anyio.to_thread.run_sync(both_in.wait)
+            return await engine._cluster.thread.run(lambda: True)
+
+    with ThreadPoolExecutor() as pool:
+        used = [pool.submit(anyio.run, use, backend=backend) for backend in ("asyncio", "trio")]
+    assert [True, True] == [future.result() for future in used]
+
+
 def test_an_address_where_nobody_listens_is_refused_at_once(fake_ray):
     """F13: Ray itself would be silent for a quarter of an hour, and could not be interrupted."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -454,6 +550,18 @@ def test_an_address_where_nobody_listens_is_refused_at_once(fake_ray):
         connection.acquire(f"127.0.0.1:{port}", 1, {})
     assert "Check the address" in caught.value.hint
     assert "init" not in " ".join(fake_ray.calls)
+
+
+def test_a_cluster_that_refuses_the_connection_is_named(fake_ray, monkeypatch):
+    """F13: a wrong token, for instance. Ray's own error does not say what to check."""
+
+    def refuse(address, **options):
+        raise ConnectionError("Failed to connect")
+
+    monkeypatch.setattr(fake_ray, "init", refuse)
+    with pytest.raises(ConnectFailed, match="can't connect to Ray at auto: Failed to connect") as caught:
+        Connection().acquire("auto", 1, {})
+    assert "RAY_AUTH_TOKEN" in caught.value.hint
 
 
 def test_an_address_where_somebody_listens_is_used(fake_ray):
