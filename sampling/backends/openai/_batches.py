@@ -139,7 +139,7 @@ def _errors(errors: object) -> list[Json]:
     """Return the errors of a batch, which some servers send as a text or as a list."""
     if isinstance(errors, str):
         return [{"message": errors}] if errors else []
-    listed = errors if isinstance(errors, list) else _object(errors).get("data")
+    listed: object = cast("Json", errors).get("data") if isinstance(errors, dict) else errors
     return [_object(error) for error in cast("list[object]", listed)] if isinstance(listed, list) else []
 
 

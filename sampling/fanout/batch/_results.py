@@ -152,15 +152,17 @@ class Results:
     async def _read(self) -> None:
         self._answers, self._others, self._pending = [], [], set()
         self.ignored, self._unreadable = 0, None
+        failure: BackendError | None = None
         try:
             await self._batch.client.read(self.state, self._take)
         except MalformedResponse as error:
             self._unreadable = error
-        except BackendError:
-            # The next read may lack lines that this one has.
-            await self._flush()
-            raise
+        except BackendError as error:
+            failure = error
+        # Lines before an error are kept, because the next read may lack them.
         await self._flush()
+        if failure is not None:
+            raise failure
 
     async def _take(self, line: bytes) -> bool:
         custom_id, entry = self._entry(line)

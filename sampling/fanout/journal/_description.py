@@ -374,7 +374,7 @@ class Describer:
         kind: type[Any] = value.__class__
         if self._as_of < _CLASSES or not is_own_code(kind.__module__):
             return
-        if not _is_described_by_content(kind) and not (self._as_of >= _DOCSTRINGS and issubclass(kind, _TEXTUAL)):
+        if not _is_described_by_content(kind) and not (self._as_of >= _DOCSTRINGS and _is_textual(kind)):
             return
         self._use_class(kind)
         state = attributes_changed_by(kind, self._called)
@@ -615,7 +615,7 @@ class Describer:
         elif type(member).__module__ == "functools":
             # A cached property, or a method that is cached or has some of its arguments.
             return True
-        is_plain = is_own or isinstance(member, _CONTAINERS)
+        is_plain = is_own or _is_container(member)
         if self._as_of >= _DOCSTRINGS:
             # Inner classes of the program are described by themselves.
             is_inner = isinstance(member, type) and is_own_code(member.__module__)
@@ -832,6 +832,14 @@ def _has_stable_text(key: Any) -> bool:
 
 def _is_described_by_content(kind: type[Any]) -> bool:
     return issubclass(kind, (enum.Enum, str, int, float, bytes, bytearray, deque, *_CONTAINERS))
+
+
+def _is_container(value: object) -> bool:
+    return isinstance(value, _CONTAINERS)
+
+
+def _is_textual(kind: type[Any]) -> bool:
+    return issubclass(kind, _TEXTUAL)
 
 
 def _class_name(value: Any) -> str:

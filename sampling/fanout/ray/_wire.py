@@ -263,7 +263,7 @@ class _DegradingPacker(_Packer):
 
     def _reduced(self, error: BaseException, args: tuple[Any, ...], attributes: dict[str, Any]) -> tuple[Any, ...]:
         # The errors of a group, and causes, are degraded themselves.
-        if not isinstance(error, BaseExceptionGroup):
+        if not _is_group(error):
             args = tuple(one if self._can_pack(one) else short_repr(one) for one in args)
         left_out = [name for name, value in attributes.items() if not self._can_pack(value)]
         if left_out:
@@ -290,6 +290,10 @@ def _has_builtin_reduce(error: BaseException) -> bool:
     """
     kind = type(error)
     return kind.__reduce__ is _builtin_base(kind).__reduce__
+
+
+def _is_group(error: BaseException) -> bool:
+    return isinstance(error, BaseExceptionGroup)
 
 
 def _builtin_base(kind: type[BaseException]) -> Any:
