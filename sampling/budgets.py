@@ -151,10 +151,12 @@ class Budget:
         """True if anything but time is limited."""
         return any(limit is not None for limit in (self.attempts, self.requests, self.tokens, self.cost))
 
-    def reserve(self, *, attempts: int = 0, prompt_chars: int = 0, max_tokens: int | None = None) -> Reservation:
+    def reserve(
+        self, *, attempts: int = 0, prompt_chars: int = 0, max_tokens: int | None = None, model: str | None = None
+    ) -> Reservation:
         """Reserve room for one request, or raise `BudgetExceeded` if there is none now."""
         with self._lock:
-            return self._reserve(self._estimate(_Asked(attempts, prompt_chars, max_tokens)))
+            return self._reserve(self._estimate(_Asked(attempts, prompt_chars, max_tokens, model)))
 
     async def acquire(
         self,
