@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import attrs
 
@@ -69,7 +69,7 @@ class Budget:
         self._usage = Usage()
         self._largest_answer = 0
         self._largest_cost = 0.0
-        self._expected: dict[str | None, Price] = {}
+        self._price_of: Callable[[str | None], Price] | None = None
         self._is_unpriced = False
         self._first_used_s: float | None = None
         self._deadline: tuple[object, float] | None = None
@@ -263,12 +263,13 @@ class Budget:
         # At least one token: otherwise an empty prompt would fit into a used-up budget.
         tokens = max(tokens, 1) + used.total_tokens - held.tokens
         cost = max(self._largest_cost, used.cost / earlier)
-        if (price := self._expected.get(asked.model)) is not None:
-            cost = max(cost, price.of(Usage(estimate_tokens(asked.prompt_chars), answer_tokens)))
+        if self._price_of is not None:
+            expected = Usage(estimate_tokens(asked.prompt_chars), answer_tokens)
+            cost = max(cost, self._price_of(asked.model).of(expected))
         cost += used.cost - held.cost
         return Reservation(asked.attempts, 1, max(tokens, 0), max(cost, 0.0))
 
-    def expect_prices(self, prices: Mapping[str | None, Price]) -> None:
+    def expect_prices(self, price_of: Callable[[str | None], Price]) -> None:
         """
         Estimate the cost of a request by the price of its model from now on, not only by the requests before it.
 
@@ -276,7 +277,7 @@ class Budget:
         before the first of them is settled.
         """
         with self._lock:
-            self._expected = dict(prices)
+            self._price_of = price_of
 
     def hold(self, wanted: Reservation) -> None:
         """

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from contextvars import copy_context
 from functools import partial
@@ -30,9 +30,6 @@ from sampling.fanout.batch._tickets import ItemRequests, ParkedRequest
 from sampling.fanout.engines import RequestLimit, SampleItem, Work
 from sampling.fanout.items import Item
 from sampling.results import SamplingResult
-from sampling.strategies.diversity import Diverse
-from sampling.strategies.escalation import EscalationStrategy
-from sampling.strategy import BaseSamplingStrategy
 from sampling.usage import Price
 
 __all__ = ["BatchRun"]
@@ -472,11 +469,10 @@ def _prepare_budget(work: Work, price_factor: float) -> None:
         )
     if budget.cost is not None:
         layers = [one for one in iter_backends(work.backend) if isinstance(one, Priced)]
-        models = {work.options.model, *_models_of(work.strategy)}
-        budget.expect_prices({model: _highest_price(layers, model, price_factor) for model in models})
+        budget.expect_prices(partial(_highest_price, layers, price_factor))
 
 
-def _highest_price(layers: Iterable[Priced], model: str | None, price_factor: float) -> Price:
+def _highest_price(layers: Sequence[Priced], price_factor: float, model: str | None) -> Price:
     """Return the highest price of a model in a batch at any of the backends, because any of them may answer."""
     prices = [Price(0.0, 0.0)]
     for layer in layers:
@@ -486,14 +482,3 @@ def _highest_price(layers: Iterable[Priced], model: str | None, price_factor: fl
     inputs = [max(price.input_per_million, price.cache_write_per_million or 0.0) for price in prices]
     outputs = [price.output_per_million for price in prices]
     return Price(max(inputs) * price_factor, max(outputs) * price_factor)
-
-
-def _models_of(strategy: BaseSamplingStrategy) -> Iterator[str]:
-    """Yield the models that a strategy asks in place of that of the call."""
-    if isinstance(strategy.variation, Diverse):
-        yield from strategy.variation.models
-    for tier in strategy.tiers if isinstance(strategy, EscalationStrategy) else ():
-        if tier.options is not None and tier.options.model is not None:
-            yield tier.options.model
-        if tier.strategy is not None:
-            yield from _models_of(tier.strategy)

@@ -608,6 +608,11 @@ class TestHostileResults:
         assert "ResponseTooLarge" == type(result.outcomes[2].error).__name__
 
 
+def ask_big(plan, subsample, attempt):
+    """Ask another model, in code that nothing can see into."""
+    return attrs.evolve(plan, options=Options(model="big", max_tokens=10))
+
+
 class PricedByModel(Priced):
     """Prices that depend on the model, as those of a list. Nothing costs anything in the end."""
 
@@ -664,8 +669,9 @@ class TestPrices:
         [
             (EscalationStrategy([Tier(), Tier(options=Options(model="big"))]), 50),
             (EscalationStrategy([Tier(strategy=RejectionSamplingStrategy(variation=Diverse(models=["big"])))]), None),
+            (RejectionSamplingStrategy(variation=ask_big), None),
         ],
-        ids=["tier", "variation"],
+        ids=["tier", "variation", "function"],
     )
     def test_a_budget_is_reserved_at_the_price_of_each_model(self, run, provider, strategy, cheap):
         """F19, F21: the expensive model of an escalation keeps within the budget, and holds up no others."""
