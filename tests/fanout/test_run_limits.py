@@ -10,6 +10,7 @@ from sampling import (
     Budget,
     EscalationStrategy,
     Generation,
+    RateLimited,
     RejectionSamplingStrategy,
     Requirement,
     Tier,
@@ -58,6 +59,23 @@ def test_requests_to_the_backends_of_tiers_and_judges_are_limited_too(run):
     result = run(fan_out, strategy, numbers(12), None, backend, reqs, max_concurrency=6, max_requests=3)
     assert 12 == result.counts()["failed"]
     assert 3 == backend.most
+
+
+def test_a_request_that_waits_to_be_retried_counts_as_one_in_flight(run):
+    """F19: as docs/how-to/fan-out.md says. The next item's request is sent when the first has its answer."""
+    sent = []
+
+    async def backend(request):
+        sent.append((anyio.current_time(), asked(request)))
+        if len(sent) == 1:
+            raise RateLimited("later", retry_after_s=30)
+        return "yes"
+
+    result = run(fan_out, ONCE, numbers(2), None, Retrying(backend), max_concurrency=2, max_requests=1)
+    assert 2 == result.counts()["succeeded"]
+    (first, _), (second, _), (third, _) = sent
+    assert ["0", "0", "1"] == [question for _, question in sent]
+    assert (True, 0) == (second - first >= 30, third - second)
 
 
 def test_an_item_that_hangs_is_errored_and_holds_up_nothing(run):

@@ -589,6 +589,15 @@ def test_a_file_that_was_moved_is_the_same(tmp_path):
     assert differences(with_check(closing_over(Path("no/file"))), with_check(closing_over(Path("no/other"))))
 
 
+def test_the_content_of_a_directory_and_the_order_of_a_dict_are_not_compared(tmp_path):
+    """F16: as docs/how-to/resume.md says. Of a directory, the path counts."""
+    before = with_check(closing_over((tmp_path, {"a": 1, "b": 2})))
+    (tmp_path / "words.txt").write_text("a")
+    after = with_check(closing_over((tmp_path, {"b": 2, "a": 1})))
+    assert [] == differences(before, after) == after["unseen"]
+    assert differences(with_check(closing_over(tmp_path)), with_check(closing_over(tmp_path.parent)))
+
+
 def test_where_a_module_is_does_not_count(monkeypatch):
     """F11: a program may be in another folder when its run is resumed."""
 
