@@ -25,18 +25,22 @@ ONCE = RejectionSamplingStrategy()
 class Server:
     """Answers after a second, and fails at once while it is down or for questions it can't bear."""
 
-    def __init__(self, *outages, poison=()):
+    def __init__(self, *outages, poison=(), error=None):
         self.outages = outages
         self.poison = poison
+        self.error = error or TransientError("503")
         self.requests = []
 
     async def __call__(self, request):
         now = anyio.current_time() - self.began_at
         self.requests.append((round(now, 3), asked(request)))
         if asked(request) in self.poison or any(start <= now < end for start, end in self.outages):
-            raise TransientError("503")
+            await self.refuse()
         await anyio.sleep(1)
         return "yes"
+
+    async def refuse(self):
+        raise self.error
 
     def open(self):
         self.began_at = anyio.current_time()
@@ -62,15 +66,7 @@ def test_twelve_seconds_of_errors_cost_no_item(run, on_error):
 @pytest.mark.parametrize("kind", [RateLimited, ServerError])
 def test_a_server_is_not_probed_before_it_wants_to(run, kind, asked_for_s, probes):
     """F18: the wait that it asked for is kept, but a minute is the longest interval."""
-
-    class Asking(Server):
-        async def __call__(self, request):
-            try:
-                return await super().__call__(request)
-            except TransientError:
-                raise kind("later", retry_after_s=asked_for_s) from None
-
-    server = Asking((2.5, 20))
+    server = Server((2.5, 20), error=kind("later", retry_after_s=asked_for_s))
     assert 20 == run(run_all, server).counts()["succeeded"]
     assert [3.0, 3.0, 3.0, 3.0, *probes] == [when for when, _ in server.requests if 2.5 <= when][: 4 + len(probes)]
 
@@ -87,15 +83,7 @@ def test_an_outage_counts_after_its_grace(run):
 @pytest.mark.parametrize("asked_for_s", [None, 3600])
 def test_an_outage_that_is_shorter_than_its_grace_costs_no_item(run, lasts_s, grace_s, asked_for_s):
     """F18: however long the intervals are, and the wait that the server asked for, errors count after a last probe."""
-
-    class Asking(Server):
-        async def __call__(self, request):
-            try:
-                return await super().__call__(request)
-            except TransientError:
-                raise ServerError("later", retry_after_s=asked_for_s) from None
-
-    server = Asking((2.5, 3 + lasts_s))
+    server = Server((2.5, 3 + lasts_s), error=ServerError("later", retry_after_s=asked_for_s))
     assert 20 == run(run_all, server, outage_grace_s=grace_s).counts()["succeeded"]
 
 
@@ -103,14 +91,11 @@ def test_a_call_that_hung_beyond_the_grace_is_not_the_last_probe(run):
     """F18: a call that started in an outage of seconds shows nothing about the time after it."""
 
     class Hanging(Server):
-        async def __call__(self, request):
-            try:
-                return await super().__call__(request)
-            except TransientError:
-                await anyio.sleep(100 if self.requests[-1][0] > 3 else 0)
-                raise ConnectFailed("timed out") from None
+        async def refuse(self):
+            await anyio.sleep(100 if self.requests[-1][0] > 3 else 0)
+            await super().refuse()
 
-    server = Hanging((2.5, 14.5))
+    server = Hanging((2.5, 14.5), error=ConnectFailed("timed out"))
     assert 20 == run(run_all, server, outage_grace_s=60, max_concurrency=1).counts()["succeeded"]
 
 
@@ -118,13 +103,10 @@ def test_a_last_probe_that_hangs_does_not_hold_up_the_errors(run):
     """F18: it has a minute, in which no other item probes."""
 
     class Vanishing(Server):
-        async def __call__(self, request):
-            try:
-                return await super().__call__(request)
-            except TransientError:
-                if self.requests[-1][0] == 63:
-                    await anyio.sleep_forever()
-                raise
+        async def refuse(self):
+            if self.requests[-1][0] == 63:
+                await anyio.sleep_forever()
+            await super().refuse()
 
     server = Vanishing((2.5, 10_000))
     result = run(run_all, server, on_error="continue", outage_grace_s=60, item_timeout_s=1_000)
@@ -258,14 +240,13 @@ class Storm(Server):
     """Refuses the first requests of one item, and answers the others."""
 
     def __init__(self, refusals, error=None):
-        super().__init__()
+        super().__init__(error=error or RateLimited("429"))
         self.left = refusals
-        self.error = error or RateLimited("429")
 
     async def __call__(self, request):
         if asked(request) == "7" and self.left:
             self.left -= 1
-            raise self.error
+            await self.refuse()
         return await super().__call__(request)
 
 
