@@ -112,6 +112,7 @@ validator is for, metadata of fields, the order of the properties in a schema, o
 are no backends, what objects of the program have beyond a pattern or a schema, and the classes of dates and numbers.
 """
 
+# The first formats that have these. What else is new in each is said above.
 _CONSTANTS: Final = 3
 _SURROUNDINGS: Final = 4
 _CLASSES: Final = 5
